@@ -1,9 +1,9 @@
-//! Why the cold cache has its own LRU: the same skewed accesses through it and
-//! through the `lru` crate. Both find a neuron, touch it, or evict and insert.
+//! Compares the cold cache's own LRU with the `lru` crate on the same skewed accesses. Both find a
+//! neuron, touch it, or evict and insert.
 //!
-//! Neurons of a layer are asked for in ascending order with hot ones asked for
-//! nearly always; about a tenth of a 14336-neuron layer per token. `emberflow bench cache` measures
-//! the own one's steps.
+//! A layer requests neurons in ascending order and hot ones in nearly every token; about a tenth of
+//! a 14336-neuron layer per token. `emberflow bench cache` measures the single steps of the cold
+//! cache.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;

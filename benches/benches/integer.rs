@@ -1,9 +1,8 @@
-//! Integer kernels per format and instruction set: q4 and q8 rows times quantised
-//! activations, beside the f32 path and the plain read of the same memory.
+//! Integer kernels per format and instruction set: q4 and q8 rows times quantised activations,
+//! compared with the f32 path and a plain read of the same memory.
 //!
-//! Criterion prints the bound's unit beside each time: bytes of rows per second where
-//! memory is the limit (one token), multiply-adds per second (as elements) where
-//! arithmetic is (many tokens).
+//! Criterion prints the bound's unit with each time: bytes of rows per second if memory is the
+//! limit (one token), multiply-adds per second (as elements) if arithmetic is (many tokens).
 
 mod common;
 
@@ -49,7 +48,7 @@ fn short<'a>(c: &'a mut Criterion, name: String) -> BenchmarkGroup<'a, WallTime>
     group
 }
 
-/// One token: rows out of memory and out of the cache.
+/// One token: rows from memory and from the cache.
 fn decode(c: &mut Criterion) {
     let x = floats(N);
     for dtype in DTYPES {
@@ -72,7 +71,7 @@ fn decode(c: &mut Criterion) {
             measure(&mut group, "memory/f32", bytes(count), || {
                 cpu.matvec(dtype, &memory, stride, N, &x, &mut y);
             });
-            // One of three rows, as gates lie in bundles.
+            // one of three rows, as gates are stored in bundles
             let gates = count / 3;
             measure(&mut group, "memory/strided", bytes(gates), || {
                 cpu.matvec_q(dtype, &memory, 3 * stride, token, &mut y[..gates]);
@@ -88,13 +87,13 @@ fn decode(c: &mut Criterion) {
     }
 }
 
-/// Rows of memory and a few tokens: several texts decode together. A pass costs what one token
-/// costs for as long as memory is the limit.
+/// Rows from memory and a few tokens: several texts decode together. A pass costs as much as for
+/// one token while memory is the limit.
 fn several(c: &mut Criterion) {
     for dtype in DTYPES {
         let stride = dtype.row_bytes(N);
         let weights = rows(dtype, MEMORY / stride);
-        // As many rows per call as a thread takes of a matrix.
+        // as many rows per call as a thread processes of a matrix
         let calls = MEMORY / stride / CLUSTER;
         for cpu in cpus() {
             let mut group = short(c, format!("several/{}/{dtype}", cpu.name()));
@@ -157,7 +156,7 @@ fn prefill(c: &mut Criterion) {
     }
 }
 
-/// What turning activations into integers costs, once per token and input.
+/// Cost of quantising activations to integers, once per token and input.
 fn activations(c: &mut Criterion) {
     let x = floats(N);
     let mut quantised = Activations::default();

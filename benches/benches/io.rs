@@ -1,5 +1,5 @@
-//! What the I/O thread itself costs: batches through it against a file that is in the page cache,
-//! so that the device plays no part, and against a simulated device without waiting.
+//! Cost of the I/O thread itself: batches against a file in the page cache, so that the device
+//! plays no part, and against a simulated device without waiting.
 //!
 //! `emberflow bench io` and `benches/io/compare_fio.sh` measure real devices.
 
@@ -14,8 +14,8 @@ use emberflow_storage::io::{
 const SIZE: u32 = 4096;
 const PLACES: u64 = 4096;
 
-/// Reads submitted and completed per second, by batch size: neurons all over the file, and
-/// neighbours that are merged.
+/// Reads submitted and completed per second, by batch size: neurons scattered over the file, and
+/// adjacent ones that are merged.
 fn batches(c: &mut Criterion) {
     let mut file = tempfile::NamedTempFile::new().expect("temporary file");
     let data: Vec<u8> = (0..PLACES * u64::from(SIZE))
@@ -32,7 +32,7 @@ fn batches(c: &mut Criterion) {
     for (name, choice) in engines {
         for (pattern, step) in [("random", 1237), ("neighbours", 1)] {
             for batch in [1u32, 16, 256] {
-                // Buffered on purpose: the page cache answers.
+                // buffered intentionally: the page cache serves the reads
                 let source = FileSource::buffered_only(file.reopen().expect("reopen"), "bench", 0);
                 let io = match IoThread::spawn(source, choice, IoOptions::default()) {
                     Ok(io) => io,
@@ -68,7 +68,7 @@ fn batches(c: &mut Criterion) {
     group.finish();
 }
 
-/// Starting and ending a thread with its engine, which a run does once.
+/// Starting and ending a thread with its engine, once per run.
 fn start(c: &mut Criterion) {
     let file = tempfile::NamedTempFile::new().expect("temporary file");
     c.bench_function("io_spawn_drop", |b| {

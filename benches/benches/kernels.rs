@@ -1,7 +1,6 @@
-//! Float kernels per family, block format and instruction set. What bounds a kernel is its
-//! throughput: bytes read where memory is the limit, FLOPs (as elements) where it is
-//! arithmetic, so criterion prints GB/s or GFLOP/s beside each time. `read` and `fma` are the
-//! bounds of this machine.
+//! Float kernels per family, block format and instruction set. A kernel is bound by its throughput:
+//! bytes read if memory is the limit, FLOPs (as elements) if arithmetic is, so criterion prints
+//! GB/s or GFLOP/s with each time. `read` and `fma` are the bounds of this machine.
 
 mod common;
 
@@ -36,7 +35,7 @@ fn row_bytes(dtype: DType) -> Vec<u8> {
     quants
 }
 
-/// A plain read of memory and of the cache, and fused multiply-adds that wait for nothing.
+/// A plain read of memory and of the cache, and independent fused multiply-adds.
 fn bounds(c: &mut Criterion) {
     let memory = vec![1u8; 256 << 20];
     for cpu in cpus() {
@@ -115,7 +114,7 @@ fn attention(c: &mut Criterion) {
         for queries in [1, 4, 16] {
             let q = floats(queries * HEAD);
             let (mut scores, mut out) = (vec![0.0; queries * BLOCK], vec![0.0; queries * HEAD]);
-            // The next block each time, so that every one comes from memory.
+            // the next block each time, so that every block comes from memory
             let mut blocks = stored.chunks_exact(block).cycle();
             let bytes = Throughput::Bytes(block as u64);
             let name = format!("key_scores/{queries}");
@@ -139,12 +138,12 @@ fn attention(c: &mut Criterion) {
     }
 }
 
-/// Norms, activations, and what follows the logits.
+/// Norms, activations, and the steps after the logits.
 fn elements(c: &mut Criterion) {
     const VOCAB: usize = 151_936;
     let x = floats(N);
     let (ones, mut y) = (vec![1.0; N], vec![0.0; N]);
-    // No two alike, in no order.
+    // distinct values in no order
     let logits: Vec<f32> = (0..VOCAB)
         .map(|i| (i * 7919 % VOCAB) as f32 / VOCAB as f32)
         .collect();
@@ -182,7 +181,7 @@ fn elements(c: &mut Criterion) {
     }
 }
 
-/// What a parallel section costs.
+/// Cost of a parallel section.
 fn workers(c: &mut Criterion) {
     let mut group = c.benchmark_group("workers");
     for threads in [2, 4] {

@@ -1,10 +1,10 @@
-//! Makes `benches/README.md`, the measured part of `README.md` and its picture from CSV files:
+//! Generates `benches/README.md`, the measured part of `README.md` and its chart from CSV files:
 //!
 //! ```text
 //! cargo run --release -p emberflow-benches --example report -- benches/results/MACHINE
 //! ```
 //!
-//! Without a folder, from that of the present page.
+//! Without an argument, from the folder of the current page.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), String> {
     }
 }
 
-/// A folder as it is named from the root.
+/// A folder's path relative to the root.
 fn below(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     let whole = |path: &Path| {
         path.canonicalize()

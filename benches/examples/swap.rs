@@ -1,5 +1,5 @@
-//! What a change of the number of live texts costs: the hot cut follows it, pass by pass. Times of the passes just
-//! after a change beside the mean of all with as many texts.
+//! Cost of a change of the number of live texts: the hot cut follows it, pass by pass. Compares the passes just
+//! after a change with the mean of all passes with the same number of texts.
 //!
 //! ```text
 //! cargo run --release -p emberflow-benches --example swap -- MODEL.ember [SHARE] [DEVICE]
@@ -14,12 +14,12 @@ use std::error::Error;
 use emberflow_engine::device::DeviceChoice;
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options, Sequence, Span};
 
-/// Live texts, in turns.
+/// Numbers of live texts, alternating.
 const LIVE: [usize; 2] = [1, 4];
-/// Passes with as many texts, and those of them that count as just after a change.
+/// Passes with the same number of texts, and those of them that count as just after a change.
 const PASSES: usize = 32;
 const AFTER: usize = 8;
-/// How often both are had; the first is warming up.
+/// Repetitions of both; the first is the warm-up.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         budget: Budget::FfnShare(share),
         context: PASSES * ROUNDS * LIVE.len() + 16,
         batch: LIVE[1],
-        device: choice.open()?,
+        devices: choice.open()?.into_iter().collect(),
         lab: Lab {
             io: io.parse()?,
             ..Lab::default()
@@ -59,12 +59,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Milliseconds of the passes, round by round, and in each by live texts.
+/// Milliseconds of the passes, by round and by number of live texts.
 type Times = Vec<(usize, Vec<f64>)>;
 
 /// All rounds.
 fn rounds(engine: &mut Engine, texts: &mut [Sequence]) -> Result<Times, Box<dyn Error>> {
-    let told = std::env::var_os("SWAP_PASSES").is_some();
+    let verbose = std::env::var_os("SWAP_PASSES").is_some();
     let mut times = Vec::new();
     for (round, live) in (0..ROUNDS).flat_map(|round| LIVE.map(|live| (round, live))) {
         engine.set_batch(live)?;
@@ -74,7 +74,7 @@ fn rounds(engine: &mut Engine, texts: &mut [Sequence]) -> Result<Times, Box<dyn 
             let before = engine.counters();
             let ms = pass(engine, &mut texts[..live], token)?;
             let did = engine.counters();
-            if told {
+            if verbose {
                 println!(
                     "round {round}, {live} live, pass {i}: {ms:.2} ms, {:.1} MB read, waited {:.2} ms",
                     (did.bytes_read - before.bytes_read) as f64 / 1e6,
@@ -88,7 +88,7 @@ fn rounds(engine: &mut Engine, texts: &mut [Sequence]) -> Result<Times, Box<dyn 
     Ok(times)
 }
 
-/// Says how the passes with `live` texts compare with their mean.
+/// Prints how the passes with `live` texts compare with their mean.
 fn show(times: &Times, live: usize) {
     let of: Vec<&Vec<f64>> = (times.iter().skip(LIVE.len()))
         .filter(|of| of.0 == live)
@@ -99,7 +99,7 @@ fn show(times: &Times, live: usize) {
     let largest = |some: &mut dyn Iterator<Item = f64>| some.fold(0.0, f64::max) / mean;
     let after = largest(&mut of.iter().flat_map(|p| p[..AFTER].iter().copied()));
     let later = largest(&mut of.iter().flat_map(|p| p[AFTER..].iter().copied()));
-    // The same pass after each of the changes: what is the change's and not chance's.
+    // The same pass after each of the changes, to separate the effect from chance.
     let typical = (0..AFTER).map(|i| {
         let mut each: Vec<f64> = of.iter().map(|passes| passes[i]).collect();
         each.sort_by(f64::total_cmp);

@@ -39,7 +39,7 @@ impl<'a> NeuronRows<'a> {
     }
 }
 
-/// Format of the vectors of a neuron.
+/// Block format and geometry of a neuron's vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeuronFormat {
     /// Block format.
@@ -98,26 +98,26 @@ impl NeuronFormat {
         Ok(format)
     }
 
-    /// Whether Down's blocks lie [`across`] neurons.
+    /// Whether Down's blocks run [`across`] neurons.
     pub fn is_across(self) -> bool {
         self.dtype == DType::Mxfp4
     }
 
-    /// Why the model cannot use blocks across neurons, if it has them and cannot.
+    /// The reason why the model cannot use blocks across neurons; `None` if it can or has none.
     fn without_blocks(self, container: &Container, meta: &ContainerMeta) -> Option<String> {
         let whole = |n: usize| n.is_multiple_of(GROUP);
         let banks = container.banks();
         match () {
             () if !self.is_across() => None,
             () if !whole(self.d) || self.d > across::MOST => Some(format!(
-                "a vector of {} has no whole blocks of mxfp4",
+                "a vector of {} elements is not a whole number of mxfp4 blocks",
                 self.d
             )),
             () if !banks.iter().all(|bank| whole(bank.neurons as usize)) => {
-                Some("the neurons of a bank are no whole blocks of mxfp4".into())
+                Some("the neurons of a bank are not a whole number of mxfp4 blocks".into())
             }
             () if meta.config.ffn_kind.activation.is_sparse() => {
-                Some("mxfp4 is for models whose neurons are all needed".into())
+                Some("mxfp4 is supported only for models that compute all neurons".into())
             }
             () => None,
         }

@@ -15,7 +15,7 @@ pub(crate) const HOT: f64 = 0.5;
 
 /// Length of the longest prefix of clusters in which `mean(1 − (1 − count/passes)^times) ≥ ½`: the
 /// average neuron fires in at least half of the passes with `times` times as many tokens. Tokens of a
-/// batch belong to different sequences and count as independent.
+/// batch belong to different sequences and are assumed to be independent.
 pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
     let rests = |count: u64| libm::pow(1.0 - count as f64 / passes as f64, times);
     let is_hot = |cluster: &&[u64]| {
@@ -26,7 +26,7 @@ pub fn hot_prefix(counts: &[u64], passes: u64, times: f64) -> u32 {
 }
 
 /// Divides `units` hot clusters among the banks in proportion to `wanted`, limited to `clusters` of
-/// each bank. With room for all clusters, every bank gets all of its own.
+/// each bank. If all clusters fit, every bank gets all of its own.
 pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
     let sum = |counts: &[u32]| counts.iter().map(|&n| u64::from(n)).sum::<u64>();
     if units >= sum(clusters) {
@@ -52,7 +52,7 @@ pub fn prefixes(units: u64, wanted: &[u32], clusters: &[u32]) -> Vec<u32> {
 
 /// Divides `left` bytes into at most `hot_clusters` hot clusters of `unit` bytes and at least
 /// `min_slots` cold slots of `slot` bytes. The cold region adapts to the text, so it gets at least
-/// half of the bytes, or what `always` clusters, needed by every token, leave.
+/// half of the bytes, or what remains after `always` clusters that every token needs.
 pub fn split(
     left: u64,
     [unit, slot]: [u64; 2],
@@ -60,9 +60,9 @@ pub fn split(
     min_slots: u64,
 ) -> (u64, u64) {
     let unit = unit.max(1);
-    let beside = left.saturating_sub(min_slots.saturating_mul(slot));
+    let without_min_slots = left.saturating_sub(min_slots.saturating_mul(slot));
     let most = (left / 2 / unit).max(always);
-    let hot = hot_clusters.min(most).min(beside / unit);
+    let hot = hot_clusters.min(most).min(without_min_slots / unit);
     (hot, (left - hot * unit) / slot.max(1))
 }
 

@@ -1,7 +1,7 @@
 //! The forward pass: embedding, layers, head.
 //!
-//! A [`Pass`] can yield between two layers and resume without recomputation. Its only state besides
-//! that of the sequences is the residual stream.
+//! A [`Pass`] can yield between two layers and resume without recomputation. Apart from the state
+//! of the sequences, its only state is the residual stream.
 
 mod narrow;
 
@@ -32,28 +32,27 @@ use crate::weights::Weights;
 /// Called for every FFN, before its output is added to the residual stream.
 pub type FfnObserver<'a> = dyn FnMut(&FfnSeen<'_>) + 'a;
 
-/// What a layer's projections read, for an observer of [`crate::Engine::forward_residual`].
+/// Inputs and outputs of a layer's mixer, for an observer of [`crate::Engine::forward_residual`].
 pub struct AttentionSeen<'a> {
     /// Number of the layer.
     pub layer: usize,
     /// Tokens of the chunk.
     pub tokens: usize,
-    /// Input of the first ones: the residual stream after the norm, `[tokens × d_model]`.
+    /// Input of the first projections: the residual stream after the norm, `[tokens × d_model]`.
     pub x: &'a [f32],
-    /// Input of the last one: the mixed values, `[tokens × width]`.
+    /// Input of the last projection: the mixed values, `[tokens × width]`.
     pub mixed: &'a [f32],
-    /// Keys and values as they are stored, `[tokens × kv_heads·head_dim]` each; empty where a layer
-    /// has none.
+    /// Keys and values as stored, `[tokens × kv_heads·head_dim]` each; empty if the layer has none.
     pub stored: [&'a [f32]; 2],
 }
 
-/// Rows that begin at a layer, for [`crate::Engine::forward_residual`].
+/// Rows that enter the layers as residual streams, for [`crate::Engine::forward_residual`].
 pub struct StreamRows<'a> {
-    /// Their tokens, which count where layers have inputs by token.
+    /// Their tokens; used only by layers with inputs per token.
     pub tokens: &'a [u32],
-    /// Residual streams, `[rows × streams·d_model]`; empty for the tokens' embedding.
+    /// Residual streams, `[rows × streams·d_model]`; if empty, the tokens' embeddings are used.
     pub x: &'a mut Vec<f32>,
-    /// What the first layer stores instead of keys and values of its own, `[rows × kv_heads·head_dim]`
+    /// What the first layer stores instead of its own keys and values, `[rows × kv_heads·head_dim]`
     /// each.
     pub stored: Option<[&'a [f32]; 2]>,
 }
@@ -84,17 +83,17 @@ pub(crate) struct Decoder {
     pub on: Compute,
     pub config: ModelConfig,
     pub weights: Weights,
-    /// `None` where tied to the head.
+    /// `None` if tied to the head.
     pub embedding: Option<Embedding>,
-    /// The inputs by layer, and further residual streams.
+    /// Per-layer inputs and further residual streams.
     pub layer_inputs: Option<LayerInputs>,
     pub streams: Option<ResidualStreams>,
     /// Hyper-connections between residual streams.
     pub hyper: Option<Hyper>,
-    /// Rows for the last tokens.
+    /// N-gram embedding rows.
     pub ngrams: Option<NGramLayer>,
     pub ffn: Ffn,
-    /// Of a model with experts.
+    /// Guesses the next layer's experts; `None` without experts.
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
     pub scratch: Scratch,
@@ -158,7 +157,7 @@ impl Decoder {
         let tokens = spans.iter().flat_map(|span| span.tokens).copied();
         self.scratch.routes.set_tokens(tokens);
         for span in spans.iter_mut() {
-            // Also when the pass goes on: others may have come to share the pages meanwhile.
+            // Also when a pass resumes: other sequences may share the pages by then.
             span.sequence.prepare(span.tokens.len());
         }
         let first = match pass.layers {
@@ -186,7 +185,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// What goes into the first layer.
+    /// Computes the input of the first layer.
     fn begin(
         &mut self,
         pass: &mut Pass,
@@ -211,7 +210,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Begins to read the rows of tables that layers need.
+    /// Starts reading the table rows that layers need.
     fn ask(&mut self, spans: &[Span<'_>]) -> Result<(), Error> {
         let store = &mut self.ffn.store;
         if let Some(inputs) = &mut self.layer_inputs {
@@ -221,7 +220,7 @@ impl Decoder {
         ngrams.map_or(Ok(()), |ngrams| ngrams.ask(store, spans))
     }
 
-    /// Makes the inputs of all layers.
+    /// Computes the per-layer inputs of all layers.
     fn begin_inputs(&mut self, pass: &mut Pass, spans: &[Span<'_>]) -> Result<(), Error> {
         let Some(inputs) = &mut self.layer_inputs else {
             return Ok(());
@@ -298,7 +297,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// What comes after a layer's FFN: further streams, the layer's input, a factor.
+    /// The steps after a layer's FFN: further streams, the per-layer input, a factor.
     fn end_layer(&mut self, number: usize, pass: &mut Pass) {
         let s = &mut self.scratch;
         match (&mut self.streams, &mut self.layer_inputs) {
@@ -313,8 +312,8 @@ impl Decoder {
         }
     }
 
-    /// Asks an early router, which reads the layer's input, and begins to read the experts that it
-    /// chooses for a single token; or those that follow from this token.
+    /// Runs an early router, which reads the layer's input, and starts reading the experts that it
+    /// chooses for a single token, or those that this token's id selects.
     fn route_early(&mut self, number: usize, pass: &Pass) -> Result<(), Error> {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
@@ -342,8 +341,8 @@ impl Decoder {
         store.read_chosen(place, units)
     }
 
-    /// Mixes the tokens of a layer, and makes the FFN's input. Where both read the layer's input, what
-    /// the mixer gives is kept until the FFN has seen it.
+    /// Runs the layer's mixer and computes the FFN's input. If both read the layer's input, the
+    /// mixer's output is held until the FFN has read it.
     fn mix(
         &mut self,
         number: usize,
@@ -414,7 +413,7 @@ impl Decoder {
         }
     }
 
-    /// Experts in parallel with a dense FFN, each with norms of its own, into `scratch.out`. The router
+    /// Experts in parallel with a dense FFN, each with its own norms, into `scratch.out`. The router
     /// reads the residual stream.
     fn run_parallel_dense(
         &mut self,
@@ -547,7 +546,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Adds a layer's FFN to the residual stream, and before it what the mixer gave, if that was kept.
+    /// Adds a layer's FFN output to the residual stream, after the mixer's output if that was held.
     fn add(&mut self, number: usize, pass: &mut Pass) {
         let (c, cpu, s) = (&self.config, self.on.cpu, &mut self.scratch);
         let (width, scale) = (pass.rows * c.d_model as usize, c.form.residual_scale);
@@ -563,14 +562,15 @@ impl Decoder {
         }
     }
 
-    /// The last hidden states of `rows` of a finished pass, which the head reads, `[rows × d_model]`.
+    /// The last hidden states of `rows` of a finished pass, the input of the head,
+    /// `[rows × d_model]`.
     pub fn hidden(&mut self, pass: &mut Pass, rows: Range<usize>) -> &[f32] {
         let len = rows.len() * self.config.d_model as usize;
         self.finish(pass, rows);
         &self.scratch.normed[..len]
     }
 
-    /// Norms the `rows` of a finished pass; several streams are mixed for them alone.
+    /// Normalises the `rows` of a finished pass; further streams are mixed for these rows only.
     fn finish(&mut self, pass: &mut Pass, rows: impl Iterator<Item = usize> + Clone) {
         let (cpu, s, d) = (self.on.cpu, &mut self.scratch, self.config.d_model as usize);
         let together = match &mut self.hyper {

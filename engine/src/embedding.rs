@@ -1,7 +1,7 @@
-//! The token embedding, and further tables of which a token needs few rows: inputs by layer, n-grams.
-//! Rows stay on flash and are read on demand, each with its checksum. A table is resident only if
-//! everything else is: the same memory holds thousands of neurons, each of which saves as many reads as
-//! a row. A tied embedding is also the head and always resident.
+//! The token embedding, and other tables of which a token reads few rows: per-layer inputs, n-grams.
+//! Rows stay on flash and are read on demand, each with its checksum. A table becomes resident only
+//! after everything else: the same memory holds thousands of neurons, each of which saves as many reads
+//! as a row. A tied embedding is also the head and always resident.
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
@@ -16,17 +16,17 @@ use crate::store::{Layout, NeuronStore, RowReads, region};
 /// Rows in flight at once: a whole decode batch, or a few hundred microseconds of prefill.
 const ROWS: u32 = 32;
 
-/// The same of n-grams, of which a token needs several.
+/// The same for n-grams, of which a token needs several rows.
 const NGRAM_ROWS: u32 = 64;
 
-/// The tables that a model may have.
+/// The row tables that a model may have.
 const ROLES: [Role; 3] = [Role::Embed, Role::LayerInputs, Role::NGramTable];
 
 /// Sizes of tables in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddingBytes {
     /// Always resident: row buffers, and the checksums of tables that have none.
-    pub kept: u64,
+    pub always: u64,
     /// All rows of each table.
     pub all: [u64; 3],
 }
@@ -41,7 +41,7 @@ pub(crate) struct Embedding {
     held: Option<Slot>,
 }
 
-/// Rows, and elements of a row, of a table; `None` if the model has none, or uses it as head.
+/// (rows, elements per row) of a table; `None` if the model has none, or uses it as head.
 fn shape_of(c: &ModelConfig, role: Role) -> Option<[usize; 2]> {
     let shape = match role {
         Role::Embed if !c.tied_head => [c.vocab, c.d_model],
@@ -58,7 +58,7 @@ fn shape_of(c: &ModelConfig, role: Role) -> Option<[usize; 2]> {
     Some(shape.map(|n| n as usize))
 }
 
-/// Rows of a table that are read at once.
+/// Reads in flight for rows of a table.
 fn at_once(role: Role) -> u32 {
     match role {
         Role::NGramTable => NGRAM_ROWS,
@@ -67,9 +67,9 @@ fn at_once(role: Role) -> u32 {
 }
 
 impl Embedding {
-    /// Validates the table of `role`, of which nothing is read; `None` if the model has none, or uses
-    /// it as head. Containers of earlier versions have no checksums in their tables: those are read
-    /// once.
+    /// Validates the table of `role` without reading it; `None` if the model has none, or uses it as
+    /// head. Tables in older containers have no checksums, which are then computed from one full
+    /// read.
     pub fn open(layout: &Layout, c: &ModelConfig, role: Role) -> Result<Option<Self>, Error> {
         let (container, shape) = (&layout.container, shape_of(c, role));
         let Some([rows, d]) = shape else {
@@ -91,20 +91,20 @@ impl Embedding {
     pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
         let of = ROLES.map(|role| Self::bytes_of(layout, c, role).unwrap_or_default());
         EmbeddingBytes {
-            kept: of.iter().map(|[kept, _]| kept).sum(),
+            always: of.iter().map(|[always, _]| always).sum(),
             all: of.map(|[_, all]| all),
         }
     }
 
-    /// What is always resident of a table, and all of it.
+    /// Bytes of a table that are always resident, and bytes of the whole table.
     fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role) -> Option<[u64; 2]> {
         let [rows, d] = shape_of(c, role)?;
         let entry = layout.container.tensor(&name_of(role, 0))?;
         let row_len = DType::from_code(entry.dtype)?.row_bytes(d);
         let stored_len = row_len + ROW_CHECKSUM;
-        let kept = TensorRows::bytes_for(entry, rows as u64, row_len)
+        let always = TensorRows::bytes_for(entry, rows as u64, row_len)
             + RowReads::bytes_for(layout, stored_len, at_once(role));
-        Some([kept, Arena::charge(1, entry.len as usize)])
+        Some([always, Arena::charge(1, entry.len as usize)])
     }
 
     /// Whether all rows are resident.
@@ -124,15 +124,16 @@ impl Embedding {
         Ok(())
     }
 
-    /// Begins to read rows that [`Embedding::rows`] will be asked for, if they are on flash.
+    /// Starts reading rows that [`Embedding::rows`] will request, if they are on flash.
     pub fn ask(
         &mut self,
         store: &mut NeuronStore,
         tokens: impl Iterator<Item = u32>,
     ) -> Result<(), Error> {
-        match self.is_held() {
-            true => Ok(()),
-            false => self.reads.ask(store, tokens),
+        if self.is_held() {
+            Ok(())
+        } else {
+            self.reads.ask(store, tokens)
         }
     }
 
@@ -162,7 +163,7 @@ impl Embedding {
     }
 }
 
-/// Loads those of a model's tables for which `hold` says so, given their places, and frees the others.
+/// Loads the tables for which `hold` is true and frees the others.
 pub(crate) fn hold_tables(
     tables: &mut [Option<&mut Embedding>; 3],
     container: &Container,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Compute, Cpu};
+use emberflow_kernels::{Compute, Cpu, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
@@ -22,11 +22,11 @@ use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
 use crate::ngrams::NGramLayer;
-use crate::open::Parts;
+use crate::open::{Parts, has_rows_with_one_scale};
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
-use crate::planner::{Division, Plan, Planner, Ways};
+use crate::planner::{Candidates, Division, Plan, Planner};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -61,9 +61,9 @@ pub struct Engine {
     pub(crate) planner: Planner,
     pub(crate) first_tokens: FirstTokens,
     pub(crate) division: Division,
-    /// The division for decode, while the one for a prompt is in use.
+    /// The division for decode, while that for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
-    /// A device had no memory for longer prompt chunks.
+    /// The device had no memory for longer prompt chunks.
     pub(crate) short_prompts: bool,
     pub(crate) rooms: Rooms,
     /// The longest prompt chunk for which memory was divided.
@@ -114,7 +114,7 @@ impl Engine {
         let rows = parts.options.lab.chunk.max(parts.options.batch);
         let (context, batch) = (parts.options.context, parts.options.batch);
         let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
-        let pass = Pass::new(rows, c.d_model as usize, streams::beside(&c));
+        let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
         let (text, choice) = (parts.text.clone(), parts.choice.clone());
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
@@ -147,7 +147,7 @@ impl Engine {
         &self.text
     }
 
-    /// An empty sequence with the options' context length. The plan has memory for
+    /// An empty sequence with the options' context length. The plan reserves memory for
     /// [`Options::batch`] of them.
     ///
     /// # Errors
@@ -156,8 +156,8 @@ impl Engine {
         self.sequence(self.options.context)
     }
 
-    /// An empty sequence for `positions` tokens, at most the options' context length. More of the
-    /// shorter sequences fit in memory.
+    /// An empty sequence for `positions` tokens, at most the options' context length. Memory holds
+    /// more sequences if they are shorter.
     ///
     /// # Errors
     /// [`Error::KvFull`] if existing sequences leave no room.
@@ -179,8 +179,8 @@ impl Engine {
     /// Appends up to [`Engine::chunk`] tokens to `sequence`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, no room, or a failed read. The sequence is unchanged after
-    /// an error.
+    /// A token outside the vocabulary, a full sequence, or a failed read. The sequence is unchanged
+    /// after an error.
     pub fn forward(
         &mut self,
         sequence: &mut Sequence,
@@ -293,11 +293,11 @@ impl Engine {
     }
 
     /// Adapts the plan to `sequences` live sequences, at most [`Options::batch`]. In a larger batch
-    /// more neurons fire in nearly every pass, and those belong in the hot region. The border
-    /// between the regions moves gradually, without extra reads. Texts do not change.
+    /// more neurons fire in nearly every pass, so the hot region grows. The border between the
+    /// regions moves gradually, without extra reads. Texts do not change.
     ///
     /// # Errors
-    /// Those of the plan, which was made before with the same budget.
+    /// Those of planning, which succeeded before with the same budget.
     pub fn set_batch(&mut self, sequences: usize) -> Result<(), Error> {
         let batch = sequences.clamp(1, self.options.batch);
         if batch == self.division.batch {
@@ -305,7 +305,7 @@ impl Engine {
         }
         let budget = self.division.memory.budget();
         self.division =
-            (self.planner).divide_again(&self.division, budget, batch, Ways::Settled)?;
+            (self.planner).divide_again(&self.division, budget, batch, Candidates::Current)?;
         let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
         self.decoder.ffn.store.residency.aim_border(memory, hot);
         Ok(())
@@ -396,7 +396,7 @@ impl Engine {
         store.residency.by_layer(|bank| store.outside.holds(bank))
     }
 
-    /// Bytes of keys and values per position, its part of the vectors of pools included.
+    /// Bytes of keys and values per position, including the position's share of pool vectors.
     pub fn position_bytes(&self) -> u64 {
         self.pool.shape().position_bytes()
     }
@@ -431,7 +431,7 @@ fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
     on
 }
 
-/// What devices are to hold and to compute.
+/// Clusters and matrices assigned to devices.
 fn lane(
     devices: &Devices,
     planner: &Planner,
@@ -449,7 +449,8 @@ fn lane(
     })
 }
 
-/// Fills a store's memory, and that of devices, which compute with the store's Gate rows too; what does so.
+/// Fills a store's memory and that of devices, which also compute with the store's Gate rows. Returns the
+/// devices.
 fn warm(
     store: &mut NeuronStore,
     setup: Option<lanes::Setup>,
@@ -470,7 +471,7 @@ fn warm(
     Ok(vec![lane])
 }
 
-/// The inputs by layer and the residual streams of a model that has them.
+/// Per-layer inputs and residual streams of a model that has them.
 fn several_streams(
     layout: &Layout,
     c: &ModelConfig,
@@ -480,7 +481,7 @@ fn several_streams(
     Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
 }
 
-/// The tables of which tokens need single rows, in the order of [`Needs::tables`].
+/// The row tables, in the order of [`Needs::tables`].
 fn tables<'a>(
     embedding: &'a mut Option<Embedding>,
     inputs: &'a mut Option<LayerInputs>,
@@ -491,7 +492,7 @@ fn tables<'a>(
     [embedding.as_mut(), inputs, ngrams]
 }
 
-/// The rows for the last tokens and the hyper-connections of a model that has them.
+/// The n-gram rows and the hyper-connections of a model that has them.
 fn hyper_connections(
     layout: &Layout,
     c: &ModelConfig,
@@ -522,7 +523,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut weights = Weights::load(&layout.container, &c)?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
-    let on = threads(&options, &tracer, thread_floats(&c, rows));
+    let mut on = threads(&options, &tracer, thread_floats(&c, rows));
+    on.cpu = with_scale_per_token(on.cpu, has_rows_with_one_scale(&layout.container));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));

@@ -58,14 +58,14 @@ pub enum Error {
     )]
     Experts,
     /// A device failed, or cannot compute this model.
-    #[error("{source}; --device none does without it")]
+    #[error("{source}; --device none runs without it")]
     Device {
         /// What failed.
         #[from]
         source: DeviceError,
     },
     /// A device cannot be used with these options.
-    #[error("a device computes neurons of {0}; --device none does without it")]
+    #[error("a device computes neurons of {0}; --device none runs without it")]
     DeviceUse(&'static str),
     /// The container's predictors are invalid.
     #[error("{}: predictors: {reason}", path.display())]
@@ -107,7 +107,7 @@ pub enum Error {
         /// Size of the vocabulary.
         vocab: u32,
     },
-    /// More tokens than the sequence has room for.
+    /// More tokens than the sequence can hold.
     #[error(
         "{needed} tokens are needed and the context holds {capacity} (the model was made for at \
          most {limit}); shorten the prompt{}", if capacity < limit { " or raise --context" } else { "" }
@@ -165,15 +165,15 @@ pub enum Error {
     /// Too many compute threads.
     #[error("{found} threads, expected at most {most}")]
     Threads {
-        /// Threads asked for.
+        /// Requested threads.
         found: usize,
         /// Most threads.
         most: usize,
     },
     /// A context outside the model's range.
-    #[error("a context of {found} tokens, expected 1 to {most} (what the model was made for)")]
+    #[error("a context of {found} tokens, expected 1 to {most} (the model's limit)")]
     Context {
-        /// Positions asked for.
+        /// Requested positions.
         found: usize,
         /// Longest context of the model.
         most: u32,
@@ -181,7 +181,7 @@ pub enum Error {
     /// A chunk that is too long.
     #[error("a chunk of {found} tokens, expected 1 to {most}")]
     Chunk {
-        /// Tokens asked for.
+        /// Requested tokens.
         found: usize,
         /// Most tokens.
         most: usize,
@@ -189,7 +189,7 @@ pub enum Error {
     /// Zero sequences, or too many.
     #[error("{found} sequences at once, expected 1 to {most}")]
     Sequences {
-        /// Sequences asked for.
+        /// Requested sequences.
         found: usize,
         /// Most sequences.
         most: usize,
@@ -197,7 +197,7 @@ pub enum Error {
     /// Unsupported format of keys and values.
     #[error("key/value format {found}, expected f16 or f32")]
     KvFormat {
-        /// Name of the format asked for.
+        /// Name of the requested format.
         found: &'static str,
     },
     /// `exact` for a model without exact zeros.
@@ -218,7 +218,7 @@ pub enum Error {
     /// A feature that models with several residual streams and Gaussian top-k lack.
     #[error("{what} is not implemented for models with several residual streams (Gemma 3n)")]
     GateTop {
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
     },
     /// A machine profile without measurements.
@@ -241,7 +241,7 @@ pub enum Error {
         "{found} continuations at once, expected 1 to {most} (memory was planned for that many)"
     )]
     Continuations {
-        /// Continuations asked for.
+        /// Requested continuations.
         found: usize,
         /// Most sequences by the options.
         most: usize,
@@ -273,7 +273,7 @@ pub(crate) fn mib(bytes: u64) -> String {
     }
 }
 
-/// The contexts for which memory is planned, in words.
+/// The contexts for which memory is planned, as text.
 fn contexts(context: usize, batch: usize) -> String {
     match batch {
         1 => format!("a context of {context} tokens"),

@@ -1,8 +1,8 @@
-//! Corrects the assumptions about a model without activation statistics by the first tokens of a run.
+//! Corrects assumptions about a model without activation statistics from the first tokens of a run.
 //!
-//! Without statistics the plan rests on [`Firing::unknown`]: a fifth of the neurons fire, with the skew of
-//! ReLU-fied models. Where more or fewer fire, or the same ones for longer, another way to serve neurons may be
-//! faster. After some tokens memory is divided again by what they did:
+//! Without statistics the plan assumes [`Firing::unknown`]: a fifth of the neurons fire, with the skew of
+//! ReLU-fied models. If more or fewer fire, or the same ones for longer, another way of loading neurons may be
+//! faster. After some tokens memory is divided again with the measured values:
 //!
 //! ```text
 //! share of neurons that fire = fired / possible
@@ -15,12 +15,12 @@
 
 use crate::counters::Counters;
 
-/// Tokens that fill the cache before any are counted, then counted ones. Eight tokens of a 1B model with a tenth of
-/// its neurons firing are 100,000 samples of the share, and as many looked-up neurons.
+/// Tokens that fill the cache before counting, then counted tokens. Eight tokens of a 1B model with a tenth of its
+/// neurons firing are 100,000 samples of the share, and as many looked-up neurons.
 const FILLING: usize = 8;
 const COUNTED: usize = 8;
 
-/// How often memory is divided again: hits are known only after Gate rows were resident.
+/// Number of corrections: hits are known only after Gate rows were resident.
 const ROUNDS: usize = 3;
 
 /// The first decoded tokens of a run.
@@ -32,12 +32,13 @@ pub(crate) struct FirstTokens {
 }
 
 impl FirstTokens {
-    /// Forgets the tokens of a window that something else than decoding interrupts.
+    /// Discards a window that is interrupted by anything other than decoding.
     pub fn restart(&mut self) {
         self.tokens = 0;
     }
 
-    /// Counts a token, after which the counters are `now`. What the counted ones did, once they are complete.
+    /// Counts a token, after which the counters are `now`. Returns the measured values once the window is
+    /// complete.
     pub fn count(&mut self, now: Counters) -> Option<Counters> {
         if self.rounds == ROUNDS {
             return None;
@@ -75,7 +76,7 @@ mod tests {
             assert_eq!(seen.unwrap().fired, COUNTED as u64);
         }
         assert_eq!(first.rounds, 2);
-        // A prompt comes between: its tokens are not counted, and the window begins again.
+        // A prompt interrupts: its tokens are not counted, and the window begins again.
         for token in 1..=FILLING as u64 {
             assert!(first.count(at(1000 + token)).is_none());
         }

@@ -1,14 +1,14 @@
-//! Inputs by layer (Gemma 3n, Gemma 4): a small vector for each layer and token.
+//! Per-layer inputs (Gemma 3n, Gemma 4): a small vector for each layer and token.
 //!
-//! The vectors of a token come from a table, whose rows are read from flash, and from its embedding:
+//! A token's vectors are computed from its row of a table on flash and from its embedding:
 //!
 //! ```text
 //! input = (norm(P·x₀ / √d_model) + table[token]·√width) / √2
 //! ```
 //!
-//! At its end a layer adds `norm(proj·(act(gate·x) ∘ input))` to the residual stream: Gemma 4 to the one
-//! that it changes, Gemma 3n to the further ones of AltUp. The vectors lie in
-//! [`Pass::beside`] behind the further streams, so that a pass can yield between two layers.
+//! A layer ends by adding `norm(proj·(act(gate·x) ∘ input))` to the residual stream: Gemma 4 to the one
+//! that it changes, Gemma 3n to the further ones of AltUp. The vectors are stored in [`Pass::aux`] after
+//! the further streams, so that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_models::config::{Activation, ModelConfig};
@@ -36,9 +36,9 @@ struct InputGate {
 
 /// The inputs of all layers: weights and buffers.
 pub(crate) struct LayerInputs {
-    /// The table, a row for each token.
+    /// The table, one row per token.
     table: Embedding,
-    /// From the embedding to the inputs, `[layers·width × d_model]`.
+    /// Projection from the embedding to the inputs, `[layers·width × d_model]`.
     proj: Matrix,
     /// Norm of each layer's input.
     norm: Vec<f32>,
@@ -46,14 +46,14 @@ pub(crate) struct LayerInputs {
     /// Elements of a layer's input, and of a row of the residual stream.
     width: usize,
     d: usize,
-    /// Elements of [`Pass::beside`] before the inputs, and rows of the table.
+    /// Offset of the inputs in a row of [`Pass::aux`], and rows of the table.
     before: usize,
     vocab: u32,
     eps: f32,
     activation: Activation,
     /// The inputs of all layers, `[rows × layers·width]`.
     all: Vec<f32>,
-    /// Those of a layer, gated, `[rows × width]`.
+    /// The gated inputs of a layer, `[rows × width]`.
     gated: Vec<f32>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn elements(c: &ModelConfig) -> usize {
     c.layers as usize * width as usize
 }
 
-/// The rows of `tokens` in a table of `vocab` rows: tokens past it have the row of token 0.
+/// The rows of `tokens` in a table of `vocab` rows; tokens beyond it use row 0.
 fn rows_of(
     vocab: u32,
     tokens: impl Iterator<Item = u32> + Clone,
@@ -72,8 +72,8 @@ fn rows_of(
 }
 
 impl LayerInputs {
-    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
-    /// inputs by layer.
+    /// Loads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
+    /// per-layer inputs.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
         let table = Embedding::open(layout, c, Role::LayerInputs)?;
         let (Some(inputs), Some(table)) = (c.form.inputs_by_layer(), table) else {
@@ -122,7 +122,7 @@ impl LayerInputs {
         &mut self.table
     }
 
-    /// Begins to read the rows of the table for `tokens`.
+    /// Starts reading the table rows of `tokens`.
     pub fn ask(
         &mut self,
         store: &mut NeuronStore,
@@ -131,7 +131,7 @@ impl LayerInputs {
         self.table.ask(store, rows_of(self.vocab, tokens))
     }
 
-    /// Reads the rows of the table for `tokens`.
+    /// Reads the table rows of `tokens`.
     pub fn read(
         &mut self,
         cpu: Cpu,
@@ -147,8 +147,8 @@ impl LayerInputs {
         let (rows, each) = (pass.rows, self.layers.len() * self.width);
         let stride = self.before + each;
         let factor = (self.width as f32).sqrt();
-        let beside = pass.beside.chunks_exact_mut(stride);
-        for (row, table) in beside.zip(self.all.chunks_exact(each)).take(rows) {
+        let aux = pass.aux.chunks_exact_mut(stride);
+        for (row, table) in aux.zip(self.all.chunks_exact(each)).take(rows) {
             for (to, from) in row[self.before..].iter_mut().zip(table) {
                 *to = from * factor;
             }
@@ -158,8 +158,8 @@ impl LayerInputs {
         self.proj.matmul(on, input, &mut s.rows, all);
         let shrink = 1.0 / (self.d as f32).sqrt();
         all.iter_mut().for_each(|value| *value *= shrink);
-        let beside = pass.beside.chunks_exact_mut(stride);
-        for (row, all) in beside.zip(all.chunks_exact_mut(each)) {
+        let aux = pass.aux.chunks_exact_mut(stride);
+        for (row, all) in aux.zip(all.chunks_exact_mut(each)) {
             for part in all.chunks_exact_mut(self.width) {
                 on.cpu.rmsnorm_inplace(part, &self.norm, self.eps);
             }
@@ -169,7 +169,8 @@ impl LayerInputs {
         }
     }
 
-    /// What layer `number` adds for the rows of `s.normed`, in `s.out`, both `[rows × d_model]`.
+    /// The term that layer `number` adds for the rows of `s.normed`, in `s.out`, both
+    /// `[rows × d_model]`.
     pub fn gated(&mut self, on: &Compute, number: usize, pass: &Pass, s: &mut Scratch) {
         let (rows, w) = (pass.rows, &self.layers[number]);
         let input = Input::new(on.cpu, &s.normed[..rows * self.d], rows, &mut s.input);
@@ -178,8 +179,8 @@ impl LayerInputs {
         activate(self.activation, on.cpu, gated);
         let stride = self.before + self.layers.len() * self.width;
         let at = self.before + number * self.width;
-        let beside = pass.beside.chunks_exact(stride);
-        for (gated, row) in gated.chunks_exact_mut(self.width).zip(beside) {
+        let aux = pass.aux.chunks_exact(stride);
+        for (gated, row) in gated.chunks_exact_mut(self.width).zip(aux) {
             let inputs = &row[at..at + self.width];
             gated.iter_mut().zip(inputs).for_each(|(g, i)| *g *= i);
         }
@@ -191,7 +192,7 @@ impl LayerInputs {
         }
     }
 
-    /// Adds [`LayerInputs::gated`] of the residual stream to it.
+    /// Adds [`LayerInputs::gated`] of the residual stream to the residual stream.
     pub fn add(&mut self, on: &Compute, number: usize, pass: &mut Pass, s: &mut Scratch) {
         let len = pass.rows * self.d;
         s.normed[..len].copy_from_slice(&pass.x[..len]);

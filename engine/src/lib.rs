@@ -48,7 +48,7 @@
 //!    single neurons, whichever costs less (`store/rules.rs`). Prefetches for later layers follow.
 //! 8. The CPU's threads compute clusters in the order in which they become complete (`ffn/run.rs`), a
 //!    device those that it holds (`lanes`). The partial sums of clusters are added in a fixed order,
-//!    whatever the order of arrival (`ffn/reduce.rs`).
+//!    regardless of their order of arrival (`ffn/reduce.rs`).
 //! 9. After the last layer the final norm and the head give logits for the rows that need them, and
 //!    the [`Sampler`] draws a token, restricted by the request's [`Constraint`]. The stepper reports
 //!    an [`Event`] and continues at 2.
@@ -58,7 +58,7 @@
 //! | to understand or change | open |
 //! |---|---|
 //! | the public interface | `engine.rs`, `model.rs`, `options.rs`, `error.rs` |
-//! | requests, batches, preemption, best-of-N | `run/stepper.rs`, then `run/spans.rs`, `run/turns.rs` |
+//! | requests, batches, preemption, best-of-N | `run/stepper.rs`, then `run/spans.rs`, `run/groups.rs` |
 //! | sampling, logit filters, grammars | `sampler.rs`, `sampler/filters.rs`, `constraint.rs` |
 //! | the layer loop | `decoder.rs`; `embedding.rs`, `norm.rs`, `rope.rs`, `streams.rs` (Gemma 3n) |
 //! | attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention, Mamba-2; a new token mixer | `mixer` |

@@ -40,14 +40,13 @@ impl<'a> Loader<'a> {
             return Err(Error::Tensor {
                 path: self.container.path().to_path_buf(),
                 name: id.to_string(),
-                reason: "has a checksum behind each row, as only tables that are read by rows do"
-                    .into(),
+                reason: "has a checksum after each row, which only row tables may have".into(),
             });
         }
         Ok((entry, dtype))
     }
 
-    /// The same for a table, whose rows may bring their checksums.
+    /// The same for a table, whose rows may have checksums.
     pub fn table(
         &self,
         id: TensorId,

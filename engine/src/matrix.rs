@@ -85,8 +85,8 @@ impl Matrix {
     }
 
     /// `y[t] = self · x[t]` for every token t of `input`; `y` is `[tokens × rows]`. `scratch` has
-    /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result depends neither on
-    /// other tokens, nor on the thread count, nor on a device with the CPU's bits.
+    /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result does not depend on
+    /// other tokens, the thread count, or a device with the CPU's bits.
     pub(crate) fn matmul(
         &self,
         on: &Compute,
@@ -145,7 +145,7 @@ impl Matrix {
             .then(|| Arc::clone(first))
     }
 
-    /// Number of weights, of matrices with the same input, that a device multiplies for `n` tokens.
+    /// Number of weights that a device multiplies for `n` tokens, for matrices with the same input.
     pub(crate) fn weights_on_device<'a>(
         all: impl Iterator<Item = &'a Self> + Clone,
         n: usize,
@@ -216,9 +216,9 @@ impl Matrix {
         });
     }
 
-    /// Products of blocks of rows, each with an input of its own: `y[t]` is
-    /// `self[b] · x[b·tokens + t]`, block `b` after block `b - 1`, `[tokens × rows]`. `input` has the
-    /// tokens of block 0, then those of block 1.
+    /// Products of blocks of rows, each with its own input: `y[t]` is `self[b] · x[b·tokens + t]`,
+    /// block after block, `[tokens × rows]`. `input` has the tokens of block 0, then those of block
+    /// 1.
     pub(crate) fn matmul_blocks(
         &self,
         on: &Compute,
@@ -268,7 +268,8 @@ impl Matrix {
         }
     }
 
-    /// From now on this device computes some of its rows; or none does, and the one before forgets it.
+    /// Assigns some of the rows to this device from now on, or to none; the previous device releases
+    /// them.
     pub(crate) fn set_device(&mut self, device: Option<OnDevice>) {
         if let Some(before) = std::mem::replace(&mut self.device, device) {
             before.give_back();

@@ -10,6 +10,10 @@ use crate::ablation::{Ablation, Keep};
 use crate::cluster::{LEAST_BUFFERS, split};
 use crate::error::Error;
 
+/// Names of the ledger's entries for [`Needs::tables`]: that of the embedding in every plan, the others in those of models that
+/// have the tables.
+pub(crate) const TABLES: [&str; 3] = ["embedding", "layer_inputs", "ngrams"];
+
 /// Sizes in bytes that do not depend on the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
@@ -19,8 +23,8 @@ pub struct Needs {
     pub process_peak: u64,
     /// Attention, norms, head, and buffers for rows of tables.
     pub fixed: u64,
-    /// Tables of which a token needs few rows, each as a whole, in the order in which they become
-    /// resident: the embedding, inputs by layer, n-grams; 0 for one that the model has not.
+    /// Tables of which a token needs few rows, as whole tables, in the order in which they become
+    /// resident: the embedding, per-layer inputs, n-grams; 0 if the model has no such table.
     pub tables: [u64; 3],
     /// Quantisation scales that stay resident.
     pub scales: u64,
@@ -54,12 +58,11 @@ pub struct Needs {
     pub clusters: u64,
     /// Clusters held by a device instead of the host.
     pub device_clusters: u64,
-    /// Bytes of the budget taken by these: 0 in separate device memory.
+    /// Bytes of the budget used by clusters on a device: 0 in separate device memory.
     pub device: u64,
     /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
-    /// Clusters of layers whose neurons are all needed for every token, while other layers are
-    /// sparse.
+    /// Clusters of layers that need all neurons for every token, while other layers are sparse.
     pub always: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
@@ -73,8 +76,8 @@ pub struct Needs {
     pub gates_help: bool,
     /// Whether Gate rows must be resident.
     pub gates_must: bool,
-    /// Wanted number of leading banks with resident Gate rows, if they help. If other banks have
-    /// none, clusters of those stream.
+    /// Target number of leading banks with resident Gate rows, if they help. The clusters of banks
+    /// without them stream.
     pub gate_banks: u64,
     /// Whether only the first banks may have resident Gate rows: banks of one size, one per layer,
     /// that stream otherwise.
@@ -87,23 +90,23 @@ pub struct Needs {
 /// Verified by the peak-RSS tests.
 pub const RUNTIME_MARGIN: u64 = 2 << 20;
 
-/// The kernel gets one part in 128 of a budget: page tables, reads in flight, pages of the program
-/// file. RSS does not include all of it, but control groups do; a group limited to the budget would
-/// otherwise evict the program's own pages. Measured: 18 MiB at 2.6 GiB.
+/// 1/128 of the budget is reserved for the kernel: page tables, reads in flight, pages of the
+/// program file. RSS does not include all of it, but control groups do; a group limited to the
+/// budget would otherwise evict the program's own pages. Measured: 18 MiB at 2.6 GiB.
 const KERNEL_PART: u64 = 128;
 
-/// Stream buffers beyond the fewest may take one part in 16 of the neurons' memory in a model whose
-/// clusters stream for every token.
+/// Stream buffers beyond the fewest may use 1/16 of the neurons' memory in a model whose clusters
+/// stream for every token.
 const STREAM_PART: u64 = 16;
 /// The same in a model whose clusters stream only for prompts.
 const STREAM_PART_COLD: u64 = 64;
 
-/// The smallest budget that leaves `bytes` after the kernel's part.
+/// The smallest budget that leaves `bytes` after the kernel's share.
 fn with_kernel(bytes: u64) -> u64 {
     bytes.saturating_add(bytes.div_ceil(KERNEL_PART - 1))
 }
 
-/// What a cold slot holds.
+/// Contents of a cold slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotContents {
     /// Up and Down; Gate rows are resident.
@@ -127,7 +130,7 @@ pub struct MemoryPlan {
     pub slots: u64,
     /// Stream buffers: whole clusters in flight at once.
     pub stream_buffers: u32,
-    /// Which of [`Needs::tables`] are resident: none unless all neurons are.
+    /// The resident ones of [`Needs::tables`]; none unless all neurons are resident.
     pub tables: [bool; 3],
 }
 
@@ -162,7 +165,7 @@ impl MemoryPlan {
         self.gate_banks > 0 && self.gate_banks < self.banks
     }
 
-    /// What a slot holds.
+    /// Contents of a slot.
     pub fn residency(&self) -> SlotContents {
         match self.gate_banks {
             0 => SlotContents::Bundles,
@@ -180,13 +183,13 @@ impl MemoryPlan {
             "gates",
             "hot",
             "cold",
-            "embedding",
         ];
-        parts.iter().map(|part| self.ledger.held(part)).sum()
+        let parts = parts.iter().chain(&TABLES);
+        parts.map(|part| self.ledger.held(part)).sum()
     }
 
     /// Bytes that the process will hold under this plan, possibly less than the budget. Excludes
-    /// the reserves: the kernel's part and the margin.
+    /// the reserves: the kernel's share and the margin.
     pub fn held(&self) -> u64 {
         let reserves = ["kernel", "margin"].map(|part| self.ledger.held(part));
         let reserves = reserves.into_iter().fold(0, u64::saturating_add);
@@ -291,11 +294,11 @@ impl Needs {
         } else {
             0
         };
-        let beside_gates = self.with_gates();
+        let with_gates = self.with_gates();
         let least = if self.gates_must {
-            beside_gates
+            with_gates
         } else if self.gates_help {
-            streaming.min(beside_gates)
+            streaming.min(with_gates)
         } else {
             streaming
         };
@@ -324,7 +327,7 @@ impl Needs {
         self.gates_of(self.gate_banks).saturating_add(rest)
     }
 
-    /// Bytes of the Gate rows of the first `banks` banks. If they are fewer than all, banks have
+    /// Bytes of the Gate rows of the first `banks` banks. If `banks` is not all of them, banks have
     /// equal sizes.
     fn gates_of(&self, banks: u64) -> u64 {
         if banks == self.banks {
@@ -403,18 +406,22 @@ impl Needs {
         let left = ledger.left();
         let r = self.regions(left);
         let ffn = r.gates + r.hot + r.cold + u64::from(r.buffers) * self.stream_len;
-        let room = match r.hot_clusters == self.host_clusters() {
-            true => left.saturating_sub(ffn),
-            false => 0,
+        let room = if r.hot_clusters == self.host_clusters() {
+            left.saturating_sub(ffn)
+        } else {
+            0
         };
-        let (tables, of_tables) = self.tables_within(room);
-        for (what, bytes) in [
+        let tables = self.tables_within(room);
+        let named = TABLES.into_iter().zip(tables).zip(self.tables);
+        let named =
+            named.filter_map(|(named, all)| (all > 0 || named.0 == TABLES[0]).then_some(named));
+        let regions = [
             ("gates", r.gates),
             ("stream", u64::from(r.buffers) * self.stream_len),
             ("hot", r.hot),
             ("cold", r.cold),
-            ("embedding", of_tables),
-        ] {
+        ];
+        for (what, bytes) in regions.into_iter().chain(named) {
             ledger
                 .charge(what, bytes)
                 .map_err(emberflow_storage::Error::from)?;
@@ -426,19 +433,18 @@ impl Needs {
             hot_clusters: r.hot_clusters,
             slots: r.slots,
             stream_buffers: LEAST_BUFFERS + r.buffers,
-            tables,
+            tables: tables.map(|bytes| bytes > 0),
         })
     }
 
-    /// The tables that `room` bytes hold, one after the other, and their bytes.
-    fn tables_within(&self, room: u64) -> ([bool; 3], u64) {
-        let mut taken = 0;
-        let held = self.tables.map(|bytes| {
-            let fits = bytes > 0 && bytes <= room - taken;
-            taken += if fits { bytes } else { 0 };
-            fits
-        });
-        (held, taken)
+    /// The bytes of the tables that `room` bytes hold, one after the other; 0 for those that they do not.
+    fn tables_within(&self, room: u64) -> [u64; 3] {
+        let mut left = room;
+        self.tables.map(|bytes| {
+            let held = if bytes <= left { bytes } else { 0 };
+            left -= held;
+            held
+        })
     }
 
     /// Divides the `left` bytes for neurons.
@@ -494,8 +500,8 @@ impl Needs {
         }
     }
 
-    /// Stream buffers beyond the fewest: at most one part in `part` of the `left` bytes for
-    /// neurons, and what cold slots (`least` bytes) leave.
+    /// Stream buffers beyond the fewest: at most 1/`part` of the `left` bytes for neurons, within
+    /// what the fewest cold slots (`least` bytes) leave.
     fn more_buffers(&self, left: u64, least: u64, part: u64) -> u32 {
         let room = (left / part).min(left.saturating_sub(least));
         let fit = room / self.stream_len.max(1);

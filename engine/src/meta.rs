@@ -1,5 +1,5 @@
-//! The JSON metadata section of a container, from packer to engine. The crate `storage` treats it
-//! as opaque bytes.
+//! The JSON metadata section of a container, written by the packer and read by the engine. The
+//! crate `storage` treats it as opaque bytes.
 
 use std::collections::BTreeMap;
 

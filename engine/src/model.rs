@@ -21,7 +21,7 @@ pub struct Model {
     pub(crate) text: Text,
 }
 
-/// The text side of a model.
+/// Tokenizer and chat template of a model.
 #[derive(Debug, Clone)]
 pub struct Text {
     /// The metadata, without the tokenizer's text and the rules.
@@ -93,7 +93,7 @@ impl Model {
         &self.container
     }
 
-    /// The text side.
+    /// Tokenizer and chat template.
     pub fn text(&self) -> &Text {
         &self.text
     }

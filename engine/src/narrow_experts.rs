@@ -1,11 +1,11 @@
-//! Experts of another width than the residual stream (LatentMoE, Nemotron 3 Super).
+//! Experts whose width differs from the residual stream's (LatentMoE, Nemotron 3 Super).
 //!
 //! ```text
 //! latent = In·x        out = Out·Σ weight × expert(latent) + shared(x)
 //! ```
 //!
-//! `In`, `Out` and the matrices of the shared expert are held in memory: they are of other sizes than the
-//! neurons of a bank, and every token needs them. The router reads `x`.
+//! `In`, `Out` and the matrices of the shared expert are resident: their sizes differ from those of a
+//! bank's neurons, and every token needs them. The router reads `x`.
 
 use emberflow_kernels::Compute;
 use emberflow_models::config::{FfnKind, ModelConfig};
@@ -21,26 +21,26 @@ use crate::scratch::Scratch;
 /// The matrices of one layer.
 #[derive(Debug)]
 pub(crate) struct NarrowExperts {
-    /// To what experts read, `[width × d_model]`.
+    /// Projection to the experts' input, `[width × d_model]`.
     input: Matrix,
-    /// From their sum, `[d_model × width]`.
+    /// Projection of their sum, `[d_model × width]`.
     output: Matrix,
     shared: Option<SharedExpert>,
 }
 
-/// The expert that every token visits.
+/// The shared expert, which every token visits.
 #[derive(Debug)]
 struct SharedExpert {
     /// `[neurons × d_model]`.
     gate: Matrix,
-    /// The same; `None` without a gate projection.
+    /// Of the same shape; `None` without a gate projection.
     up: Option<Matrix>,
     /// `[d_model × neurons]`.
     down: Matrix,
 }
 
 impl NarrowExperts {
-    /// Those of layer `l`, if its experts have a width of their own.
+    /// The matrices of layer `l`, if its experts have another width.
     pub fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Option<Self>, Error> {
         let Some(mixture) = c.mixture_of(l).filter(|mixture| mixture.width > 0) else {
             return Ok(None);
@@ -62,12 +62,12 @@ impl NarrowExperts {
         }))
     }
 
-    /// Elements that experts read and give.
+    /// Elements of an expert's input and output.
     pub fn width(&self) -> usize {
         self.input.rows()
     }
 
-    /// All of them.
+    /// All matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let of_shared = self.shared.as_ref();
         let of_shared =
@@ -77,8 +77,8 @@ impl NarrowExperts {
             .chain(of_shared.into_iter().flatten().flatten())
     }
 
-    /// Of the rows of `scratch.normed`: what experts read, in `scratch.q`, and what the shared expert's
-    /// matrices give, its gates and then its ups, in `scratch.gate`.
+    /// For the rows of `scratch.normed`: the experts' input in `scratch.q`, and the products of the
+    /// shared expert's matrices, gates and then ups, in `scratch.gate`.
     pub fn begin(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let d = self.output.rows();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
@@ -93,7 +93,7 @@ impl NarrowExperts {
         }
     }
 
-    /// `scratch.out`: `Out` of the experts' sums in `scratch.attended`, plus what the shared expert gives.
+    /// `scratch.out`: `Out` of the experts' sums in `scratch.attended`, plus the shared expert's output.
     /// Overwrites `scratch.normed`.
     pub fn end(&self, on: &Compute, kind: FfnKind, rows: usize, s: &mut Scratch) {
         let (d, width) = (self.output.rows(), self.width());

@@ -1,4 +1,4 @@
-//! Sizes of what is around experts of another width.
+//! Sizes of the matrices around experts of another width.
 
 use emberflow_models::config::ModelConfig;
 
@@ -10,8 +10,8 @@ pub(crate) fn matrices_apart(c: &ModelConfig, layer: u32) -> [[usize; 2]; 4] {
     }
 }
 
-/// Elements of a row of the buffers that a layer needs: of `q` and `attended`, and of `gate` of
-/// `Scratch`; then columns of its widest matrix. Zeros without such experts.
+/// Widths of the `Scratch` buffers for a layer: of `q` and `attended`, and of `gate`; then columns
+/// of its widest matrix. Zeros without such experts.
 pub(crate) fn room(c: &ModelConfig) -> [usize; 3] {
     let [input, _, before, down] = sizes(c);
     [input[0], before[0], input[0].max(down[1])]

@@ -1,4 +1,4 @@
-//! Rows for the last tokens of a text (Qwen3.8-Flash-Next: per-layer embedding). Formulas as in
+//! N-gram embeddings (Qwen3.8-Flash-Next: per-layer embedding). Formulas as in
 //! `modeling_qwen4_exp.py`. Before its mixer, one layer adds to each of its streams:
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //! stream ← stream + y + silu(conv(norm(y)))
 //! ```
 //!
-//! The table stays on flash; a token reads a row for each head ([`NGrams`] says which), which is asked for
-//! when a pass begins, and read while earlier layers are computed. The convolution
-//! reaches over every n-th token; its state lies behind those of the mixers in a sequence's block, and
-//! the tokens before a pass are those of the sequence. So no bit depends on chunks.
+//! The table stays on flash; a token reads one row for each head (see [`NGrams`]), requested when a pass
+//! begins and read while earlier layers are computed. The convolution is dilated; its
+//! state follows those of the mixers in a sequence's block, and the tokens before a pass are those of the
+//! sequence. So no bit depends on chunks.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ use crate::state::{RecurrentPart, Span};
 use crate::store::{Layout, NeuronStore};
 use crate::thread_buffer::renew;
 
-/// The rows of a model, the layer that reads them, and its buffers.
+/// The n-gram rows of a model, the layer that reads them, and its buffers.
 pub(crate) struct NGramLayer {
     of: NGrams,
     table: Embedding,
@@ -42,7 +42,7 @@ pub(crate) struct NGramLayer {
     /// `[streams·d_model × embedding]`, `[d_model × embedding]`.
     key: Matrix,
     value: Matrix,
-    /// Norms of keys, of streams, of what is convolved; `[streams·d_model]` each.
+    /// Norms of keys, of streams and of the convolution's input; `[streams·d_model]` each.
     key_norm: Vec<f32>,
     query_norm: Vec<f32>,
     conv_norm: Vec<f32>,
@@ -53,14 +53,14 @@ pub(crate) struct NGramLayer {
     buffers: NGramBuffers,
 }
 
-/// Buffers, one row after the other.
+/// Buffers, row after row.
 #[derive(Debug, Default)]
 struct NGramBuffers {
     /// The rows of the table, `[rows × embedding]`.
     rows: Vec<f32>,
     /// `v`, `[rows × d_model]`.
     values: Vec<f32>,
-    /// Keys, then what is convolved, `[rows × streams·d_model]`.
+    /// Keys, then the convolution's input, `[rows × streams·d_model]`.
     keys: Vec<f32>,
     /// Normed streams, then `y`.
     gated: Vec<f32>,
@@ -75,8 +75,8 @@ fn widths(c: &ModelConfig, of: &NGrams) -> [usize; 5] {
 }
 
 impl NGramLayer {
-    /// Reads and verifies the weights, for passes of up to `rows` rows; `None` for a model without such
-    /// rows.
+    /// Loads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
+    /// n-gram rows.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
         let (Some(of), Some(table)) = (
             c.form.ngrams.clone(),
@@ -146,7 +146,7 @@ impl NGramLayer {
         self.of.layer as usize == number
     }
 
-    /// Adds what the rows give to the streams of a pass, and reads the rows for it.
+    /// Adds the n-gram terms to the streams of a pass, and reads the rows for them.
     pub fn add(
         &mut self,
         on: &Compute,
@@ -171,7 +171,7 @@ impl NGramLayer {
             first += span.tokens.len();
         }
         let (width, b) = (self.width, &self.buffers);
-        let streams = &mut pass.beside[..rows * width];
+        let streams = &mut pass.aux[..rows * width];
         on.workers.for_each_chunk_mut(streams, width, &|_, row, x| {
             let [y, z] = [&b.gated, &b.mixed].map(|all| &all[row * width..][..width]);
             for ((x, y), z) in x.iter_mut().zip(y).zip(z) {
@@ -181,12 +181,12 @@ impl NGramLayer {
         Ok(())
     }
 
-    /// Begins to read the rows of the table for a pass: they follow from its tokens.
+    /// Starts reading the table rows of a pass, which follow from its tokens.
     pub fn ask(&mut self, store: &mut NeuronStore, spans: &[Span<'_>]) -> Result<(), Error> {
         self.table.ask(store, wanted(&self.of, spans))
     }
 
-    /// Reads the rows of the table for the tokens of a pass.
+    /// Reads the table rows for the tokens of a pass.
     fn read(
         &mut self,
         on: &Compute,
@@ -198,11 +198,11 @@ impl NGramLayer {
             .rows(on.cpu, store, wanted, &mut self.buffers.rows)
     }
 
-    /// Leaves `y` in `gated` and its norm in `keys`.
+    /// Stores `y` in `gated` and its norm in `keys`.
     fn gate(&mut self, on: &Compute, pass: &Pass) {
         let (d, eps, width) = (self.d, self.eps, self.width);
         let count = width / d;
-        let (b, streams, root) = (&mut self.buffers, &pass.beside, (d as f32).sqrt());
+        let (b, streams, root) = (&mut self.buffers, &pass.aux, (d as f32).sqrt());
         let [keys, gated] = [&mut b.keys, &mut b.gated].map(|all| &mut all[..pass.rows * width]);
         let values = &b.values;
         let [key_norm, query_norm, conv_norm] = [&self.key_norm, &self.query_norm, &self.conv_norm];
@@ -247,7 +247,7 @@ impl NGramLayer {
     }
 }
 
-/// The rows of the table for the tokens of a pass, all heads of a token together.
+/// Row indices in the table for the tokens of a pass, all heads of a token together.
 fn wanted<'a>(of: &'a NGrams, spans: &'a [Span<'_>]) -> impl Iterator<Item = u32> + Clone + 'a {
     spans.iter().flat_map(move |span| {
         let tokens =

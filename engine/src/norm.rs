@@ -67,11 +67,12 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + emberflow_kernels::math::exp(-x))
 }
 
-/// `ln(1 + e^x)`, and `x` where they are equal, as PyTorch has it.
+/// `ln(1 + e^x)`, and `x` where they are equal in f32, as in PyTorch.
 pub(crate) fn softplus(x: f32) -> f32 {
-    match x > 20.0 {
-        true => x,
-        false => libm::log1pf(emberflow_kernels::math::exp(x)),
+    if x > 20.0 {
+        x
+    } else {
+        libm::log1pf(emberflow_kernels::math::exp(x))
     }
 }
 

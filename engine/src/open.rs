@@ -150,10 +150,8 @@ fn checked_devices(
 ) -> Result<Devices, Error> {
     let refused = match () {
         () if options.devices.is_empty() => return Ok(Devices::new()),
-        // A device activates each gate on its own.
-        () if c.form.has_gate_top() => {
-            Some("models without a Gaussian top-k, and this one has one")
-        }
+        // A device activates each gate independently.
+        () if c.form.has_gate_top() => Some("models without Gaussian top-k"),
         () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
         () if options.lab.observe => Some("models that are not observed"),
         () => None,
@@ -203,7 +201,8 @@ fn checked_device(
     let verdict = checked(&lease, shape)?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
-    // Now, so that the process whose size the plan knows has its driver's code. Devices with other bits get no products.
+    // Done now, so that the measured process size includes the driver's code. Devices with other bits compute no
+    // products.
     let mut products = BTreeSet::new();
     if verdict.same_bits {
         let known = |of: &&(DType, usize)| device.facts().multiplies(of.0);
@@ -216,6 +215,13 @@ fn checked_device(
         }
     }
     Ok(InUse::new(lease, number, verdict, products))
+}
+
+/// Whether rows of a container have one scale, in whatever matrix: then its activations have one per token.
+pub(crate) fn has_rows_with_one_scale(container: &Container) -> bool {
+    let of_tensors = container.tensors().iter().map(|entry| entry.dtype);
+    let mut all = of_tensors.chain([container.bundle_dtype()]);
+    all.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
 }
 
 /// Formats and widths of the matrices that a device may multiply: projections and head.
@@ -287,8 +293,8 @@ impl Planner {
     }
 }
 
-/// The full budget, limited to what the machine can safely give. If that is too small, the smallest
-/// feasible budget, provided the machine has it.
+/// The full budget, limited to what the machine can safely provide. If that is too small, the
+/// smallest feasible budget, provided the machine has it.
 fn auto_budget(needs: &Needs) -> u64 {
     let full = needs.full_budget();
     let Some(safe) = mem::auto_budget() else {

@@ -10,7 +10,7 @@ use crate::device::Device;
 /// Sparsity mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sparsity {
-    /// `predicted` if the container has predictors that pay off; else `exact` if it equals dense;
+    /// `predicted` if the container has predictors that pay off; else `exact` if it equals `dense`;
     /// else `dense`.
     #[default]
     Auto,

@@ -5,19 +5,19 @@
 pub(crate) struct Pass {
     /// Residual stream, `[rows × d_model]`.
     pub x: Vec<f32>,
-    /// Further data per row: other residual streams, per-layer inputs; `[rows × beside]`.
-    pub beside: Vec<f32>,
+    /// Further data per row: other residual streams, per-layer inputs; `[rows × aux_width]`.
+    pub aux: Vec<f32>,
     pub rows: usize,
     /// Number of completed layers; `None` before the embedding.
     pub layers: Option<usize>,
 }
 
 impl Pass {
-    /// Buffers for up to `rows` rows of `d` elements, plus `beside` further elements each.
-    pub fn new(rows: usize, d: usize, beside: usize) -> Self {
+    /// Buffers for up to `rows` rows of `d` elements, plus `aux_width` further elements each.
+    pub fn new(rows: usize, d: usize, aux_width: usize) -> Self {
         Self {
             x: vec![0.0; rows * d],
-            beside: vec![0.0; rows * beside],
+            aux: vec![0.0; rows * aux_width],
             rows: 0,
             layers: None,
         }

@@ -1,12 +1,12 @@
-//! Memory for a long prompt: its chunks may be longer than decoding leaves room for.
+//! Memory for a long prompt: its chunks may be longer than decoding has memory for.
 //!
 //! ```text
 //! decoding  │ weights │ cache ················ │ buffers │
 //! a prompt  │ weights │ cache ·········│ buffers ······· │
 //! ```
 //!
-//! A pass reads each missing cluster once, so that a longer chunk reads less for a token, and a device is
-//! faster with more rows. Both divisions keep to the budget: what is freed is freed first.
+//! A pass reads each missing cluster once, so a longer chunk reads less per token, and a device is faster
+//! with more rows. Both divisions stay within the budget: memory is freed before it is allocated.
 
 use emberflow_storage::trim_heap;
 
@@ -20,7 +20,7 @@ use crate::lanes::ProductRoom;
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
-use crate::planner::{Division, FORECAST_MARGIN, Ways};
+use crate::planner::{Candidates, Division, FORECAST_MARGIN};
 use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
 use crate::scratch::product_room;
@@ -35,23 +35,24 @@ impl Engine {
     pub fn set_budget(&mut self, bytes: u64) -> Result<(), Error> {
         self.first_tokens.restart();
         let batch = self.division.batch;
-        let division = (self.planner()).divide_again(self.settled(), bytes, batch, Ways::All)?;
+        let division =
+            (self.planner()).divide_again(self.settled(), bytes, batch, Candidates::All)?;
         apply(self, division)
     }
 
-    /// The longest chunk of a prompt so far, or that of the plan.
+    /// Longest chunk of a prompt so far, or that of the plan.
     pub fn prompt_chunk(&self) -> usize {
         self.longest.map_or(self.chunk(), |longest| longest.rows)
     }
 
-    /// How many of its rows a device computes with all neurons.
+    /// Rows of it that a device computes with all neurons.
     pub(crate) fn rows_streamed(&self) -> usize {
         let usual = || self.decoder.ffn.rows_of_devices(self.chunk());
         self.longest.map_or_else(usual, |longest| longest.streamed)
     }
 
-    /// Divides the memory for a prompt of which `tokens` tokens are left, if that is faster, until
-    /// [`Engine::end_prompt`]. No pass is under way.
+    /// Divides the memory for a prompt with `tokens` tokens left, if that is faster, until
+    /// [`Engine::end_prompt`]. No pass may be in progress.
     ///
     /// # Errors
     /// Those of [`Engine::set_budget`].
@@ -76,7 +77,7 @@ impl Engine {
             Ok(()) => Ok(()),
             // A device without memory for more rows computes as many as before.
             Err(e) => {
-                tracing::warn!(error = %e, "prompts keep to shorter chunks");
+                tracing::warn!(error = %e, "prompts use shorter chunks");
                 self.short_prompts = true;
                 self.end_prompt()
             }
@@ -92,13 +93,14 @@ impl Engine {
             return Ok(());
         };
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
-        self.division = (self.planner()).divide_again(&usual, budget, batch, Ways::Settled)?;
+        self.division =
+            (self.planner()).divide_again(&usual, budget, batch, Candidates::Current)?;
         let made = self.set_rows();
         match self.decoder.ffn.lanes.first() {
             Some(lane) => lane.or_lost(made)?,
             None => made?,
         }
-        // Freed heap memory would count beside the cache.
+        // Freed heap memory would count in addition to the cache.
         trim_heap();
         self.decoder.ffn.set_plan(&self.division.memory)
     }
@@ -106,7 +108,7 @@ impl Engine {
     /// Buffers for the division's chunk.
     ///
     /// # Errors
-    /// A device has no memory for that. All others are made.
+    /// The device has no memory for them. All other buffers are allocated.
     fn set_rows(&mut self) -> Result<(), DeviceError> {
         self.options.lab.chunk = self.division.chunk;
         let rows = self.most_rows();
@@ -119,7 +121,7 @@ impl Engine {
         let c = &decoder.config;
         thread_buffer::set_len(thread_floats(c, rows));
         *pass = Pass::default();
-        *pass = Pass::new(rows, c.d_model as usize, streams::beside(c));
+        *pass = Pass::new(rows, c.d_model as usize, streams::aux_width(c));
         decoder.rope = Ropes::new(c, rows, context);
         decoder.scratch.set_rows(c, rows);
         decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
@@ -138,7 +140,7 @@ impl Engine {
     }
 }
 
-/// Divides the memory in another way, of this budget or another.
+/// Divides the memory differently, with this budget or another.
 ///
 /// # Errors
 /// A failed read.
@@ -163,8 +165,8 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])
 }
 
-/// Counts a decoded token of a single text, and divides the memory again once the first tokens of the run have
-/// corrected what the plan assumed (see [`crate::first_tokens`]).
+/// Counts a decoded token of a single text. Divides the memory again once the run's first tokens have
+/// corrected the plan's assumptions (see [`crate::first_tokens`]).
 ///
 /// # Errors
 /// A failed read.
@@ -187,7 +189,7 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
     );
     engine.planner.firing = firing;
     let (planner, settled) = (&engine.planner, engine.settled());
-    match planner.divide_again(settled, engine.memory().budget(), 1, Ways::All) {
+    match planner.divide_again(settled, engine.memory().budget(), 1, Candidates::All) {
         // Moving the regions costs reads.
         Ok(new) if planner.speed(&new, 1) > FORECAST_MARGIN * planner.speed(settled, 1) => {
             apply(engine, new)
@@ -200,7 +202,7 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
     }
 }
 
-/// The same on a device, if there is one.
+/// The same for a device, if there is one.
 fn set_device_room(
     decoder: &mut Decoder,
     room: &FfnRoom,

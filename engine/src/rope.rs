@@ -119,8 +119,8 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
         }
         RopeScaling::Yarn { factor, .. } => frequencies
             .map(|i| {
-                let (plain, kept) = (1.0 / power(i), kept_by_yarn(rope, i));
-                plain / factor * (1.0 - kept) + plain * kept
+                let (plain, unscaled) = (1.0 / power(i), yarn_interpolation(rope, i));
+                plain / factor * (1.0 - unscaled) + plain * unscaled
             })
             .collect(),
         RopeScaling::Proportional { pairs } => frequencies
@@ -134,7 +134,7 @@ fn inverse_frequencies(rope: &Rope, context: usize) -> Vec<f32> {
 
 /// YaRN: share of the unscaled frequency `i`; 1 for the highest, 0 for the lowest, a linear ramp
 /// between.
-fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
+fn yarn_interpolation(rope: &Rope, i: u32) -> f32 {
     let RopeScaling::Yarn {
         beta_fast,
         beta_slow,
@@ -146,7 +146,7 @@ fn kept_by_yarn(rope: &Rope, i: u32) -> f32 {
         return 1.0;
     };
     let (dims, theta) = (f64::from(rope.dims), f64::from(rope.theta));
-    // Index of the frequency with this many turns over the original context.
+    // Index of the frequency with this many rotations over the original context.
     let place = |turns: f32| {
         let context = f64::from(original_context) / (f64::from(turns) * std::f64::consts::TAU);
         dims * libm::log(context) / (2.0 * libm::log(theta))

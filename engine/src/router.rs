@@ -17,13 +17,13 @@ pub struct Router {
     pub scores: Matrix,
     /// Biases of these scores, `[experts]`.
     pub bias: Option<Vec<f32>>,
-    /// What is added to the scores where experts are chosen, `[experts]`.
+    /// Added to the scores for choosing experts, `[experts]`.
     pub choice_bias: Option<Vec<f32>>,
-    /// The experts of each token, `[vocab × chosen]`, where they do not follow from the scores.
+    /// The experts of each token, `[vocab × chosen]`, if they do not follow from the scores.
     pub by_token: Option<Matrix>,
-    /// Gate of the shared expert, `[d_model]`; `None` also where it has none.
+    /// Gate of the shared expert, `[d_model]`; `None` if it has no gate or does not exist.
     pub shared: Option<Vec<f32>>,
-    /// Norm of its input, where that is the residual stream and not the input of the experts.
+    /// Norm of the router's input, if that is the residual stream and not the input of the experts.
     pub norm: Option<Norm>,
     /// Factors of the experts' weights, `[experts]`.
     pub factors: Option<Vec<f32>>,
@@ -35,13 +35,13 @@ pub(crate) struct Routes {
     /// Experts per layer; experts per row (`chosen`).
     experts: usize,
     chosen: usize,
-    /// Weights are factors of what experts read.
+    /// Weights scale the experts' input, not their output.
     scales_input: bool,
-    /// The rows' tokens, in a model with layers whose experts follow from these.
+    /// The rows' tokens, in a model with layers whose experts follow from the token.
     tokens: Vec<u32>,
     /// Scores, then probabilities, `[rows × experts]`.
     scores: Vec<f32>,
-    /// What a row's experts are chosen by, where that is not their scores.
+    /// Values by which a row's experts are chosen, if not the scores.
     by: Vec<f32>,
     /// By row, the chosen experts.
     choices: Vec<Choice>,
@@ -55,7 +55,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// For up to `rows` rows.
+    /// Buffers for up to `rows` rows.
     pub fn new(c: &ModelConfig, rows: usize) -> Self {
         let Some(mixture) = &c.mixture else {
             return Self::default();
@@ -88,7 +88,7 @@ impl Routes {
             + (experts + 1) * (size_of::<u32>() + size_of::<BankWork<'_>>())
     }
 
-    /// Notes the tokens of a pass, for layers whose experts follow from these.
+    /// Records the tokens of a pass, for layers whose experts follow from the token.
     pub fn set_tokens(&mut self, tokens: impl Iterator<Item = u32>) {
         self.tokens.clear();
         if self.tokens.capacity() > 0 {
@@ -96,7 +96,7 @@ impl Routes {
         }
     }
 
-    /// The token of the first row; 0 where none is noted.
+    /// The token of the first row; 0 if none is recorded.
     pub fn first_token(&self) -> u32 {
         self.tokens.first().copied().unwrap_or(0)
     }
@@ -134,7 +134,7 @@ impl Routes {
                     for choice in &mut *choices {
                         choice.weight = scores[choice.expert as usize];
                     }
-                    // `from_table` lists them by number, which decides between equal weights
+                    // `from_table` sorts them by number, which decides between equal weights
                     choices.sort_unstable_by(|a, b| {
                         (b.weight.total_cmp(&a.weight)).then(a.expert.cmp(&b.expert))
                     });
@@ -296,7 +296,7 @@ fn by_len(mixture: &Mixture, experts: usize) -> usize {
     experts * usize::from(mixture.chooses_apart() || !mixture.by_token.is_empty())
 }
 
-/// The experts that a table has for a token. `numbers` is a buffer.
+/// The experts of a token in a table. `numbers` is a buffer.
 fn from_table(
     on: &Compute,
     table: &Matrix,
@@ -311,12 +311,12 @@ fn from_table(
     }
 }
 
-/// Rows whose tokens are noted.
+/// Rows with recorded tokens.
 fn token_rows(mixture: &Mixture, rows: usize) -> usize {
     rows * usize::from(!mixture.by_token.is_empty())
 }
 
-/// Scores as shares.
+/// Softmax or sigmoid of the scores.
 fn to_shares(scores: &mut [f32], scoring: Scoring) {
     match scoring {
         Scoring::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
@@ -350,19 +350,21 @@ fn choose_by(
     }
 }
 
-/// Takes the experts of all but the best groups out of `by`; of equal groups the lower one is better.
+/// Excludes the experts of all but the best groups from `by`; of equal groups the lower one is
+/// better.
 fn keep_groups(by: &mut [f32], groups: ExpertGroups) {
     let (count, size) = (groups.count as usize, by.len() / groups.count as usize);
     let value = |group: &[f32]| {
         let two = group.iter().fold([f32::NEG_INFINITY; 2], |[a, b], &x| {
             if x > a { [x, a] } else { [a, b.max(x)] }
         });
-        match groups.by_best {
-            true => two[0],
-            false => two[0] + two[1],
+        if groups.by_best {
+            two[0]
+        } else {
+            two[0] + two[1]
         }
     };
-    // those taken out before have fewer groups to lose to, so the worst goes first
+    // each iteration excludes the worst remaining group
     for _ in groups.chosen..groups.count {
         let mut worst: Option<(usize, f32)> = None;
         for group in 0..count {
@@ -378,7 +380,7 @@ fn keep_groups(by: &mut [f32], groups: ExpertGroups) {
     }
 }
 
-/// Turns the scores of the chosen experts into weights; those of [`choose_by`] are shares.
+/// Converts the scores of the chosen experts to weights; the scores of [`choose_by`] are shares.
 fn weigh(choices: &mut [Choice], mixture: &Mixture) {
     if mixture.scoring == Scoring::Sigmoid && !mixture.chooses_apart() {
         (choices.iter_mut()).for_each(|choice| choice.weight = sigmoid(choice.weight));

@@ -79,7 +79,7 @@ impl RouterAhead {
     }
 }
 
-/// Banks of the next layer with an FFN after `number` that the token of a pass's only row, given with
+/// Banks of the next layer with an FFN after `number` that the token of a pass with one row, given by
 /// its residual stream, is likely to visit, most likely first; empty if nothing is predicted.
 pub(crate) fn likely_banks<'a>(
     ahead: &'a mut Option<RouterAhead>,

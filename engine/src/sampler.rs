@@ -85,7 +85,7 @@ impl Default for Sampling {
 }
 
 impl fmt::Display for Sampling {
-    /// The parameters that differ from greedy sampling, in words.
+    /// The parameters that differ from greedy sampling, as text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let off = Self::default();
         match self.temperature {
@@ -412,7 +412,7 @@ impl Sampler {
     }
 }
 
-/// Adds `add` to the logit of `token`, if it is among `candidates`, which are ordered by token.
+/// Adds `add` to the logit of `token` if it is among `candidates`, which are sorted by token.
 fn add(candidates: &mut [(f32, u32)], token: u32, add: f32) {
     if let Ok(at) = candidates.binary_search_by_key(&token, |c| c.1) {
         candidates[at].0 += add;
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(s.sample(&[1.0, 1.5, 0.0], &[2]), 1);
     }
 
-    /// The smallest set of tokens whose mass is at least `top_p`: all of it, and nothing else, is drawn.
+    /// The smallest set of tokens whose mass is at least `top_p`: exactly its tokens are drawn.
     #[test]
     fn the_nucleus_is_drawn_whole() {
         let logits = [0.5f32, 0.3, 0.2].map(libm::logf);

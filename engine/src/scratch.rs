@@ -27,7 +27,7 @@ pub(crate) struct ScratchRoom {
 }
 
 impl ScratchRoom {
-    /// For passes of `rows` rows.
+    /// Dimensions for passes of `rows` rows.
     pub fn of(options: &Options, rows: usize) -> Self {
         Self {
             rows,
@@ -38,7 +38,7 @@ impl ScratchRoom {
     }
 }
 
-/// Largest products on a device: of projections, for `rows` rows, and of the head, for `batch`.
+/// Largest products on a device: of projections for `rows` rows, and of the head for `batch` rows.
 pub(crate) fn product_room(
     c: &ModelConfig,
     rows: usize,
@@ -46,8 +46,8 @@ pub(crate) fn product_room(
     gates: usize,
 ) -> ProductRoom {
     let [d, .., vocab] = widths(c);
-    // results of all matrices of a mixer that have one input
-    let projected = projected(c) + output_gates(c) + 2 * beside(c);
+    // results of all matrices of a mixer with the same input
+    let projected = projected(c) + output_gates(c) + 2 * kv_width(c);
     let widest = widest_input(c);
     let token = Activations::bytes(widest, 1).max(4 * widest);
     ProductRoom {
@@ -63,21 +63,21 @@ pub(crate) struct Scratch {
     pub normed: Vec<f32>,
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
-    /// Attention's output in layers whose FFN reads the same input (parallel blocks), `[rows ×
-    /// d_model]`, or the output of a parallel dense FFN; otherwise empty.
+    /// Attention's output in layers whose FFN reads the same input (parallel blocks),
+    /// `[rows × d_model]`, or the output of a parallel dense FFN; otherwise empty.
     pub parallel: Vec<f32>,
-    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer, then the answers of
-    /// a DeltaNet, head by head; in the FFN, the projected input of experts of another width.
+    /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer, later the outputs
+    /// of a DeltaNet, head by head; in the FFN, the projected input of experts of another width.
     pub q: Vec<f32>,
     /// Keys, `[rows × kv_heads·head_dim]`, latent vectors, or β of a DeltaNet, `[rows × value_heads]`.
     pub k: Vec<f32>,
-    /// Values, `[rows × kv_heads·head_dim]`, latent vectors of queries and gates of heads, or what the decay of a DeltaNet
-    /// follows from; in Kimi Delta Attention, what its decays and then its gates are projected from.
+    /// Values, `[rows × kv_heads·head_dim]`; latent vectors of queries and gates of heads; inputs of a DeltaNet's decay;
+    /// in Kimi Delta Attention, inputs of the decays and later of the gates.
     pub v: Vec<f32>,
-    /// Gates of a mixer's output, before them the decays of Kimi Delta Attention, what latent attention computes between its steps, or what a Mamba's heads
-    /// give, head by head; empty where no mixer needs it.
+    /// Gates of a mixer's output; earlier the decays of Kimi Delta Attention, the intermediate values of latent attention, or the outputs of a Mamba's
+    /// heads; empty if no mixer needs it.
     pub gate: Vec<f32>,
-    /// What experts of another width give; a mixer's output before the projection, `[rows × heads·head_dim]` of attention. Before that, the
+    /// Output of experts of another width; a mixer's output before the projection, `[rows × heads·head_dim]` for attention; earlier, the
     /// convolved channels of a DeltaNet or a Mamba.
     pub attended: Vec<f32>,
     /// Per-block attention results of one token: `width + 2` floats for each block of 256 positions
@@ -125,8 +125,8 @@ impl Scratch {
             (&mut self.out, d),
             (&mut self.parallel, parallel(c)),
             (&mut self.q, projected(c)),
-            (&mut self.k, beside(c)),
-            (&mut self.v, beside(c)),
+            (&mut self.k, kv_width(c)),
+            (&mut self.v, kv_width(c)),
             (&mut self.gate, output_gates(c)),
             (&mut self.attended, mixed(c)),
         ];
@@ -143,7 +143,7 @@ impl Scratch {
     pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
         let [d, .., vocab] = widths(c);
         let (chunk, threads) = (room.rows, room.threads);
-        let mixer = projected(c) + mixed(c) + 2 * beside(c) + output_gates(c);
+        let mixer = projected(c) + mixed(c) + 2 * kv_width(c) + output_gates(c);
         let rows = chunk * (2 * d + parallel(c) + mixer);
         let shared = rows + room.batch * vocab + partials_len(c, room.context);
         let per_thread = Matrix::scratch_len(widest_input(c));
@@ -208,7 +208,7 @@ fn mixed(c: &ModelConfig) -> usize {
 }
 
 /// Width of [`Scratch::k`] and [`Scratch::v`].
-fn beside(c: &ModelConfig) -> usize {
+fn kv_width(c: &ModelConfig) -> usize {
     let [_, _, kv, _] = widths(c);
     let latent = latent(c).map_or(0, |of| of.stored().max(of.query_rank + of.gates));
     let pooled = pooled(c).map_or(0, |of| of.query_rank as usize);
@@ -281,7 +281,7 @@ fn pooled(c: &ModelConfig) -> Option<&PooledAttention> {
     c.form.pooled.as_ref()
 }
 
-/// Elements that a position gives to the pools of a layer, at most.
+/// Most elements that a position contributes to the pools of a layer.
 fn given_to_pools(c: &ModelConfig) -> usize {
     let series = |of: &PooledAttention| 1 + usize::from(of.overlapping > 0);
     pooled(c).map_or(0, |of| series(of) * c.head_dim as usize)

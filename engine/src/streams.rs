@@ -1,10 +1,10 @@
 //! Gemma 3n: several residual streams (AltUp, arXiv 2301.13310) and a low-rank path parallel to
 //! attention (LAuReL, arXiv 2411.07501). Formulas as in `modeling_gemma3n.py`.
 //!
-//! A layer reads and updates the first stream. Before it, *predict* mixes all streams with
-//! coefficients routed from the first; after it, *correct* adds to each stream its share of the
-//! layer's update, and to the further ones the layer's own input ([`LayerInputs`]). The further streams
-//! of a row lie in [`Pass::beside`], so that a pass can yield between two layers.
+//! A layer reads and updates the first stream. Before it, *predict* mixes all streams with coefficients
+//! routed from the first; after it, *correct* adds to each stream its share of the layer's update, and
+//! to the further ones the layer's own input ([`LayerInputs`]). [`Pass::aux`] holds a row's further
+//! streams, so that a pass can yield between two layers.
 
 use emberflow_kernels::{Compute, Cpu, math};
 use emberflow_models::config::{ModelConfig, Streams};
@@ -19,16 +19,16 @@ use crate::matrix::Matrix;
 use crate::pass::Pass;
 use crate::scratch::Scratch;
 
-/// Lower bound of a stream's mean square before another one's magnitude is transferred to it
+/// Lower bound of a stream's mean square before its magnitude is scaled to another one's
 /// (transformers: `epsilon`).
 const LEAST_SQUARE: f32 = 1e-5;
 
 /// Weights outside the layers.
 #[derive(Debug)]
 struct StreamWeights {
-    /// From the embedding to each further stream, `[d_model × d_model]`.
+    /// Projections from the embedding to each further stream, `[d_model × d_model]`.
     into: Vec<Matrix>,
-    /// From each further stream back, `[d_model × d_model]`.
+    /// Projections from each further stream back, `[d_model × d_model]`.
     out: Vec<Matrix>,
 }
 
@@ -106,8 +106,8 @@ impl LayerStreams {
 struct Sizes {
     d: usize,
     count: usize,
-    /// Elements of [`Pass::beside`].
-    beside: usize,
+    /// Elements of a row of [`Pass::aux`].
+    aux_width: usize,
     eps: f32,
     scaled: bool,
 }
@@ -118,7 +118,7 @@ impl Sizes {
         Some(Self {
             d: c.d_model as usize,
             count: streams.count as usize,
-            beside: beside(c),
+            aux_width: aux_width(c),
             eps: c.rms_eps,
             scaled: streams.scaled,
         })
@@ -130,8 +130,8 @@ impl Sizes {
     }
 }
 
-/// Elements per row of [`Pass::beside`].
-pub(crate) fn beside(c: &ModelConfig) -> usize {
+/// Elements per row of [`Pass::aux`].
+pub(crate) fn aux_width(c: &ModelConfig) -> usize {
     c.form.further_streams(c.d_model) + layer_inputs::elements(c)
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn width(c: &ModelConfig) -> usize {
     first(c) + c.form.further_streams(c.d_model)
 }
 
-/// Elements per row of [`Pass::x`] that are a stream. Hyper-connections have all streams beside it.
+/// Elements per row of [`Pass::x`] that are a stream. Hyper-connections have all streams in [`Pass::aux`].
 fn first(c: &ModelConfig) -> usize {
     match c.form.hyper {
         Some(_) => 0,
@@ -148,23 +148,23 @@ fn first(c: &ModelConfig) -> usize {
     }
 }
 
-/// Stores the streams of a pass's rows, `[rows × streams·d_model]`, where layers read them.
+/// Stores the streams of a pass's rows, `[rows × streams·d_model]`, in the pass.
 pub(crate) fn put(c: &ModelConfig, pass: &mut Pass, rows: &[f32]) {
-    let (d, beside) = (c.d_model as usize, beside(c));
+    let (d, aux_width) = (c.d_model as usize, aux_width(c));
     for (number, row) in rows.chunks_exact(width(c)).enumerate() {
         let (x, others) = row.split_at(first(c));
         pass.x[number * d..][..x.len()].copy_from_slice(x);
-        pass.beside[number * beside..][..others.len()].copy_from_slice(others);
+        pass.aux[number * aux_width..][..others.len()].copy_from_slice(others);
     }
 }
 
 /// Inverse of [`put`].
 pub(crate) fn get(c: &ModelConfig, pass: &Pass, rows: &mut Vec<f32>) {
-    let (d, beside) = (c.d_model as usize, beside(c));
+    let (d, aux_width) = (c.d_model as usize, aux_width(c));
     rows.clear();
     for number in 0..pass.rows {
         rows.extend_from_slice(&pass.x[number * d..][..first(c)]);
-        rows.extend_from_slice(&pass.beside[number * beside..][..width(c) - first(c)]);
+        rows.extend_from_slice(&pass.aux[number * aux_width..][..width(c) - first(c)]);
     }
 }
 
@@ -262,7 +262,7 @@ fn widths(c: &ModelConfig, sizes: Sizes) -> [usize; 3] {
 }
 
 impl StreamState {
-    /// For passes of up to `rows` rows; `None` for a model with one stream.
+    /// Buffers for passes of up to `rows` rows; `None` for a model with one stream.
     pub fn new(c: &ModelConfig, rows: usize) -> Option<Self> {
         let sizes = Sizes::of(c)?;
         let [predicted, wide, narrow] = widths(c, sizes).map(|width| vec![0.0; rows * width]);
@@ -286,13 +286,13 @@ impl StreamState {
     /// Computes the further streams from the embedding.
     fn others(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
-        let (rows, width) = (pass.rows, z.beside);
+        let (rows, width) = (pass.rows, z.aux_width);
         let x = &pass.x[..rows * z.d];
         let input = Input::new(on.cpu, x, rows, &mut s.input);
         for (number, matrix) in w.into.iter().enumerate() {
             let out = &mut s.out[..rows * z.d];
             matrix.matmul(on, input, &mut s.rows, out);
-            for ((row, y), x) in (pass.beside.chunks_exact_mut(width))
+            for ((row, y), x) in (pass.aux.chunks_exact_mut(width))
                 .zip(out.chunks_exact_mut(z.d))
                 .zip(x.chunks_exact(z.d))
             {
@@ -306,8 +306,8 @@ impl StreamState {
     fn predict(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let z = self.sizes;
         self.route(on, w, &pass.x[..pass.rows * z.d], s);
-        let width = z.beside;
-        let rows = (pass.x.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width));
+        let width = z.aux_width;
+        let rows = (pass.x.chunks_exact_mut(z.d)).zip(pass.aux.chunks_exact_mut(width));
         let routes = self.narrow.chunks_exact(z.count);
         let predicted = self.predicted.chunks_exact_mut(z.d);
         for (((x, row), routes), predicted) in rows.zip(routes).zip(predicted).take(pass.rows) {
@@ -339,13 +339,13 @@ impl StreamState {
         }
     }
 
-    /// Correct: adds each stream's share of a layer's update; `s.normed` gets what the gate of the
-    /// layer's input reads.
+    /// Correct: adds each stream's share of a layer's update; stores the input of the gate of the
+    /// layer's input in `s.normed`.
     fn correct(&mut self, on: &Compute, w: &LayerStreams, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
         self.route(on, w, &pass.x[..rows * z.d], s);
-        let width = z.beside;
-        let streams = (pass.x.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact_mut(width));
+        let width = z.aux_width;
+        let streams = (pass.x.chunks_exact_mut(z.d)).zip(pass.aux.chunks_exact_mut(width));
         let routes = self.narrow.chunks_exact(z.count);
         let predicted = self.predicted.chunks_exact_mut(z.d);
         let first = s.normed.chunks_exact_mut(z.d);
@@ -365,8 +365,8 @@ impl StreamState {
     /// Adds the gated input of a layer, in `s.out`, to the further streams.
     fn add_input(&mut self, pass: &mut Pass, s: &Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
-        let beside = pass.beside.chunks_exact_mut(z.beside);
-        for (out, row) in s.out.chunks_exact(z.d).zip(beside).take(rows) {
+        let aux = pass.aux.chunks_exact_mut(z.aux_width);
+        for (out, row) in s.out.chunks_exact(z.d).zip(aux).take(rows) {
             for stream in row[..z.others()].chunks_exact_mut(z.d) {
                 stream.iter_mut().zip(out).for_each(|(x, y)| *x += y);
             }
@@ -376,12 +376,12 @@ impl StreamState {
     /// Merges all streams into the first, after the last layer.
     fn merge(&mut self, on: &Compute, w: &StreamWeights, pass: &mut Pass, s: &mut Scratch) {
         let (z, rows) = (self.sizes, pass.rows);
-        let width = z.beside;
+        let width = z.aux_width;
         let sum = &mut self.predicted[..rows * z.d];
         sum.copy_from_slice(&pass.x[..rows * z.d]);
         for (number, matrix) in w.out.iter().enumerate() {
             let stream = &mut self.wide[..rows * z.d];
-            for (to, row) in (stream.chunks_exact_mut(z.d)).zip(pass.beside.chunks_exact(width)) {
+            for (to, row) in (stream.chunks_exact_mut(z.d)).zip(pass.aux.chunks_exact(width)) {
                 to.copy_from_slice(&row[number * z.d..][..z.d]);
             }
             let input = Input::new(on.cpu, stream, rows, &mut s.input);

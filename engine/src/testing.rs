@@ -31,7 +31,7 @@ pub(crate) struct World {
 
 /// Configuration of a store over a [`World`].
 #[derive(Debug, Clone)]
-pub(crate) struct Ways {
+pub(crate) struct StoreOptions {
     pub naming: Naming,
     pub gates_first: bool,
     pub ablation: Ablation,
@@ -40,7 +40,7 @@ pub(crate) struct Ways {
     pub costs: ReadCosts,
 }
 
-impl Default for Ways {
+impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             naming: Naming::Predictor,
@@ -230,12 +230,12 @@ impl World {
     }
 
     /// A store that starts with `plan`; one cluster of each bank is hot.
-    pub fn store(&self, plan: &MemoryPlan, ways: &Ways) -> Result<NeuronStore, Error> {
+    pub fn store(&self, plan: &MemoryPlan, setup: &StoreOptions) -> Result<NeuronStore, Error> {
         let (layout, source) = self.layout()?;
         let options = Options {
             lab: Lab {
-                io: ways.io,
-                ablation: ways.ablation,
+                io: setup.io,
+                ablation: setup.ablation,
                 ..Lab::default()
             },
             ..Options::default()
@@ -245,11 +245,11 @@ impl World {
             layout,
             source,
             memory: plan,
-            naming: ways.naming,
-            buffers: ways.buffers,
+            naming: setup.naming,
+            buffers: setup.buffers,
             known: &Known::default(),
-            costs: ways.costs,
-            gates_first: ways.gates_first,
+            costs: setup.costs,
+            gates_first: setup.gates_first,
             always: Vec::new(),
             options: &options,
             tracer: Tracer::default(),

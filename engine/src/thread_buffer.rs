@@ -14,8 +14,8 @@ thread_local! {
     static BUFFER: RefCell<Buffer> = RefCell::default();
 }
 
-/// Length of every thread's buffer in floats. Buffers are allocated once, so the token path does
-/// not allocate.
+/// Length of every thread's buffer in floats. Buffers are allocated once, so decoding does not
+/// allocate.
 static BUFFER_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of times the length was set.

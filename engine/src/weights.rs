@@ -24,16 +24,16 @@ const LOADERS: usize = 4;
 /// Stack size of these threads in bytes.
 const STACK: usize = 256 << 10;
 
-/// What mixes the tokens of one layer, its norms, its router and its FFN's biases.
+/// The mixer of a layer, its norms, its router and its FFN's biases.
 #[derive(Debug)]
 pub(crate) struct LayerWeights {
     /// Norm before attention.
     pub attn_norm: Option<Norm>,
     /// Norm of the output of attention.
     pub attn_post_norm: Option<Norm>,
-    /// What mixes the tokens.
+    /// The token mixer.
     pub mixer: Mixer,
-    /// Norm before the FFN; `None` also where it reads the output of the norm before attention.
+    /// Norm before the FFN; also `None` if the FFN reads the output of the norm before attention.
     pub ffn_norm: Option<Norm>,
     /// Norm of the output of the FFN.
     pub ffn_post_norm: Option<Norm>,
@@ -49,7 +49,8 @@ pub(crate) struct LayerWeights {
     pub scale: f32,
 }
 
-/// Norms of experts and of a parallel dense FFN, whose input has the norm before the FFN.
+/// Norms of experts and of a parallel dense FFN. The input of the dense FFN has the norm before the
+/// FFN.
 #[derive(Debug)]
 pub(crate) struct ParallelNorms {
     /// Before the experts.
@@ -61,7 +62,7 @@ pub(crate) struct ParallelNorms {
 }
 
 impl ParallelNorms {
-    /// Those of layer `l`, if it has a parallel dense FFN.
+    /// The norms of layer `l`, if it has a parallel dense FFN.
     fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Option<Self>, Error> {
         if !c
             .mixture_of(l)
@@ -81,24 +82,27 @@ impl LayerWeights {
     /// Reads the weights of layer `l`.
     fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
         Ok(Self {
-            attn_norm: match c.form.pre_norm {
-                true => Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?),
-                false => None,
+            attn_norm: if c.form.pre_norm {
+                Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?)
+            } else {
+                None
             },
             attn_post_norm: post_norm(from, Role::AttnPostNorm, l, c)?,
             mixer: Mixer::load(from, c, l)?,
-            ffn_norm: match c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
-                true => Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?),
-                false => None,
+            ffn_norm: if c.form.pre_norm && c.form.parallel != Parallel::OneNorm {
+                Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?)
+            } else {
+                None
             },
             ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
             ffn_bias: ffn_biases(from, l, c)?,
             router: router(from, c, l)?,
             narrow: NarrowExperts::load(from, c, l)?,
             parallel_dense: ParallelNorms::load(from, c, l)?,
-            scale: match c.form.layer_scale {
-                true => from.vector(Role::LayerScale, l, 1)?[0],
-                false => 1.0,
+            scale: if c.form.layer_scale {
+                from.vector(Role::LayerScale, l, 1)?[0]
+            } else {
+                1.0
             },
         })
     }
@@ -116,7 +120,7 @@ pub(crate) struct Weights {
     pub head: Matrix,
     /// Bias of the head, `[vocab]`.
     pub head_bias: Option<Vec<f32>>,
-    /// Norm before the head; `None` if it reads what hyper-connections give.
+    /// Norm before the head; `None` if the head reads a mixture of hyper-connections.
     pub final_norm: Option<Norm>,
     /// Learned position embeddings.
     pub positions: Option<Matrix>,
@@ -177,7 +181,7 @@ impl Weights {
         })
     }
 
-    /// The matrices that are worth a device: projections and head.
+    /// The matrices that a device may multiply: projections and head.
     pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let projections = self
             .layers
@@ -264,12 +268,12 @@ fn is_predictor(name: &str) -> bool {
     name.contains(".predictor.")
 }
 
-/// The tensor that serves as head.
+/// The tensor used as head.
 pub(crate) fn head_role(c: &ModelConfig) -> Role {
     if c.tied_head { Role::Embed } else { Role::Head }
 }
 
-/// A norm of a layer's outputs, where the model has them.
+/// A norm of a layer's outputs, if the model has it.
 fn post_norm(
     from: &Loader<'_>,
     role: Role,
@@ -280,7 +284,7 @@ fn post_norm(
     of.transpose()
 }
 
-/// The biases of a layer's FFN, where it has them.
+/// The biases of a layer's FFN, if it has them.
 fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBiases>, Error> {
     if !c.form.ffn_bias || !c.has_ffn(l) {
         return Ok(None);
@@ -290,16 +294,17 @@ fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBi
     Ok(Some(FfnBiases {
         banks,
         gate: from.rows(Role::GateBias, l, neurons, 1)?,
-        up: match c.ffn_kind.ungated {
-            true => Vec::new(),
-            false => from.rows(Role::UpBias, l, neurons, 1)?,
+        up: if c.ffn_kind.ungated {
+            Vec::new()
+        } else {
+            from.rows(Role::UpBias, l, neurons, 1)?
         },
         down: from.rows(Role::DownBias, l, banks, d)?,
     }))
 }
 
-/// A norm before attention, FFN or head, of the kind that the model has there; `bias` is its
-/// bias, where such norms have one.
+/// A norm before attention, FFN or head, of the kind that the model uses; `bias` is its bias, if
+/// such norms have one.
 fn norm(
     from: &Loader<'_>,
     weight: Role,
@@ -326,35 +331,40 @@ fn router(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Route
     let [d, experts] = [c.d_model, c.experts].map(|n| n as usize);
     Ok(Some(Router {
         scores: from.matrix(Role::Router, layer, experts, d)?,
-        bias: match mixture.router_bias {
-            false => None,
-            true => Some(from.vector(Role::RouterBias, layer, experts)?),
+        bias: if mixture.router_bias {
+            Some(from.vector(Role::RouterBias, layer, experts)?)
+        } else {
+            None
         },
-        by_token: match mixture.is_by_token(layer) {
-            false => None,
-            true => Some(token_experts(from, c, mixture, layer)?),
+        by_token: if mixture.is_by_token(layer) {
+            Some(token_experts(from, c, mixture, layer)?)
+        } else {
+            None
         },
-        choice_bias: match mixture.choice_bias && !mixture.is_by_token(layer) {
-            false => None,
-            true => Some(from.vector(Role::ChoiceBias, layer, experts)?),
+        choice_bias: if mixture.choice_bias && !mixture.is_by_token(layer) {
+            Some(from.vector(Role::ChoiceBias, layer, experts)?)
+        } else {
+            None
         },
         shared: match mixture.shared {
             _ if mixture.shared_is_plain => None,
             0 => None,
             _ => Some(from.vector(Role::SharedGate, layer, d)?),
         },
-        norm: match mixture.parallel_dense {
-            true => Some(router_norm(from, c, layer)?),
-            false => None,
+        norm: if mixture.parallel_dense {
+            Some(router_norm(from, c, layer)?)
+        } else {
+            None
         },
-        factors: match mixture.parallel_dense {
-            true => Some(from.vector(Role::ExpertScale, layer, experts)?),
-            false => None,
+        factors: if mixture.parallel_dense {
+            Some(from.vector(Role::ExpertScale, layer, experts)?)
+        } else {
+            None
         },
     }))
 }
 
-/// The experts of each token, all of which there are.
+/// The experts of each token of the vocabulary.
 fn token_experts(
     from: &Loader<'_>,
     c: &ModelConfig,
@@ -372,7 +382,7 @@ fn token_experts(
             return Err(Error::Tensor {
                 path: from.container.path().to_path_buf(),
                 name: name_of(Role::TokenExperts, layer),
-                reason: format!("names {row:?} for token {token}, which are not {chosen} experts"),
+                reason: format!("names {row:?} for token {token}, expected {chosen} experts"),
             });
         }
     }

@@ -1,10 +1,10 @@
 //! Chat templates: render a conversation as the text format a model was trained on.
 //!
 //! Templates are Jinja as in Hugging Face's `apply_chat_template`: block tags swallow their line; values are
-//! written as Python writes them; Python's methods, jinja2's filters and tests, `raise_exception`,
-//! `strftime_now`, a `tojson` that does not escape HTML, `break` and `continue` exist; `documents` is `None`, and
-//! `tools` where there are none. A template is code from a file: it can compute, but cannot access files, and its
-//! number of steps is bounded.
+//! formatted as in Python; Python's methods, jinja2's filters and tests, `raise_exception`, `strftime_now`, a
+//! `tojson` that does not escape HTML, `break` and `continue` exist; `documents` is `None`, and so is `tools`
+//! without tools. A template is code from a file: it can compute, but cannot access files, and its number of
+//! steps is bounded.
 
 pub mod date;
 mod filters;
@@ -26,17 +26,17 @@ use crate::Error;
 /// loop is stopped within a second or two.
 const MAX_STEPS: u64 = 10_000_000;
 
-/// Names under which clients and templates know a message's reasoning. The first one is the standard.
+/// Names of a message's reasoning in clients and templates. The first one is the standard.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// One turn of a conversation: an object as clients of OpenAI's interface send it, but with the arguments of
-/// calls as objects. Templates see all of its members; those that are null are not defined.
+/// One message of a conversation: an object as clients of OpenAI's interface send it, but with the arguments
+/// of calls as objects. Templates see all of its members; null members are undefined.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Message(Map<String, Json>);
 
 impl Message {
-    /// A turn of `system`, `user`, `assistant`, or another role of the template, with its text.
+    /// A message of `system`, `user`, `assistant`, or another role of the template, with its text.
     pub fn new(role: &str, content: &str) -> Self {
         let mut message = Self::default();
         message.set("role", role.into());
@@ -54,7 +54,7 @@ impl Message {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// As templates see it. Reasoning has the standard name and that of gpt-oss, whichever it was sent under.
+    /// The form that templates see. Reasoning has both the standard name and gpt-oss's.
     fn value(&self) -> Value {
         let reasoning = REASONING.iter().find_map(|name| self.get(name));
         let mut all: Map<String, Json> = Map::new();
@@ -70,15 +70,15 @@ impl Message {
     }
 }
 
-/// What a template renders.
+/// Input of a template.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
-    /// The turns.
+    /// The messages.
     pub messages: Vec<Message>,
-    /// What the model may call: objects as clients of OpenAI's interface send them. A template that does not
-    /// know tools does not show them.
+    /// Tools that the model may call: objects as clients of OpenAI's interface send them. Templates without
+    /// tool support ignore them.
     pub tools: Vec<Json>,
-    /// Whether the assistant's next turn is opened.
+    /// Whether to open the assistant's next message.
     pub add_generation_prompt: bool,
     /// Further variables of the template, such as `enable_thinking`.
     pub variables: Map<String, Json>,
@@ -98,8 +98,8 @@ const CHAT: &str = "chat";
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
-    /// Compiles `template`. `tokens` are the names and texts of special tokens, such as `bos_token`; one that the
-    /// tokenizer does not have is left out.
+    /// Compiles `template`. `tokens`: names and texts of special tokens, such as `bos_token`; tokens that the
+    /// tokenizer lacks are left out.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] if the template does not parse.
@@ -128,7 +128,7 @@ impl ChatTemplate {
         Ok(compiled)
     }
 
-    /// The same with another template for conversations with tools.
+    /// The same with a separate template for conversations with tools.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -155,7 +155,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Text of the template that only conversations with tools have.
+    /// Text of the template for conversations with tools, if separate.
     pub fn tool_source(&self) -> Option<&str> {
         self.tool_source.as_deref()
     }
@@ -166,7 +166,7 @@ impl ChatTemplate {
     }
 
     /// Fixes the time for `strftime_now`, in seconds since 1970 (UTC); `None` uses the system
-    /// clock. A template that writes today's date gives another prompt tomorrow, so set a time to
+    /// clock. A template that writes the date gives another prompt tomorrow, so set a time to
     /// compare prompts.
     pub fn set_clock(&mut self, unix_seconds: Option<i64>) {
         let now = move |format: &str| -> Result<String, minijinja::Error> {
@@ -199,7 +199,7 @@ impl ChatTemplate {
             [] => Value::from(()),
             tools => tools.iter().map(json::value).collect(),
         };
-        // What comes later counts.
+        // later members take precedence
         let tokens = self.tokens().map(|(name, text)| (name, Value::from(text)));
         let variables = conversation.variables.iter();
         let variables = variables.map(|(name, value)| (&**name, json::value(value)));

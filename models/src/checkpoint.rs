@@ -11,7 +11,7 @@ use crate::rules::TextRules;
 /// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its role and place in the decoder.
+    /// Its role and position in the decoder.
     pub id: TensorId,
     /// Its name in the checkpoint, for messages.
     pub source_name: String,
@@ -43,7 +43,7 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
-/// A sampling parameter that cannot be.
+/// An invalid sampling parameter.
 pub(crate) struct WrongSampling {
     /// As in `generation_config.json`.
     pub(crate) what: &'static str,
@@ -51,7 +51,7 @@ pub(crate) struct WrongSampling {
 }
 
 impl SamplingDefaults {
-    /// The first parameter that cannot be.
+    /// The first invalid parameter.
     pub(crate) fn wrong(&self) -> Option<WrongSampling> {
         let mass = |p: f32| p > 0.0 && p <= 1.0;
         let share = "above 0, at most 1";
@@ -101,7 +101,7 @@ pub trait Checkpoint {
         None
     }
 
-    /// The chat template for conversations with tools, if it is another one.
+    /// The chat template for conversations with tools, if separate.
     fn tool_template(&self) -> Option<&str> {
         None
     }
@@ -111,7 +111,7 @@ pub trait Checkpoint {
         SamplingDefaults::default()
     }
 
-    /// What generated texts are held to.
+    /// Rules for generated texts.
     fn rules(&self) -> TextRules {
         TextRules::default()
     }
@@ -141,12 +141,12 @@ pub trait Checkpoint {
         out: &mut [f32],
     ) -> Result<(), Error>;
 
-    /// Reads a row of a matrix as the checkpoint holds it: whole blocks of ggml's `Q4_K`, 144 bytes
-    /// for 256 weights. False where it does not hold such rows, which is what most checkpoints do;
-    /// `out` is then unspecified.
+    /// Reads a row of a matrix as stored in the checkpoint: whole blocks of ggml's `Q4_K`, 144
+    /// bytes for 256 weights. False if it does not store such rows, as in most checkpoints; `out`
+    /// is then unspecified.
     ///
     /// # Errors
-    /// As for [`read_rows`](Self::read_rows), but that numbers may be NaN or infinite.
+    /// As for [`read_rows`](Self::read_rows), except that numbers may be NaN or infinite.
     fn read_q4_k(&self, id: TensorId, row: usize, out: &mut Vec<u8>) -> Result<bool, Error> {
         let _ = (id, row, out);
         Ok(false)

@@ -95,8 +95,8 @@ pub struct FfnKind {
     pub activation: Activation,
     /// dReLU (Bamboo, TurboSparse): the up projection passes through `max(·, 0)` too.
     pub relu_on_up: bool,
-    /// Two matrices: `down · act(gate·x)`. The projection that the activation is on is called Gate
-    /// even where a checkpoint calls it `up` or `fc1`, for it decides which neurons fire.
+    /// Two matrices: `down · act(gate·x)`. The projection with the activation is called Gate even
+    /// if a checkpoint calls it `up` or `fc1`, because it decides which neurons fire.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ungated: bool,
 }
@@ -106,7 +106,7 @@ pub struct FfnKind {
 pub struct Bank {
     /// Layer, from 0.
     pub layer: u32,
-    /// The layer's place among those that have an FFN, from 0.
+    /// Index of the layer among those with an FFN, from 0.
     pub place: u32,
     /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN.
     pub expert: u32,
@@ -167,7 +167,7 @@ pub struct ModelConfig {
     /// `None` without one.
     #[serde(default)]
     pub predictor_threshold: Option<f32>,
-    /// The mixture of experts; `None` where every layer has a dense FFN.
+    /// The mixture of experts; `None` if every layer has a dense FFN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixture: Option<Mixture>,
     /// The norms of `qk_norm` are over all heads together (OLMoE).
@@ -176,7 +176,7 @@ pub struct ModelConfig {
     /// Largest magnitude of queries, keys and values: others are clamped to it, after the norms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_qkv: Option<f32>,
-    /// Everything that most decoders have in common, and this one may not.
+    /// Properties that differ from the common form.
     #[serde(default, skip_serializing_if = "Form::is_plain")]
     pub form: Form,
 }
@@ -226,7 +226,7 @@ impl ModelConfig {
             })
     }
 
-    /// Elements of a neuron's vectors: what banks read and give.
+    /// Elements of a neuron's vectors: the input and output width of banks.
     pub fn bundle_width(&self) -> u32 {
         let width = self.mixture.as_ref().map_or(0, |mixture| mixture.width);
         match width {
@@ -245,7 +245,8 @@ impl ModelConfig {
         self.form.nope_layers.binary_search(&layer).is_err()
     }
 
-    /// The rotary embedding of layer `layer`: that of [`Form::local_rope`] with a window and without pools.
+    /// The rotary embedding of layer `layer`: [`Form::local_rope`] for layers with a window and without
+    /// pools.
     pub fn rope_of(&self, layer: u32) -> &Rope {
         let pooled = self.form.pooled.as_ref();
         let locally = self.windowed(layer) && pooled.is_none_or(|of| of.of(layer).pool == 0);
@@ -253,7 +254,7 @@ impl ModelConfig {
         local.unwrap_or(&self.rope)
     }
 
-    /// What mixes the tokens of layer `layer`.
+    /// The token mixer of layer `layer`.
     pub fn mixer_of(&self, layer: u32) -> MixerKind {
         if !self.has_mixer(layer) {
             return MixerKind::None;
@@ -327,7 +328,7 @@ impl ModelConfig {
         })
     }
 
-    /// The first field that cannot be, in the order in which a reader looks for them.
+    /// The first invalid field, in the order in which a reader checks them.
     fn first_bad(&self) -> Option<BadField> {
         (self.bad_size())
             .or_else(|| self.bad_mixture())
@@ -337,7 +338,7 @@ impl ModelConfig {
             .or_else(|| self.bad_form())
     }
 
-    /// A size of zero or past its bound, or heads that do not divide.
+    /// A size of zero or above its maximum, or heads that do not divide.
     fn bad_size(&self) -> Option<BadField> {
         let bounded = [
             ("vocab", self.vocab, MAX_VOCAB),
@@ -372,7 +373,7 @@ impl ModelConfig {
         ascending && list.last().is_none_or(|&layer| layer < self.layers)
     }
 
-    /// A rotary embedding whose angles are no numbers.
+    /// A rotary embedding with non-finite angles.
     fn bad_rope(&self) -> Option<BadField> {
         let global = self.form.global_heads.map(|of| of.head_dim);
         let widest = match self.form.local_rope {
@@ -416,8 +417,8 @@ impl ModelConfig {
         }
     }
 
-    /// Windows that are not one for each layer, tokens past the vocabulary, or a predictor's
-    /// threshold that is no number.
+    /// A number of windows other than the number of layers, tokens outside the vocabulary, or a
+    /// predictor's threshold that is not a number.
     fn bad_entry(&self) -> Option<BadField> {
         if self.window.len() != self.layers as usize {
             let expected = format!("one for each of {} layers", self.layers);
@@ -440,7 +441,7 @@ impl ModelConfig {
         }
     }
 
-    /// A form that cannot be, or that is not implemented.
+    /// An invalid or unimplemented form.
     fn bad_form(&self) -> Option<BadField> {
         let (form, kind) = (&self.form, self.ffn_kind);
         if let Some((key, scale)) = form.bad_scale() {
@@ -484,7 +485,7 @@ impl ModelConfig {
 }
 
 impl ModelConfig {
-    /// Short convolutions where they cannot be.
+    /// Invalid short convolutions.
     fn bad_short_conv(&self) -> Option<BadField> {
         let convs = self.form.short_conv.as_ref()?;
         if convs.taps < 2 || convs.taps > MAX_TAPS {
@@ -501,7 +502,7 @@ impl ModelConfig {
         None
     }
 
-    /// Gated DeltaNets that cannot be.
+    /// Invalid gated DeltaNets.
     fn bad_delta_net(&self) -> Option<BadField> {
         let nets = self.form.delta_net.as_ref()?;
         let net = nets.shape;
@@ -536,7 +537,7 @@ impl ModelConfig {
     }
 }
 
-/// Angles that are no numbers, of heads of this width.
+/// Non-finite angles for heads of this width.
 fn bad_angles(rope: &Rope, head_dim: u32) -> Option<BadField> {
     if !rope.dims.is_multiple_of(2) || rope.dims > head_dim {
         let expected = format!("even, at most head_dim = {head_dim}");
@@ -553,7 +554,7 @@ fn bad_angles(rope: &Rope, head_dim: u32) -> Option<BadField> {
     None
 }
 
-/// A field out of range, without the file that it came from.
+/// An invalid field, without the file that it came from.
 struct BadField {
     key: &'static str,
     found: String,

@@ -2,8 +2,8 @@
 //!
 //! A container is neither unpacked nor loaded into the heap: [`Demo::locate`] finds its offset in
 //! the executable's file, and direct I/O reads it from there like any other container. So the demos
-//! show real offloading without a download or installation. `models/README.md` and
-//! `models/demo-moe/README.md` are their model cards.
+//! offload for real without a download or installation. Their model cards are `models/README.md`
+//! and `models/demo-moe/README.md`.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -22,7 +22,7 @@ static EXPERTS: &PageAligned<[u8]> = &PageAligned(*include_bytes!("../demo-moe/d
 /// A bundled model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demo {
-    /// The dense one, which commands take when no model is named.
+    /// The dense one, used by commands without a model argument.
     Dense,
     /// The mixture of experts.
     Experts,
@@ -43,7 +43,7 @@ impl Demo {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Dense, Self::Experts];
 
-    /// The name that commands know it by.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dense => "demo",
@@ -68,7 +68,7 @@ impl Demo {
     }
 }
 
-/// Where `container` lies in the running program's file.
+/// Location of `container` in the running program's file.
 fn place_of(container: &[u8]) -> Result<Place, Error> {
     let fail = |reason: String| Error::Demo { reason };
     let maps = std::fs::read_to_string("/proc/self/maps")

@@ -27,9 +27,9 @@ pub(crate) const Q6_K_BYTES: usize = 128 + 64 + 16 + 2;
 pub(crate) const Q2_K_BYTES: usize = 16 + 64 + 2 + 2;
 /// Third bits, bit pairs, 16 scales of 6 bits, super-scale.
 pub(crate) const Q3_K_BYTES: usize = 32 + 64 + 12 + 2;
-/// Bytes of a 32-weight block: scale, 16 pairs of places in the table.
+/// Bytes of a 32-weight block: scale, 16 pairs of table indices.
 pub(crate) const IQ4_NL_BYTES: usize = 2 + 16;
-/// Super-scale, high pairs and low nibbles of 8 scales, pairs of places in the table.
+/// Super-scale, high pairs and low nibbles of 8 scales, pairs of table indices.
 pub(crate) const IQ4_XS_BYTES: usize = 2 + 2 + 4 + 128;
 
 /// Decodes consecutive blocks of `B` bytes into `N` weights each.
@@ -102,8 +102,8 @@ pub(crate) fn e8m0(code: u8) -> f32 {
     }
 }
 
-/// Blocks as safetensors hold them: byte j of 16 holds weights 2j (low nibble) and 2j + 1, and
-/// exponents are elsewhere.
+/// Blocks as in safetensors: byte j of 16 holds weights 2j (low nibble) and 2j + 1; exponents are
+/// stored separately.
 pub(crate) fn mxfp4_pairs(raw: &[u8], exponents: &[u8], out: &mut [f32]) {
     let blocks = raw.chunks_exact(16).zip(exponents);
     for ((block, &exponent), out) in blocks.zip(out.chunks_exact_mut(32)) {
@@ -280,7 +280,7 @@ pub(crate) fn q3_k(block: &[u8; Q3_K_BYTES], out: &mut [f32; 256]) {
     }
 }
 
-/// The values of IQ4_NL and IQ4_XS: closer together near zero, where most weights are.
+/// The values of IQ4_NL and IQ4_XS: denser near zero, where most weights are.
 const IQ4: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];

@@ -23,14 +23,14 @@ pub(crate) enum DType {
     Iq4Nl,
     Iq4Xs,
     Mxfp4,
-    /// MXFP4 in the order of safetensors, with exponents stored apart.
+    /// MXFP4 in the order of safetensors, with exponents stored separately.
     Mxfp4Pairs,
     /// Powers of two, the scales of blocks.
     E8M0,
     /// Integers.
     I64,
     I32,
-    /// Eight-bit floats, whose scales are stored apart.
+    /// Eight-bit floats, with scales stored separately.
     F8E4M3,
 }
 
@@ -143,7 +143,7 @@ fn decode_scalars<const N: usize>(raw: &[u8], out: &mut [f32], decode: impl Fn([
 mod tests {
     use super::*;
 
-    /// Codes as PyTorch's `float8_e4m3fn` has them.
+    /// Codes as in PyTorch's `float8_e4m3fn`.
     #[test]
     fn eight_bit_floats_are_exact() {
         for (code, value) in [

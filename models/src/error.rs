@@ -1,5 +1,5 @@
-//! The error type of the crate: one variant per way in which a checkpoint, a tokenizer or a
-//! template can be invalid.
+//! The error type of the crate: one variant per kind of invalid checkpoint, tokenizer or
+//! template.
 //!
 //! Every message names the file, then the tensor, key or offset, then what was found and what was
 //! expected.
@@ -24,7 +24,7 @@ pub enum Error {
     /// The path is not a checkpoint of any kind.
     #[error(
         "{path}: not a checkpoint: found {found}; expected a folder with config.json and \
-         model.safetensors, a .safetensors file beside a config.json, or a gguf file",
+         model.safetensors, a .safetensors file next to a config.json, or a gguf file",
         path = path.display()
     )]
     NotACheckpoint {
@@ -33,7 +33,7 @@ pub enum Error {
         /// What it is instead.
         found: String,
     },
-    /// A pointer that git-lfs left in place of a file.
+    /// A git-lfs pointer in place of a file.
     #[error(
         "{path}: a git-lfs pointer, not the file itself{of}; run `git lfs pull` in its folder, or \
          download the file",
@@ -43,7 +43,7 @@ pub enum Error {
     LfsPointer {
         /// The pointer.
         path: PathBuf,
-        /// Length of the file it stands for, if it says so.
+        /// Length of the file it refers to, if given.
         bytes: Option<u64>,
     },
     /// A file of the checkpoint is missing.

@@ -1,8 +1,8 @@
-//! The families of models: what each one computes differently from the plain decoder, and what its
-//! keys and tensors are called.
+//! The model families: what each computes differently from the plain decoder, and the names of its
+//! keys and tensors.
 //!
-//! A family is one `const` in a file of `families/`. Readers and writers of both formats walk it;
-//! nothing else knows a family by its name.
+//! A family is one `const` in a file of `families/`. Readers and writers of both formats iterate
+//! over it; no other code refers to a family by name.
 
 mod cohere;
 mod deepseek;
@@ -52,43 +52,43 @@ const GROUPS: [&[Family]; 15] = [
     &lfm2::FAMILIES,
 ];
 
-/// Other names of keys: the usual one, then that.
+/// Alternative key names: (usual, alternative).
 pub(crate) type Aliases = &'static [(&'static str, &'static str)];
 
-/// A family. [`PLAIN`] is the decoder that the others depart from.
+/// A family, as differences from [`PLAIN`].
 pub(crate) struct Family {
     /// `model_type` in `config.json`, and the family's name in containers.
     pub(crate) name: &'static str,
-    /// `model_type` of models of several kinds of input that have this one as their text model.
+    /// `model_type` of multimodal models with this family as their text model.
     pub(crate) whole: Option<&'static str>,
-    /// The class of transformers that runs it; without one it has no folder form.
+    /// The class in transformers that implements it; without one it has no folder form.
     pub(crate) class: Option<&'static str>,
     /// Values of keys that releases leave out.
     pub(crate) defaults: &'static [(&'static str, Preset)],
-    /// Names that its releases have for common keys.
+    /// Names of common keys in its releases.
     pub(crate) aliases: Aliases,
     /// Names of its tensors in safetensors.
     pub(crate) names: &'static NameTable,
-    /// The same of a file with two norms before attention and FFN, to write them.
+    /// The same for a file with two norms before attention and FFN, for writing.
     pub(crate) names_of_two_norms: Option<&'static NameTable>,
-    /// Those under which tensors are written, where transformers does not read the first ones.
+    /// Names for writing, if transformers does not read the first ones.
     pub(crate) names_to_write: Option<&'static NameTable>,
     /// Its architecture in GGUF.
     pub(crate) gguf: Option<Arch>,
-    /// The architecture under which it is written as GGUF, where that is another family's.
+    /// The architecture for writing GGUF, if it is another family's.
     pub(crate) gguf_as: Option<&'static str>,
 
     /// The norms before attention, FFN and head are LayerNorms.
     pub(crate) layer_norm: bool,
     /// LayerNorms have biases.
     pub(crate) norm_bias: bool,
-    /// How attention and FFN follow each other, whatever the keys say.
+    /// Order of attention and FFN, regardless of keys.
     pub(crate) parallel: Parallel,
     /// There are norms before attention and FFN.
     pub(crate) pre_norm: bool,
     /// There are norms after attention and FFN.
     pub(crate) post_norm: bool,
-    /// Weights of its norms are stored less one, in safetensors.
+    /// Its norms store weights minus one, in safetensors.
     pub(crate) plus_one: bool,
     pub(crate) qk_norm: QkNorm,
     /// Values are normed.
@@ -97,7 +97,7 @@ pub(crate) struct Family {
     pub(crate) bias: Bias,
     /// The FFN always has biases.
     pub(crate) ffn_bias: bool,
-    /// Query heads have a logit more.
+    /// Attention sinks: query heads have an additional logit.
     pub(crate) sinks: bool,
     /// The FFN has no gate.
     pub(crate) ungated: bool,
@@ -109,7 +109,7 @@ pub(crate) struct Family {
     pub(crate) learned_positions: Option<u32>,
     /// Embeddings are multiplied by `sqrt(d_model)`.
     pub(crate) width_scale: bool,
-    /// Factor of the scores, whatever the keys say.
+    /// Factor of the scores, regardless of keys.
     pub(crate) attention_scale: Option<f32>,
 
     /// Key of the epsilon of its norms; `None` for that of PyTorch's LayerNorm.
@@ -118,101 +118,103 @@ pub(crate) struct Family {
     pub(crate) act: &'static str,
     /// The activation without the key.
     pub(crate) act_default: Option<&'static str>,
-    /// It has no other activation than this.
+    /// The only activation it supports.
     pub(crate) one_act: bool,
-    /// Key of the number of the FFN's neurons.
+    /// Key of the FFN's number of neurons.
     pub(crate) ffn: &'static str,
-    /// Their number by `d_model`, without the key.
+    /// The number as a multiple of `d_model`, without the key.
     pub(crate) ffn_default: Option<u32>,
     /// The key may be a list of equal numbers.
     pub(crate) ffn_list: bool,
     /// Key of the number of heads of keys and values.
     pub(crate) kv_heads: &'static str,
-    /// Without the key it is that of the query heads.
+    /// Without the key, equal to the number of query heads.
     pub(crate) kv_heads_default: bool,
     /// `head_dim` may be absent and then is `hidden_size / num_attention_heads`.
     pub(crate) head_dim_default: bool,
-    /// The head is the embedding without `tie_word_embeddings`.
+    /// The head is tied to the embedding without `tie_word_embeddings`.
     pub(crate) tied: bool,
     pub(crate) windows: Windows,
     /// Layers without rotary positions.
     pub(crate) unrotated: Option<Unrotated>,
     /// Base of the rotary frequencies without a key.
     pub(crate) theta: f32,
-    /// Share of a head that is rotated without a key; `None` if it is always the whole.
+    /// Rotated share of a head without a key; `None` if always the whole head.
     pub(crate) rotated: Option<f32>,
-    /// Key of the rotated dimensions of a head, in releases that do not name their share.
+    /// Key of the rotated dimensions of a head, in releases without a share.
     pub(crate) rotated_dims: Option<&'static str>,
     /// Q and K are stored in interleaved rotary order, in safetensors.
     pub(crate) interleaved: bool,
     /// Weights for multi-token prediction, which are skipped.
     pub(crate) further_tokens: FurtherTokens,
-    /// Layers with a window have a rotary embedding of their own.
+    /// Layers with a window have their own rotary embedding.
     pub(crate) two_ropes: bool,
-    /// LongRoPE's factors of queries and keys have keys of their own.
+    /// LongRoPE's factors of queries and keys have separate keys.
     pub(crate) named_factors: bool,
-    /// Rotary positions are scaled, and the keys say how.
+    /// Rotary positions are scaled as given by keys.
     pub(crate) always_scaled: bool,
     pub(crate) experts: Option<Experts>,
     /// Keys that set parts of the form.
     pub(crate) keys: &'static [Key],
-    /// Keys that may have one value only.
+    /// Keys with a single supported value.
     pub(crate) checks: &'static [Check],
-    /// Further keys that are read for it, and that other families have to refuse.
+    /// Further keys that are read for it and refused for other families.
     pub(crate) reads: &'static [&'static str],
     pub(crate) quirks: &'static [Quirk],
 }
 
-/// A family as GGUF has it. Formulas as in llama.cpp's `src/models/`.
+/// A family in GGUF. Formulas as in llama.cpp's `src/models/`.
 pub(crate) struct Arch {
     /// `general.architecture`.
     pub(crate) name: &'static str,
     /// Names of its tensors.
     pub(crate) names: &'static NameTable,
-    /// The same of a file with a second norm before attention.
+    /// The same for a file with a second norm before attention.
     pub(crate) names_of_two_norms: Option<&'static NameTable>,
     /// Q and K are stored in interleaved rotary order.
     pub(crate) interleaved: bool,
-    /// The activation, where the file does not name one.
+    /// The activation, if the file does not name one.
     pub(crate) act: Activation,
-    /// It is ReLU in every file.
+    /// The activation is ReLU in every file.
     pub(crate) relu: bool,
     /// Key of the epsilon, after the architecture.
     pub(crate) eps: &'static str,
-    /// The epsilon of files that have no such key.
+    /// The epsilon of files without the key.
     pub(crate) usual_eps: Option<f32>,
-    /// Layers that a file's sliding window applies to.
+    /// Layers with the file's sliding window.
     pub(crate) windows: Windows,
     /// Layers without rotary positions.
     pub(crate) unrotated: Option<EveryNth>,
-    /// `rope.scaling.finetuned` says whether there are rotary positions.
+    /// `rope.scaling.finetuned` decides whether there are rotary positions.
     pub(crate) rotated_by_key: bool,
     /// The ends of YaRN's ramp are rounded outwards.
     pub(crate) yarn_truncate: bool,
-    /// Scores are scaled by the width of a head; by `d_model / heads` in the model of so many layers.
+    /// Scores are scaled by the width of a head; by `d_model / heads` in the model with this many
+    /// layers.
     pub(crate) widest: Option<u32>,
-    /// The family of files whose experts are not chosen by sigmoids.
+    /// The family for files whose experts are not chosen by sigmoids.
     pub(crate) without_sigmoids: Option<&'static Family>,
     /// Further keys that are read for it, after the architecture.
     pub(crate) reads: &'static [&'static str],
 }
 
-/// Where a family's releases have the weights for multi-token prediction.
+/// Location of weights for multi-token prediction in a family's releases.
 #[derive(Clone, Copy)]
 pub(crate) enum FurtherTokens {
-    /// There are none.
+    /// None.
     Absent,
     /// Layers after the last one of the decoder.
     PastLast,
     /// Tensors with one of these in their names.
     Named(&'static [&'static str]),
-    /// Layers after the last one of the decoder; beside them, tensors with this in their names are
+    /// Layers after the last one of the decoder; also, tensors with this in their names are
     /// skipped.
     PastLastOr(&'static str),
 }
 
 impl FurtherTokens {
-    /// Whether a tensor is one of them: `layer` is the one in its name, of a decoder of `layers`.
+    /// Whether a tensor is one of them: `layer` is the layer in its name, `layers` the number in
+    /// the decoder.
     pub(crate) fn have(self, name: &str, layer: Option<u32>, layers: u32) -> bool {
         match self {
             Self::Absent => false,
@@ -225,7 +227,7 @@ impl FurtherTokens {
     }
 }
 
-/// The value of a key that is left out.
+/// The value of a missing key.
 #[derive(Clone, Copy)]
 pub(crate) enum Preset {
     Int(u32),
@@ -237,38 +239,38 @@ pub(crate) enum Preset {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QkNorm {
     No,
-    /// Each head by itself.
+    /// Over each head.
     Head,
-    /// Each head by itself, after its rotation.
+    /// Over each head, after the rotation.
     HeadRotated,
-    /// Each head by itself, if a key says so.
+    /// Over each head, if a key is set.
     HeadBy(&'static str),
-    /// Each head by itself, without weights and after its rotation, in layers that rotate it, unless a
-    /// key says that there are none.
+    /// Over each head, without weights and after the rotation, in layers that rotate, unless a key
+    /// disables them.
     PlainUnless(&'static str),
-    /// All heads together.
+    /// Over all heads together.
     Whole,
 }
 
-/// Which projections of attention carry biases.
+/// Projections of attention with biases.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
     No,
     /// Q, K and V.
     Qkv,
-    /// Q, K and V, if a key says so; this without it.
+    /// Q, K and V, if a key is set; the default without it.
     QkvBy(&'static str, bool),
-    /// All of them, in the same way.
+    /// All of them.
     AllBy(&'static str, bool),
 }
 
 /// `attention_bias` puts a bias on Q, K, V and O.
 const OPTIONAL_BIAS: Bias = Bias::AllBy("attention_bias", false);
 
-/// Layers that a sliding window applies to, if `layer_types` does not say.
+/// Layers with a sliding window, if `layer_types` is absent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Windows {
-    /// None, whatever `layer_types` says.
+    /// None, regardless of `layer_types`.
     None,
     /// None; the family does not use the key. In GGUF: unknown.
     Never,
@@ -278,7 +280,7 @@ pub(crate) enum Windows {
     ByLayer,
     /// None; releases disagree on what `use_sliding_window` means.
     Disputed,
-    /// Those of `sliding_window_layout`, of `sliding_window_size`.
+    /// As in `sliding_window_layout`, with `sliding_window_size`.
     Layout,
     /// Those without rotary positions, if `use_sliding_window` is set.
     Unrotated,
@@ -286,20 +288,20 @@ pub(crate) enum Windows {
     Alternate,
     /// All but every fourth from the first on.
     AllButFourth,
-    /// All but every `sliding_window_pattern`-th, of which this is the default.
+    /// All but every `sliding_window_pattern`-th (this default).
     Pattern(u32),
-    /// The same; the second number is the window without a key. Null is none.
+    /// The same; the second number is the default window. Null means none.
     PatternOf(u32, u32),
-    /// Chunks of `attention_chunk_size`, or of so many positions without the key, in the layers with
-    /// rotary positions.
+    /// Chunks of `attention_chunk_size` positions (this default), in the layers with rotary
+    /// positions.
     Chunks(u32),
-    /// Those from `max_window_layers` on, or from this one; the second number is the window without a
-    /// key. Null is none.
+    /// Those from `max_window_layers` (this default) on; the second number is the default window.
+    /// Null means none.
     Late(u32, u32),
 }
 
 impl Windows {
-    /// Whether llama.cpp finds a window's layers by the architecture.
+    /// Whether llama.cpp derives the layers with a window from the architecture.
     pub(crate) fn have_a_key(self) -> bool {
         matches!(
             self,
@@ -313,7 +315,7 @@ impl Windows {
 pub(crate) struct Unrotated {
     /// Key of a list with 0 for each of them.
     pub(crate) list: &'static str,
-    /// Without the list: key of the interval in which they are, and its default.
+    /// Without the list: key of their interval, and its default.
     pub(crate) interval: Option<(&'static str, u32)>,
 }
 
@@ -333,91 +335,91 @@ impl EveryNth {
     }
 }
 
-/// A key of `config.json` that may have one value only, or be absent.
+/// A key of `config.json` that must have a certain value or be absent.
 #[derive(Clone, Copy)]
 pub(crate) enum Check {
     Flag(&'static str, bool),
     Zero(&'static str),
     One(&'static str),
     Word(&'static str, &'static str),
-    /// One of these, all of which mean what the family computes.
+    /// One of these, which are equivalent for the family.
     Words(&'static str, &'static [&'static str]),
     /// `hidden_size`.
     Width(&'static str),
     /// At most this.
     AtMost(&'static str, f32),
-    /// Any but null, which stands for another value than an absent key.
+    /// Any but null, which differs from an absent key.
     NotNull(&'static str),
 }
 
-/// How llama.cpp's converter orders the value heads of a DeltaNet.
+/// Order of a DeltaNet's value heads as written by llama.cpp's converter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueHeads {
-    /// As transformers: those of a key head are consecutive.
+    /// As in transformers: those of a key head are consecutive.
     Grouped,
-    /// Those of a key head are as many apart as there are key heads.
+    /// Those of a key head have a distance of `key_heads`.
     Tiled,
 }
 
-/// What no other field can say.
+/// Properties that no other field describes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quirk {
-    /// Attention and FFN read the same input, after one norm or one each; the number of heads of keys
-    /// and values follows from other keys (Falcon).
+    /// Attention and FFN read the same input, after a shared norm or one each; the number of
+    /// key/value heads follows from other keys (Falcon).
     Falcon,
-    /// As many heads of keys and values as of queries (OPT).
+    /// As many key/value heads as query heads (OPT).
     OneKvHeadEach,
-    /// Several residual streams, an input for each layer, shared keys and values, gates by Gaussian
-    /// top-k (Gemma 3n).
+    /// Several residual streams, per-layer inputs, shared keys and values, gates by Gaussian top-k
+    /// (Gemma 3n).
     Streams,
-    /// Other heads without a window, shared keys and values, an input for each layer, a factor at each
-    /// layer's end (Gemma 4).
+    /// Other heads in layers without a window, shared keys and values, per-layer inputs, a factor at
+    /// each layer's end (Gemma 4).
     GlobalHeads,
     /// Unless `sliding_window` is null, layers without a window have no rotary positions (Exaone 4).
     FullUnrotated,
-    /// Some layers have a short convolution in place of attention; the head's tie has a second key
+    /// Some layers have a short convolution instead of attention; the tied head has a second key
     /// (LFM2).
     ShortConv,
-    /// Some layers have a gated DeltaNet in place of attention, whose output has gates (Qwen3-Next).
+    /// Some layers have a gated DeltaNet instead of attention, whose output has gates (Qwen3-Next).
     DeltaNet(ValueHeads),
     /// Every layer with attention has latent attention (DeepSeek-V2).
     Latent,
     /// Every layer has attention over a window and over pools, and SiLU is clamped (DeepSeek-V4).
     Pooled,
-    /// Some layers have Kimi Delta Attention in place of attention, and none has rotary positions (Kimi
+    /// Some layers have Kimi Delta Attention instead of attention, and none has rotary positions (Kimi
     /// Linear).
     Kda,
-    /// Beside [`Quirk::Kda`]: its projections take one step and its decays have a bound; the other layers
-    /// have rotary positions, and a gate for each head (Ling 3).
+    /// In addition to [`Quirk::Kda`]: projections without low rank, bounded decays; the other layers have
+    /// rotary positions, and a gate for each head (Ling 3).
     Bounded,
-    /// Attention sees the positions that an indexer chooses, so many as these keys say in `config.json`
-    /// and, after the architecture, in GGUF: all of them in texts that are not longer, which are the
-    /// ones that are run (DeepSeek-V3.2).
+    /// Attention sees only the positions that an indexer chooses; these keys give their number in
+    /// `config.json` and, after the architecture, in GGUF. Texts up to this length see all positions;
+    /// only those are supported (DeepSeek-V3.2).
     Indexed(&'static str, &'static str),
-    /// Several residual streams with gates, sigmoids as gates of a DeltaNet's output where a file does not
-    /// say, and rows for the last tokens (Qwen3.8-Flash-Next).
+    /// Several residual streams with gates, sigmoid output gates of a DeltaNet unless a file says
+    /// otherwise, and n-gram rows (Qwen3.8-Flash-Next).
     Hyper,
-    /// `alpha` of the type `dynamic` stretches the base of the rotary frequencies (Hunyuan).
+    /// `alpha` of the type `dynamic` scales the base of the rotary frequencies (Hunyuan).
     NtkAlpha,
-    /// Some layers have Mamba-2 in place of attention (Granite 4 H).
+    /// Some layers have Mamba-2 instead of attention (Granite 4 H).
     Mamba,
-    /// Each layer is a mixer alone or an FFN alone, without rotary positions (Nemotron-H).
+    /// Each layer is only a mixer or only an FFN, without rotary positions (Nemotron-H).
     Sublayers,
-    /// Queries and keys are rotated only if `position_embedding_type` says `rope` (Granite 4).
+    /// Queries and keys are rotated only if `position_embedding_type` is `rope` (Granite 4).
     RotatedByName,
-    /// Queries grow with their position, as the rotary parameters say (Ministral 3).
+    /// Queries are scaled by position, as given by the rotary parameters (Ministral 3).
     QueryScale,
-    /// Queries without rotary positions grow with their position (Llama 4).
+    /// Queries without rotary positions are scaled by position (Llama 4).
     Temperature,
-    /// The FFN's size is computed from the key's (LFM2).
+    /// The FFN's size is computed from that of the key (LFM2).
     AdjustedFfn,
-    /// transformers' own padding token may lie past the vocabulary.
+    /// transformers' padding token may be outside the vocabulary.
     NoPadding,
-    /// The context before scaling is named beside the scaling.
+    /// The original context is a key next to the scaling.
     OriginalContextBeside,
-    /// Biases of the choice of experts are stored as a matrix of one row (Ernie 4.5).
+    /// Biases for choosing experts are stored as a matrix of one row (Ernie 4.5).
     ChoiceRow,
-    /// Keys that a folder of this family must not have.
+    /// Keys that are refused in a folder of this family.
     Lacks(&'static [&'static str]),
 }
 
@@ -507,13 +509,13 @@ pub(crate) fn find(name: &str) -> Option<&'static Family> {
     all().find(|family| family.name == name)
 }
 
-/// The family of a configuration; the plain one for a name that no reader gives.
+/// The family of a configuration; the plain one for an unknown name.
 pub(crate) fn of(name: &str) -> &'static Family {
     const NONE: &Family = &PLAIN;
     find(name).unwrap_or(NONE)
 }
 
-/// The family of an architecture in GGUF, and its own description of it.
+/// The family of an architecture in GGUF, and its GGUF description.
 pub(crate) fn find_arch(name: &str) -> Option<(&'static Family, &'static Arch)> {
     all()
         .filter_map(|family| Some((family, family.gguf.as_ref()?)))
@@ -527,7 +529,7 @@ impl Family {
         Some(find_arch(self.gguf_as.or_else(own)?)?.1)
     }
 
-    /// The families with experts that are stored under its architecture, which has none itself.
+    /// The families with experts stored under its architecture, if it has no experts itself.
     pub(crate) fn with_experts(&self) -> impl Iterator<Item = &'static Family> {
         let arch = self.gguf.as_ref().map(|arch| arch.name);
         all().filter(move |other| {
@@ -550,6 +552,11 @@ impl Family {
 
     pub(crate) fn has(&self, quirk: Quirk) -> bool {
         self.quirks.contains(&quirk)
+    }
+
+    /// Whether some of its layers are gated DeltaNets.
+    pub(crate) fn has_delta_nets(&self) -> bool {
+        (self.quirks.iter()).any(|quirk| matches!(quirk, Quirk::DeltaNet(_)))
     }
 
     /// Whether a key of `config.json` is read for it that other families refuse.

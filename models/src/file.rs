@@ -17,9 +17,9 @@ pub(crate) struct DataFile {
     file: File,
 }
 
-/// First bytes of a pointer that git-lfs leaves in place of a file.
+/// First bytes of a git-lfs pointer in place of a file.
 const LFS_POINTER: &str = "version https://git-lfs.github.com/spec/";
-/// Length that no such pointer reaches, in bytes.
+/// Upper bound of the length of such a pointer, in bytes.
 const LFS_LIMIT: u64 = 1024;
 
 /// Opens a regular file.
@@ -32,7 +32,7 @@ fn open_regular(path: &Path) -> std::io::Result<File> {
     File::open(path)
 }
 
-/// Refuses the pointer that git-lfs leaves where a file was not downloaded.
+/// Refuses a git-lfs pointer in place of a file that was not downloaded.
 fn refuse_pointer(path: &Path, first: &[u8], len: u64) -> Result<(), Error> {
     if len >= LFS_LIMIT || !first.starts_with(LFS_POINTER.as_bytes()) {
         return Ok(());
@@ -62,7 +62,7 @@ impl DataFile {
         Ok(this)
     }
 
-    /// The file itself, to be read once from its start.
+    /// The file, for reading once from its start.
     pub(crate) fn reader(&self) -> &File {
         &self.file
     }
@@ -92,8 +92,8 @@ impl DataFile {
     }
 }
 
-/// Flushes a file or folder to disk, where its file system can: network and user-space ones may refuse,
-/// and what was written is then as durable as they make it.
+/// Flushes a file or folder to disk, if its file system supports it: network and user-space ones may
+/// refuse, and then durability is up to them.
 pub(crate) fn flush(file: &File, path: &Path) -> Result<(), Error> {
     match file.sync_all() {
         Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput) => Ok(()),
@@ -108,7 +108,7 @@ pub(crate) fn flush_folder_of(path: &Path) -> Result<(), Error> {
         _ => Path::new("."),
     };
     match File::open(folder) {
-        // a folder that may not be read cannot be flushed either
+        // an unreadable folder cannot be flushed either
         Err(e) if e.kind() == ErrorKind::PermissionDenied => Ok(()),
         Err(e) => Err(Error::io("open", folder)(e)),
         Ok(open) => flush(&open, folder),
@@ -145,7 +145,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Error
     }
 }
 
-/// A text file that must be there.
+/// A required text file.
 pub(crate) fn need_text(path: &Path, limit: u64, why: &str) -> Result<String, Error> {
     read_text(path, limit)?.ok_or_else(|| Error::MissingFile {
         path: path.to_owned(),
@@ -157,7 +157,7 @@ pub(crate) fn need_text(path: &Path, limit: u64, why: &str) -> Result<String, Er
 mod tests {
     use super::*;
 
-    /// As the specification of git-lfs writes one (docs/spec.md there).
+    /// As in the specification of git-lfs (its docs/spec.md).
     const POINTER: &str = "version https://git-lfs.github.com/spec/v1\n\
         oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n\
         size 12345\n";

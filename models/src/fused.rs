@@ -1,4 +1,4 @@
-//! Matrices that a checkpoint stores as one, taken apart.
+//! Splits tensors that store several matrices.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::names::{Fused, Role, TensorId};
 use crate::store::{Found, Layout, RowGroups, shape_text};
 
-/// The parts of `whole`, a matrix of `layer`; the fields of `whole` that say what it is do not
-/// matter.
+/// The parts of `whole`, a tensor of `layer`; the fields of `whole` that identify the matrix are
+/// ignored.
 ///
 /// # Errors
 /// [`Error::WrongShape`] unless its shape is that of the parts together.
@@ -75,11 +75,11 @@ pub(crate) fn shape(fused: Fused, layer: u32, config: &ModelConfig) -> [usize; 2
     }
 }
 
-/// A matrix of those that are stored together.
+/// One of several matrices stored together.
 struct FusedPart {
     role: Role,
     rows: usize,
-    /// Its rows of each group, where they are stored group by group.
+    /// Its rows in each group, if stored group by group.
     of_group: Option<[[usize; 2]; 3]>,
 }
 
@@ -93,7 +93,7 @@ impl FusedPart {
     }
 }
 
-/// The expert that Gate and Up of a layer belong to, and its neurons.
+/// The expert to which Gate and Up of a layer belong, and its neurons.
 fn bank(fused: Fused, layer: u32, config: &ModelConfig) -> (u32, usize) {
     let mixture = config.mixture_of(layer);
     match mixture.filter(|_| fused == Fused::SharedGateUp) {
@@ -132,7 +132,7 @@ fn parts(fused: Fused, layer: u32, config: &ModelConfig) -> Vec<FusedPart> {
         of_group: Some(of_group),
     };
     let delta = config.form.delta_net.as_ref().map(|nets| nets.shape);
-    // of a key head: width, and width and number of its values
+    // per key head: width, and width and number of its values
     let [dim, values, per] = delta.map_or([0; 3], |net| {
         let per = net.value_heads as usize / groups.max(1);
         [net.key_dim as usize, per * net.value_dim as usize, per]

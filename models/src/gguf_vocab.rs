@@ -2,8 +2,8 @@
 //!
 //! GGUF stores tokens, scores and merges, but leaves the algorithm to the reader. Supported are
 //! `llama`, a SentencePiece BPE whose merges follow from the scores; `gpt2`, a BPE of listed merges
-//! with a named pre-tokenizer ([`GgufVocab::pre`]), mostly of bytes; and `gemma4`, one of listed
-//! merges and SentencePiece's spelling. Everything downstream then needs only one tokenizer.
+//! with a named pre-tokenizer ([`GgufVocab::pre`]), mostly byte-level; and `gemma4`, a BPE of
+//! listed merges in SentencePiece's spelling. All later code then needs only one tokenizer.
 
 mod from_json;
 mod splitting;
@@ -180,8 +180,8 @@ impl GgufVocab {
         Ok(ids)
     }
 
-    /// Tokens that end a text, a turn or a message by what they are called; the keys of a file often
-    /// name only one of them.
+    /// Tokens that end a text, a turn or a message, recognised by their text; the keys of a file
+    /// often name only one of them.
     pub fn ends(&self) -> Vec<u32> {
         let tokens = (0u32..).zip(&self.tokens).filter(|(id, text)| {
             let kind = self.kind(*id as usize);
@@ -210,7 +210,7 @@ impl GgufVocab {
         added
     }
 
-    /// The post-processor that puts `bos` and `eos` around a text, if any.
+    /// The post-processor that adds `bos` and `eos` to a text, if any.
     fn template(&self) -> Result<Option<Value>, Error> {
         let bos = self.bos.filter(|_| self.adds_bos());
         let eos = self.eos.filter(|_| self.add_eos.unwrap_or(false));
@@ -270,7 +270,7 @@ impl GgufVocab {
         Ok(self.pieces(&ids, &merges, prefix))
     }
 
-    /// A BPE of SentencePiece's spelling; `prefix` puts a space before a text.
+    /// A BPE in SentencePiece's spelling; `prefix` puts a space before a text.
     fn pieces(&self, ids: &HashMap<&str, usize>, merges: &[[&str; 2]], prefix: bool) -> Parts {
         let mut normalizers = vec![replace(" ", "▁")];
         let mut decoders = vec![
@@ -297,7 +297,7 @@ impl GgufVocab {
         }
     }
 
-    /// The text of the token for what has no token.
+    /// The text of the unknown token.
     fn unknown(&self) -> Option<&str> {
         self.unk.and_then(|id| self.token(id)).or_else(|| {
             let index = self.token_types.iter().position(|kind| *kind == UNKNOWN)?;
@@ -305,8 +305,8 @@ impl GgufVocab {
         })
     }
 
-    /// SentencePiece joins the adjacent pieces whose union scores best. As a merge list: every
-    /// split of a token into two tokens, best token first.
+    /// SentencePiece joins the adjacent pieces with the highest-scoring union. As a merge list:
+    /// every split of a token into two tokens, best token first.
     fn merges_by_score<'a>(
         &'a self,
         ids: &HashMap<&'a str, usize>,
@@ -407,7 +407,7 @@ impl GgufVocab {
     }
 }
 
-/// The parts in which the kinds differ.
+/// The parts that differ between the kinds.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,

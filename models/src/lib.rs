@@ -1,9 +1,9 @@
 //! Checkpoints: configuration, tensors, tokenizer and chat template.
 //!
 //! [`open`] reads a Hugging Face folder or a GGUF file (including PowerInfer's) and returns a
-//! [`Checkpoint`]: a checked [`ModelConfig`](config::ModelConfig), the list of tensors under
-//! canonical names ([`names`]), and their rows as f32, streamed. No caller sees a family's own keys
-//! or names.
+//! [`Checkpoint`]: a validated [`ModelConfig`](config::ModelConfig), the list of tensors under
+//! canonical names ([`names`]), and their rows as f32, streamed. Callers never see a family's own
+//! keys or names.
 #![forbid(unsafe_code)]
 
 pub mod chat;

@@ -1,7 +1,6 @@
 //! Canonical tensor names, and the tensors a configuration requires.
 //!
-//! A checkpoint's own names exist only in the readers' tables; everything after them uses
-//! [`TensorId`].
+//! A checkpoint's own names exist only in the readers' tables; all later code uses [`TensorId`].
 
 mod mixers;
 mod stored;
@@ -19,40 +18,40 @@ pub(crate) struct NameTable {
     pub(crate) layer_prefix: &'static str,
     /// Roles outside the layers.
     pub(crate) globals: Spellings,
-    /// Roles of which there are several outside the layers: what is before their number.
+    /// Roles with several tensors outside the layers: the prefix of their number.
     pub(crate) numbered: Spellings,
     /// Roles inside a layer.
     pub(crate) layers: &'static [Spellings],
     /// Tensors of experts, inside a layer.
     pub(crate) experts: ExpertNames,
-    /// Tensors that hold several matrices, inside a layer.
+    /// Tensors with several matrices, inside a layer.
     pub(crate) fused: &'static [(Fused, &'static str)],
 }
 
-/// Matrices stored as one, the rows of one after those of the other.
+/// Matrices stored as one, row after row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fused {
     /// Q, K and V.
     Qkv,
-    /// The same, group by group: the heads of Q that share a head of K and V, then these.
+    /// The same, group by group: the Q heads that share a K/V head, then that head.
     QkvByGroup,
     /// Gate and Up.
     GateUp,
-    /// Those of the shared expert, or of the dense FFN of a model without experts.
+    /// Gate and Up of the shared expert, or of the dense FFN of a model without experts.
     SharedGateUp,
-    /// Q and the gates of attention's output, head by head.
+    /// Q and the output gates of attention, head by head.
     GatedQ,
     /// A DeltaNet's queries, keys, values and gates, key head by key head.
     DeltaQkvz,
     /// Its β and decay, key head by key head.
     DeltaBa,
-    /// The matrices of keys and of values of latent attention, head by head; that of keys is stored
+    /// The key and value matrices of latent attention, head by head; that of keys is stored
     /// transposed.
     LatentKeysValues,
 }
 
 impl Fused {
-    /// Whether it holds the matrix.
+    /// Whether it contains the matrix.
     fn holds(self, role: Role) -> bool {
         match self {
             Self::Qkv | Self::QkvByGroup => matches!(role, Role::Q | Role::K | Role::V),
@@ -70,39 +69,39 @@ pub(crate) type Spellings = &'static [(Role, &'static str)];
 
 /// The names of a mixture's experts inside a layer.
 pub(crate) struct ExpertNames {
-    /// Prefix of an expert's number, and the names after the number.
+    /// Prefix of an expert's number, and the names after it.
     pub(crate) one: (&'static str, Spellings),
     /// The shared expert.
     pub(crate) shared: Spellings,
-    /// Tensors that hold a matrix of every expert.
+    /// Tensors with a matrix for every expert.
     pub(crate) stacked: &'static [(Stack, &'static str)],
 }
 
-/// What a tensor that holds a matrix of every expert consists of, expert by expert.
+/// Contents of a tensor with a matrix for every expert, expert by expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stack {
     /// One matrix: Gate, Up, or Down stored `[d_model × ffn]`.
     One(Role),
-    /// Down stored `[d_model × ffn]` or `[ffn × d_model]`; its shape says which.
+    /// Down stored `[d_model × ffn]` or `[ffn × d_model]`, as its shape shows.
     EitherDown,
     /// The rows of Gate, then those of Up.
     GateUp,
     /// Down stored `[ffn × d_model]`.
     Neurons,
-    /// Rows of Gate and of Up by turns, transposed.
+    /// Alternating rows of Gate and Up, transposed.
     Pairs,
     /// The rows of Gate, then those of Up, transposed.
     Halves,
-    /// Rows of Gate and of Up by turns, in blocks of four bits.
+    /// Alternating rows of Gate and Up, in blocks of four bits.
     PairBlocks,
-    /// Biases of Gate and of Up by turns.
+    /// Alternating biases of Gate and Up.
     PairBias,
     /// Down stored `[d_model × ffn]`, in blocks of four bits.
     DownBlocks,
 }
 
 impl Stack {
-    /// Whether it holds a matrix, or a bias, of this role for each expert.
+    /// Whether it contains a matrix, or a bias, of this role for each expert.
     fn holds(self, role: Role) -> bool {
         match self {
             Self::One(one) => role == one,
@@ -116,7 +115,7 @@ impl Stack {
 }
 
 impl Named {
-    /// The same in this model, where the shared expert may be no bank.
+    /// The same for this model, whose shared expert may not be a bank.
     pub(crate) fn of_model(self, config: &ModelConfig) -> Self {
         let Self::One(id) = self else {
             return self;
@@ -133,14 +132,14 @@ impl Named {
     }
 }
 
-/// What a name denotes.
+/// Meaning of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Named {
     /// One tensor.
     One(TensorId),
-    /// Those of all experts of a layer.
+    /// One role for all experts of a layer.
     Stacked(Stack, u32),
-    /// Several of a layer.
+    /// Several matrices of a layer.
     Fused(Fused, u32),
 }
 
@@ -152,7 +151,7 @@ impl Named {
 }
 
 impl NameTable {
-    /// What `name` denotes in a model of `experts` experts per layer.
+    /// The meaning of `name` in a model of `experts` experts per layer.
     pub(crate) fn parse(&self, name: &str, experts: u32) -> Option<Named> {
         fn find<T: Copy>(table: &[(T, &str)], name: &str) -> Option<T> {
             let mut entries = table.iter();
@@ -196,14 +195,14 @@ impl NameTable {
         Some(one(role, expert))
     }
 
-    /// The tensor of several matrices that holds those of `role`, if there is one.
+    /// The tensor of several matrices that contains those of `role`, if any.
     pub(crate) fn fused_with(&self, role: Role) -> Option<Fused> {
         let mut fused = self.fused.iter();
         fused.find(|entry| entry.0.holds(role)).map(|entry| entry.0)
     }
 }
 
-/// A required tensor and the shape it is presented in.
+/// A required tensor and its presented shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Required {
     /// Which tensor.
@@ -214,11 +213,12 @@ pub struct Required {
     pub cols: usize,
 }
 
-/// The matrices whose rows make up a neuron's bundle, in its order.
+/// The matrices whose rows form a neuron's bundle, in its order.
 pub fn bundled(config: &ModelConfig) -> &'static [Role] {
-    match config.ffn_kind.ungated {
-        false => &[Role::Gate, Role::Up, Role::Down],
-        true => &[Role::Gate, Role::Down],
+    if config.ffn_kind.ungated {
+        &[Role::Gate, Role::Down]
+    } else {
+        &[Role::Gate, Role::Up, Role::Down]
     }
 }
 
@@ -252,7 +252,7 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         list.push(global(Role::NGramTable, rows, width));
     }
     for layer in 0..config.layers {
-        beside(config, layer, &mut list);
+        outer_tensors(config, layer, &mut list);
         of_mixer(config, layer, &mut list);
         of_ffn(config, layer, &mut list);
     }
@@ -276,8 +276,8 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     list
 }
 
-/// The tensors of a layer beside its mixer and its FFN.
-fn beside(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
+/// The tensors of a layer outside its mixer and its FFN.
+fn outer_tensors(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     let (form, d) = (&config.form, config.d_model as usize);
     if let Some(ngrams) = form.ngrams.as_ref().filter(|of| of.layer == layer) {
         of_ngrams(config, ngrams, list);
@@ -301,7 +301,7 @@ fn beside(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
 }
 
-/// The tensors of the streams outside the layers.
+/// The stream tensors outside the layers.
 fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Required>) {
     let d = config.d_model as usize;
     for role in [Role::StreamIn, Role::StreamOut] {
@@ -313,7 +313,7 @@ fn outside_layers(config: &ModelConfig, streams: Streams, list: &mut Vec<Require
     }
 }
 
-/// Those of the layer that reads rows for the last tokens.
+/// The tensors of the layer that reads n-gram rows.
 fn of_ngrams(config: &ModelConfig, ngrams: &NGrams, list: &mut Vec<Required>) {
     let width = config.form.further_streams(config.d_model);
     let (d, embedding) = (config.d_model as usize, ngrams.embedding());
@@ -328,7 +328,7 @@ fn of_ngrams(config: &ModelConfig, ngrams: &NGrams, list: &mut Vec<Required>) {
     push_all(list, ngrams.layer, &all);
 }
 
-/// Those of a layer.
+/// The tensors of a layer.
 fn of_streams(config: &ModelConfig, streams: Streams, layer: u32, list: &mut Vec<Required>) {
     let Streams { count, laurel, .. } = streams;
     let [d, n, rank] = [config.d_model, count, laurel].map(|n| n as usize);
@@ -445,9 +445,10 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         push(Role::VBias, 1, kv);
     }
     if config.qk_norm {
-        let [of_q, of_k] = match config.qk_norm_whole {
-            true => [q, kv],
-            false => [head_dim; 2],
+        let [of_q, of_k] = if config.qk_norm_whole {
+            [q, kv]
+        } else {
+            [head_dim; 2]
         };
         push(Role::QNorm, 1, of_q);
         if own {
@@ -466,7 +467,7 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     }
 }
 
-/// The matrices around experts of another width, and those of the shared expert beside them.
+/// The matrices around experts of another width, and those of the shared expert.
 fn around_experts(config: &ModelConfig, mixture: &Mixture) -> Vec<(Role, usize, usize)> {
     let sizes = [config.d_model, mixture.width, mixture.shared];
     let [d, width, shared] = sizes.map(|n| n as usize);

@@ -1,4 +1,4 @@
-//! From a path to a checkpoint, by what lies there.
+//! Opens a path as a checkpoint, by its contents.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::{gguf, hf};
 
-/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file beside
+/// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file next to
 /// a `config.json`, or a GGUF file (by its magic, PowerInfer's `PWRI` included), which may be any part
 /// of a split one.
 ///
 /// # Errors
-/// One variant for each way the files can be wrong; see [`Error`].
+/// One variant for each kind of invalid file; see [`Error`].
 pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
     if meta.is_dir() {
@@ -47,7 +47,7 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     }
 }
 
-/// The model that a Hugging Face `config.json` describes, without its weights and texts.
+/// The model described by a Hugging Face `config.json`, without weights and texts.
 ///
 /// # Errors
 /// As [`open`], of the configuration.
@@ -55,7 +55,7 @@ pub fn describe(config: &Path) -> Result<ModelConfig, Error> {
     hf::describe(config)
 }
 
-/// The same of the text of a `config.json`; `name` is the model's, and stands for the path in errors.
+/// The same for the text of a `config.json`; `name` is the model's, and replaces the path in errors.
 ///
 /// # Errors
 /// As [`describe`].
@@ -64,13 +64,13 @@ pub fn describe_text(text: &str, name: &str) -> Result<ModelConfig, Error> {
 }
 
 /// The files that [`open`] may read for `path`: those of a folder, a `.safetensors` file and the texts
-/// beside it, all parts of a split GGUF file, or the file itself.
+/// next to it, all parts of a split GGUF file, or the file itself.
 #[must_use]
 pub fn files_of(path: &Path) -> Vec<PathBuf> {
     /// Endings of the texts of a Hugging Face folder.
     const TEXTS: [&str; 4] = ["json", "jinja", "model", "txt"];
     if path.is_dir() {
-        // templates may lie in a folder of their own
+        // templates may be in a separate folder
         let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
             entries(path).into_iter().partition(|entry| entry.is_dir());
         files.extend(folders.iter().flat_map(|folder| entries(folder)));
@@ -82,7 +82,7 @@ pub fn files_of(path: &Path) -> Vec<PathBuf> {
     } else {
         folder
     };
-    let beside: Vec<PathBuf> = match path.extension().and_then(|ending| ending.to_str()) {
+    let companions: Vec<PathBuf> = match path.extension().and_then(|ending| ending.to_str()) {
         Some("safetensors") => (entries(here).into_iter())
             .filter(|file| {
                 file.extension()
@@ -92,7 +92,7 @@ pub fn files_of(path: &Path) -> Vec<PathBuf> {
         Some("gguf") => gguf::parts_of(path),
         _ => Vec::new(),
     };
-    let others = beside
+    let others = companions
         .into_iter()
         .filter(|file| file.file_name() != path.file_name());
     std::iter::once(path.to_owned()).chain(others).collect()

@@ -1,12 +1,11 @@
-//! What a tensor does in the decoder, and how that is spelled.
+//! Roles of tensors in the decoder, and their names.
 
-/// What a tensor does in the decoder. Shapes are `[rows × cols]`; a vector is
-/// one row.
+/// Role of a tensor in the decoder. Shapes are `[rows × cols]`; a vector is one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Token embedding, `[vocab × d_model]`.
     Embed,
-    /// Output head, `[vocab × d_model]`; absent where it is tied to the embedding.
+    /// Output head, `[vocab × d_model]`; absent if tied to the embedding.
     Head,
     /// Its bias, `[1 × vocab]`.
     HeadBias,
@@ -17,7 +16,7 @@ pub enum Role {
     /// Learned positions, `[positions × d_model]`.
     Positions,
     /// Projection from the embedding to the start of a stream, `[d_model × d_model]`; one for each
-    /// stream but the first, numbered as experts are.
+    /// stream but the first, numbered like experts.
     StreamIn,
     /// Projection from the end of a stream, as [`Role::StreamIn`].
     StreamOut,
@@ -25,42 +24,45 @@ pub enum Role {
     LayerInputs,
     /// Projection from the embedding to these inputs, `[layers·per_layer × d_model]`.
     LayerInputsProj,
-    /// Weight of the norm of what it gives for a layer, `[1 × per_layer]`.
+    /// Weight of the norm of a layer's input after this projection, `[1 × per_layer]`.
     LayerInputsNorm,
     /// Weight of the norm before the streams' router, `[1 × d_model]`.
     StreamRouterNorm,
     /// The streams' router, `[streams × d_model]`.
     StreamRouter,
-    /// From routes to the mixture of streams that a layer begins with, `[streams² × streams]`.
+    /// Projection from routes to the mixture of streams at the start of a layer,
+    /// `[streams² × streams]`.
     StreamPredict,
-    /// From routes to the share of a layer's change that each stream takes, `[streams × streams]`.
+    /// Projection from routes to each stream's share of a layer's change, `[streams × streams]`.
     StreamCorrect,
-    /// Factors of the first stream where it meets the layer's input, `[1 × d_model]`.
+    /// Factors of the first stream before it is combined with the layer's input, `[1 × d_model]`.
     StreamScale,
-    /// Low-rank path beside attention: down, `[rank × d_model]`.
+    /// Low-rank path parallel to attention: down, `[rank × d_model]`.
     LaurelLeft,
-    /// And up, `[d_model × rank]`.
+    /// Low-rank path parallel to attention: up, `[d_model × rank]`.
     LaurelRight,
-    /// Weight of the norm of what it gives, `[1 × d_model]`.
+    /// Weight of the norm of this path's output, `[1 × d_model]`.
     LaurelNorm,
-    /// From the residual stream to the gate of the layer's input, `[per_layer × d_model]`.
+    /// Projection from the residual stream to the gate of the layer's input,
+    /// `[per_layer × d_model]`.
     InputGate,
-    /// From the gated input to what is added to residual streams, `[d_model × per_layer]`.
+    /// Projection from the gated input to its term in the residual streams,
+    /// `[d_model × per_layer]`.
     InputProj,
-    /// Weight of the norm of that, `[1 × d_model]`.
+    /// Weight of the norm of this term, `[1 × d_model]`.
     InputNorm,
-    /// Rows for the last tokens, `[rows × width]`; a checkpoint may have them in several tensors.
+    /// N-gram rows, `[rows × width]`; a checkpoint may split them into several tensors.
     NGramTable,
-    /// Projection of a token's rows to the keys that the streams' gates follow from,
+    /// Projection of a token's n-gram rows to the keys of the streams' gates,
     /// `[streams·d_model × embedding]`.
     NGramKey,
-    /// To what the gates let through, `[d_model × embedding]`.
+    /// Projection of a token's n-gram rows to the gated values, `[d_model × embedding]`.
     NGramValue,
     /// Weights of the keys' norms, `[1 × streams·d_model]`.
     NGramKeyNorm,
-    /// Of the norms of the streams that meet them, `[1 × streams·d_model]`.
+    /// Weights of the norms of the streams before their product with keys, `[1 × streams·d_model]`.
     NGramQueryNorm,
-    /// Of the norms of what is convolved, `[1 × streams·d_model]`.
+    /// Weights of the norms of the convolution's input, `[1 × streams·d_model]`.
     NGramConvNorm,
     /// Weights of the convolution, `[streams·d_model × taps]`, that of the token itself last.
     NGramConv,
@@ -68,9 +70,9 @@ pub enum Role {
     HyperMixerNorm,
     /// Low-rank path to the gates of its input: down, `[rank × streams·d_model]`.
     HyperMixerDown,
-    /// And up, `[streams·d_model × rank]`.
+    /// Low-rank path to the gates of its input: up, `[streams·d_model × rank]`.
     HyperMixerUp,
-    /// To the share of its output that each stream takes, `[streams × streams·d_model]`.
+    /// Projection to each stream's share of its output, `[streams × streams·d_model]`.
     HyperMixerInject,
     /// As [`Role::HyperMixerNorm`], before an FFN.
     HyperFfnNorm,
@@ -86,13 +88,13 @@ pub enum Role {
     HyperHeadDown,
     /// As [`Role::HyperMixerUp`], before the head.
     HyperHeadUp,
-    /// Hyper-connections before a mixer (mHC): to the weights of the streams in what it reads, their
-    /// shares of what it gives, and the matrix that mixes them,
+    /// Hyper-connections before a mixer (mHC): projection to the weights of the streams in its
+    /// input, their shares of its output, and the matrix that mixes them,
     /// `[(2 + streams)·streams × streams·d_model]`.
     HyperMixerMix,
-    /// What is added to these, `[1 × (2 + streams)·streams]`.
+    /// Added to these, `[1 × (2 + streams)·streams]`.
     HyperMixerBase,
-    /// Factors of the three parts before, `[1 × 3]`.
+    /// Factors of the three parts before the addition, `[1 × 3]`.
     HyperMixerScale,
     /// As [`Role::HyperMixerMix`], before an FFN.
     HyperFfnMix,
@@ -100,11 +102,11 @@ pub enum Role {
     HyperFfnBase,
     /// As [`Role::HyperMixerScale`], before an FFN.
     HyperFfnScale,
-    /// To the weights of the streams in what the head reads, `[streams × streams·d_model]`.
+    /// Projection to the weights of the streams in the head's input, `[streams × streams·d_model]`.
     HyperHeadMix,
-    /// What is added to these, `[1 × streams]`.
+    /// Added to these, `[1 × streams]`.
     HyperHeadBase,
-    /// Their factor before, `[1 × 1]`.
+    /// Their factor before the addition, `[1 × 1]`.
     HyperHeadScale,
     /// Weight of the norm before attention, `[1 × d_model]`.
     AttnNorm,
@@ -128,28 +130,29 @@ pub enum Role {
     VBias,
     /// Bias of the output projection, `[1 × d_model]`.
     OBias,
-    /// RMSNorm weight shared by all query heads, `[1 × head_dim]`, or of all together,
+    /// RMSNorm weight shared by all query heads, `[1 × head_dim]`, or over all heads together,
     /// `[1 × heads·head_dim]`.
     QNorm,
-    /// The same of the key heads.
+    /// The same for the key heads.
     KNorm,
-    /// Logit beside those of the positions, by query head, `[1 × heads]`.
+    /// Attention sink by query head, `[1 × heads]`.
     Sinks,
-    /// Input projection of a short convolution, `[3·d_model × d_model]`: rows of the gate before it, of
-    /// the gate after it, of what it convolves.
+    /// Input projection of a short convolution, `[3·d_model × d_model]`: rows of the input gate, the
+    /// output gate, and the convolved values.
     ConvIn,
-    /// Its weights, `[d_model × taps]`, that of the token itself last.
+    /// Its weights, `[d_model × taps]`, the current token last.
     Conv,
     /// Its output projection, `[d_model × d_model]`.
     ConvOut,
-    /// Gates of attention's output, `[heads·head_dim × d_model]`, or of latent attention's, `[heads ×
-    /// d_model]`; those of Kimi Delta Attention's that the input gives in one step, `[heads·dim × d_model]`.
+    /// Output gates of attention, `[heads·head_dim × d_model]`, of latent attention, `[heads × d_model]`, or
+    /// of Kimi Delta Attention with a full-rank projection, `[heads·dim × d_model]`.
     QGate,
-    /// Projection of the layer's input to what experts of another width read, `[width × d_model]`.
+    /// Projection of the layer's input to the input of experts of another width,
+    /// `[width × d_model]`.
     ExpertsIn,
     /// Projection of their sum, `[d_model × width]`.
     ExpertsOut,
-    /// Gate of a shared expert that is no bank beside them, `[neurons × d_model]`.
+    /// Gate of a shared expert that is not a bank, `[neurons × d_model]`.
     SharedIn,
     /// Its Up, `[neurons × d_model]`.
     SharedUp,
@@ -157,68 +160,67 @@ pub enum Role {
     SharedOut,
     /// Projection of latent attention to the latent vector of queries, `[query_rank × d_model]`.
     LatentQ,
-    /// RMSNorm weight of that vector, `[1 × query_rank]`.
+    /// RMSNorm weight of this vector, `[1 × query_rank]`.
     LatentQNorm,
-    /// Its projection to the latent vector of keys and values and to the keys' rotated elements,
-    /// `[rank + rotated × d_model]`, the latter in rotate-half order.
+    /// Projection of latent attention to the latent vector of keys and values and to the keys'
+    /// rotated elements, `[rank + rotated × d_model]`, the latter in rotate-half order.
     LatentKv,
-    /// RMSNorm weight of the former, `[1 × rank]`.
+    /// RMSNorm weight of the latent vector, `[1 × rank]`.
     LatentKvNorm,
     /// Transposed matrix of each head from latent vectors to keys, `[heads·rank × head_dim − rotated]`.
     LatentKeys,
     /// Matrix of each head from latent vectors to values, `[heads·value_dim × rank]`.
     LatentValues,
-    /// Projection of each group of heads of pooled attention to what [`Role::O`] reads,
+    /// Projection of each group of heads of pooled attention to the input of [`Role::O`],
     /// `[groups·group_rank × heads·head_dim / groups]`.
     PooledOut,
     /// Projection to the vectors of pools, `[series·head_dim × d_model]`.
     PoolKv,
-    /// To the gates of these, the same.
+    /// Projection to their gates, of the same shape.
     PoolGate,
-    /// What is added to the gates, by the position in the pool, `[pool × series·head_dim]`.
+    /// Added to the gates, by position in the pool, `[pool × series·head_dim]`.
     PoolBias,
     /// RMSNorm weight of a pool's vector, `[1 × head_dim]`.
     PoolNorm,
     /// Projection of a DeltaNet to queries, keys and values, `[channels × d_model]`.
     DeltaIn,
-    /// To the gates of its output, `[values × d_model]`.
+    /// Projection to the gates of its output, `[values × d_model]`.
     DeltaGate,
-    /// To the share of a token that is written, `[value_heads × d_model]`.
+    /// Projection to the write strength β, `[value_heads × d_model]`.
     DeltaBeta,
-    /// To the decay of its state, `[value_heads × d_model]`.
+    /// Projection to the decay of its state, `[value_heads × d_model]`.
     DeltaDecay,
-    /// What is added to that, `[1 × value_heads]`, or in KDA `[1 × heads·dim]`.
+    /// Added to the decay's projection, `[1 × value_heads]`, or in KDA `[1 × heads·dim]`.
     DeltaStep,
-    /// Kimi Delta Attention (KDA), whose other tensors are those of attention and of a DeltaNet: what its
-    /// decays are projected from by [`Role::DeltaDecay`], then `[heads·dim × dim]`; `[dim × d_model]`.
+    /// Kimi Delta Attention (KDA), whose other tensors are those of attention and of a DeltaNet: low-rank
+    /// input of [`Role::DeltaDecay`], which is then `[heads·dim × dim]`; `[dim × d_model]`.
     DeltaDecayIn,
-    /// What the gates of its output are projected from by [`Role::DeltaGate`], then `[heads·dim × dim]`;
-    /// `[dim × d_model]`.
+    /// Low-rank input of [`Role::DeltaGate`], which is then `[heads·dim × dim]`; `[dim × d_model]`.
     DeltaGateIn,
-    /// Its decays, where the input gives them in one step, `[heads·dim × d_model]`.
+    /// Its decays with a full-rank projection, `[heads·dim × d_model]`.
     DeltaDecays,
-    /// Weights of the convolution of its queries, `[heads·dim × taps]`, that of the token itself last.
+    /// Weights of the convolution of its queries, `[heads·dim × taps]`, the current token last.
     DeltaConvQ,
-    /// The same of its keys.
+    /// The same for its keys.
     DeltaConvK,
-    /// The same of its values.
+    /// The same for its values.
     DeltaConvV,
     /// Factor of the decay, below 0, `[1 × value_heads]`.
     DeltaRate,
-    /// Weights of its convolution, `[channels × taps]`, that of the token itself last.
+    /// Weights of its convolution, `[channels × taps]`, the current token last.
     DeltaConv,
     /// RMSNorm weight shared by the heads of its output, `[1 × value_dim]`.
     DeltaNorm,
     /// Its output projection, `[d_model × values]`.
     DeltaOut,
-    /// Input projection of a Mamba-2 layer, `[inputs × d_model]`: rows of the gates of its output, of the
-    /// channels that it convolves, of the steps of its heads.
+    /// Input projection of a Mamba-2 layer, `[inputs × d_model]`: rows of the output gates, of the
+    /// convolved channels, of the steps of its heads.
     MambaIn,
-    /// Weights of its convolution, `[channels × taps]`, that of the token itself last.
+    /// Weights of its convolution, `[channels × taps]`, the current token last.
     MambaConv,
     /// Its bias, `[1 × channels]`.
     MambaConvBias,
-    /// What is added to the steps of its heads, `[1 × heads]`.
+    /// Added to the steps of its heads, `[1 × heads]`.
     MambaStep,
     /// Factor of the decay, below 0, `[1 × heads]`.
     MambaRate,
@@ -238,7 +240,7 @@ pub enum Role {
     Router,
     /// Bias of these scores, `[1 × experts]`.
     RouterBias,
-    /// What is added to these scores where experts are chosen, `[1 × experts]`.
+    /// Added to these scores for choosing experts, `[1 × experts]`.
     ChoiceBias,
     /// The experts of each token, as numbers, `[vocab × chosen]`.
     TokenExperts,
@@ -248,7 +250,7 @@ pub enum Role {
     RouterScale,
     /// Factors of the experts' weights, `[1 × experts]`.
     ExpertScale,
-    /// Weight of the norm before the experts, where a parallel dense FFN has another, `[1 × d_model]`.
+    /// Weight of the norm before the experts, if a parallel dense FFN has another, `[1 × d_model]`.
     ExpertsNorm,
     /// Weight of the norm of that dense FFN's output, `[1 × d_model]`.
     DensePostNorm,
@@ -256,8 +258,8 @@ pub enum Role {
     ExpertsPostNorm,
     /// Factor of the residual stream at a layer's end, `[1 × 1]`.
     LayerScale,
-    /// Biases of a layer's gate projections, `[neurons × 1]`: row i belongs to neuron i, one expert's
-    /// after the other's.
+    /// Biases of a layer's gate projections, `[neurons × 1]`: row i belongs to neuron i, expert after
+    /// expert.
     GateBias,
     /// Biases of a layer's up projections, `[neurons × 1]`: as those of Gate.
     UpBias,
@@ -277,7 +279,7 @@ pub enum Role {
     PredictorFc2,
 }
 
-/// How a role is spelled, and where it lives.
+/// Name and location of a role.
 pub(crate) enum Place {
     Global,
     Numbered,
@@ -285,7 +287,7 @@ pub(crate) enum Place {
     Expert,
 }
 
-/// Every role with its spelling; the only place that knows them.
+/// Every role with its name, the only such list.
 pub(crate) const ROLES: [(Role, Place, &str); 128] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
@@ -418,7 +420,7 @@ pub(crate) const ROLES: [(Role, Place, &str); 128] = [
 ];
 
 impl Role {
-    /// Whether its rows are neurons: in a container they lie in packed order.
+    /// Whether its rows are neurons, which a container stores in packed order.
     pub fn is_by_neuron(self) -> bool {
         self.is_bundled() || matches!(self, Self::GateBias | Self::UpBias | Self::PredictorFc2)
     }
@@ -428,8 +430,8 @@ impl Role {
         matches!(self, Self::Gate | Self::Up | Self::Down)
     }
 
-    /// Whether it is a table of which a token needs few rows, read from flash one by one; `tied`: the
-    /// embedding is also the head, of which a token needs all rows.
+    /// Whether it is a table of which a token needs few rows, read from flash individually; `tied`:
+    /// the embedding is also the head, of which a token needs all rows.
     pub fn is_table(self, tied: bool) -> bool {
         match self {
             Self::Embed => !tied,
@@ -437,7 +439,7 @@ impl Role {
         }
     }
 
-    /// Whether it is the weights of a convolution.
+    /// Whether it contains the weights of a convolution.
     pub(crate) fn is_conv(self) -> bool {
         use Role::*;
         matches!(

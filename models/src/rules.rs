@@ -1,9 +1,8 @@
-//! What a checkpoint's authors demand of generated texts, beside sampling parameters.
+//! Rules for generated texts from a checkpoint's authors, in addition to sampling parameters.
 
 use serde::{Deserialize, Serialize};
 
-/// Rules for generated texts, with the names and the meaning that they have in transformers'
-/// `generation_config.json`.
+/// Rules for generated texts, with names and meanings as in transformers' `generation_config.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TextRules {
@@ -13,10 +12,10 @@ pub struct TextRules {
     /// Tokens that are not generated right after the prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub begin_suppress_tokens: Vec<u32>,
-    /// The token that follows a prompt of a single token.
+    /// The token that follows a prompt of one token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced_bos_token_id: Option<u32>,
-    /// No run of so many tokens comes twice, prompt included; 0 = off.
+    /// No run of this many tokens occurs twice, prompt included; 0 = off.
     #[serde(skip_serializing_if = "is_zero")]
     pub no_repeat_ngram_size: u32,
     /// Runs of tokens that are never completed.
@@ -32,13 +31,13 @@ fn is_zero(number: &u32) -> bool {
 }
 
 impl TextRules {
-    /// Whether there are none.
+    /// Whether there are no rules.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Removes candidates that the rules forbid after `history`, the tokens so far. `begins`: the
-    /// prompt has just ended. `token` tells a candidate's token.
+    /// prompt has just ended. `token` returns a candidate's token.
     pub fn hold<C>(
         &self,
         candidates: &mut Vec<C>,
@@ -80,7 +79,7 @@ impl TextRules {
 mod tests {
     use super::*;
 
-    /// What transformers 5.23's processors leave of ten tokens.
+    /// Ten tokens after transformers 5.23's processors.
     fn left(rules: &TextRules, history: &[u32], begins: bool) -> Vec<u32> {
         let mut all: Vec<u32> = (0..10).collect();
         rules.hold(&mut all, |token| *token, history, begins);
@@ -103,7 +102,7 @@ mod tests {
         assert_eq!(left(&rules, &[1, 2, 3], false), without(&[2, 7]));
     }
 
-    /// `ForcedBOSTokenLogitsProcessor`: only where a single token stands before.
+    /// `ForcedBOSTokenLogitsProcessor`: only after a single token.
     #[test]
     fn a_forced_token_follows_a_single_one() {
         let rules = TextRules {

@@ -1,5 +1,5 @@
-//! The special tokens of a tokenizer: those that its file declares, those that stand around every
-//! text, and those that end one.
+//! The special tokens of a tokenizer: those declared in its file, those added around every text,
+//! and those that end one.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// Texts of tokens after which nothing of a text, a turn or a message follows, in the chat formats
-/// in use. Files often name only one of their ends by its id.
+/// Texts of tokens that end a text, a turn or a message in current chat formats. Files often name
+/// only one of them by id.
 const ENDS: [&str; 22] = [
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -35,20 +35,20 @@ const ENDS: [&str; 22] = [
     END_OF_SEQUENCE,
 ];
 
-/// Text in some vocabularies.
+/// Ordinary text in some vocabularies.
 const END_OF_SEQUENCE: &str = "</s>";
 
-/// Whether a token with this text ends a text wherever it is a token of its own, even one that the
-/// file does not declare special. `</s>` is ordinary text in some vocabularies.
+/// Whether a token with this text ends a text even if the file does not declare it special. `</s>`
+/// is ordinary text in some vocabularies.
 pub(crate) fn is_surely_end(text: &str) -> bool {
     text != END_OF_SEQUENCE && ENDS.contains(&text)
 }
 
-/// The tokens that end a text, of tokens and their texts.
+/// The tokens that end a text, among tokens and their texts.
 pub(crate) fn ends<'a>(tokens: impl Iterator<Item = Token<'a>>) -> Vec<u32> {
     let all: Vec<Token<'a>> = tokens.filter(|token| ENDS.contains(&token.text)).collect();
     let has = |text: &str| all.iter().any(|token| token.text == text);
-    // In these formats `<|end|>` ends a part of an answer, and another token the answer.
+    // In these formats `<|end|>` ends a part of an answer, and another token the whole answer.
     let parts = has("<|call|>") && has("<|return|>") || has("<|calls|>") && has("<|flush|>");
     // Gemma 4 has `</s>` in its vocabulary, as text.
     let text = has("<|tool_response>");
@@ -67,17 +67,17 @@ pub(crate) struct Token<'a> {
     pub(crate) text: &'a str,
 }
 
-/// Tokens that a tokenizer puts around every text.
+/// Tokens that a tokenizer adds around every text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Around {
-    /// Before it; usually one that says that a text begins, or none.
+    /// Before it: usually a start token, or none.
     pub before: Vec<u32>,
-    /// After it; usually none.
+    /// After it: usually none.
     pub after: Vec<u32>,
 }
 
 impl Around {
-    /// Those of a `post_processor`: the special tokens of its template for one text.
+    /// The tokens of a `post_processor`: the special tokens of its template for one text.
     pub(crate) fn of(processor: &Value) -> Self {
         Self::template(processor).unwrap_or_default()
     }
@@ -108,7 +108,7 @@ impl Around {
     }
 }
 
-/// What the readers need from a tokenizer.
+/// Information from a tokenizer for the readers.
 pub(crate) struct SpecialTokens {
     added: Vec<AddedToken>,
     /// Tokens around a text.
@@ -153,7 +153,7 @@ impl SpecialTokens {
             .map(|token| token.id)
     }
 
-    /// The special tokens that end a text by what they are called.
+    /// The special tokens that end a text, recognised by their text.
     pub(crate) fn ends(&self) -> Vec<u32> {
         let special = self.added.iter().filter(|token| token.special);
         ends(special.map(|token| Token {
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(null.around, Around::default());
     }
 
-    /// As `llama_vocab` of llama.cpp marks its end-of-generation tokens.
+    /// As marked by llama.cpp's `llama_vocab` as end-of-generation tokens.
     #[test]
     fn ends_are_known_by_their_text() {
         let ends = |texts: &[&str]| {

@@ -1,4 +1,4 @@
-//! Tensors that hold a matrix of every expert, taken apart.
+//! Splits tensors that contain a matrix for every expert.
 
 use std::path::Path;
 
@@ -8,18 +8,18 @@ use crate::names::Role;
 use crate::names::{Stack, TensorId};
 use crate::store::{Found, Layout, Scales, shape_text};
 
-/// What such a tensor consists of.
+/// Structure of such a tensor.
 struct Parts {
-    /// What is found in each expert's part, and how it lies there.
+    /// Contents of each expert's part, and their layout.
     found: Vec<(Role, Layout)>,
-    /// Whether these follow one another, each a matrix of its own.
+    /// Whether these are consecutive, each a separate matrix.
     apart: bool,
-    /// Rows and columns of each expert's part, or of each matrix that follows another.
+    /// Rows and columns of each expert's part, or of each of several consecutive matrices.
     matrix: [usize; 2],
 }
 
 impl Parts {
-    /// Those of a tensor of shape `whole`.
+    /// The structure of a tensor of shape `whole`.
     fn of(stack: Stack, whole: &[usize], config: &ModelConfig) -> Self {
         let (d, ffn) = (config.bundle_width() as usize, config.ffn as usize);
         let is_neurons = d != ffn && whole.get(1..) == Some(&[ffn, d]);
@@ -64,13 +64,13 @@ impl Parts {
     }
 }
 
-/// The shape of a tensor that holds matrices of all experts, as it is written.
+/// The shape of a tensor with matrices of all experts, for writing.
 pub(crate) fn shape(stack: Stack, config: &ModelConfig) -> Vec<usize> {
     Parts::of(stack, &[], config).shape(stack, config)
 }
 
-/// The matrices in `whole`, a tensor of `layer` that is stored `[experts × rows × columns]`; the
-/// fields of `whole` that say what it is do not matter.
+/// The matrices in `whole`, a tensor of `layer` stored as `[experts × rows × columns]`; the fields
+/// of `whole` that identify the matrix are ignored.
 ///
 /// # Errors
 /// [`Error::WrongShape`] unless its shape is that of the configuration's experts.
@@ -128,7 +128,7 @@ pub(crate) fn split(
                 shape: parts.matrix.to_vec(),
                 layout,
                 offset,
-                // a byte for each block of 16
+                // a byte per block of 16
                 scales: whole.scales.map(|scales| Scales {
                     offset: scales.offset.saturating_add((offset - whole.offset) / 16),
                     ..scales

@@ -62,10 +62,10 @@ pub(crate) struct Store {
     raw: RefCell<Vec<u8>>,
 }
 
-/// Where rows of a tensor lie that do not follow its first ones.
+/// Location of rows that do not follow the tensor's first ones.
 #[derive(Debug)]
 struct LaterRows {
-    /// The first of them.
+    /// The first of these rows.
     first: usize,
     file: usize,
     offset: u64,
@@ -83,12 +83,12 @@ struct Place {
     /// Bytes of a stored row.
     row_bytes: usize,
     scales: Option<Scales>,
-    /// Of a tensor that is stored as several.
+    /// For a tensor stored as several.
     rest: Vec<LaterRows>,
 }
 
 impl Store {
-    /// Checks `found` against the configuration. `spell` gives the format's name of a missing
+    /// Checks `found` against the configuration. `spell` returns the format's name of a missing
     /// tensor, for errors.
     pub(crate) fn new(
         about: About,
@@ -168,7 +168,7 @@ impl Store {
         let (stored_rows, stored_cols) = match tensor.layout {
             Layout::EveryElement(_) => (2 * rows, cols),
             _ if id.role.is_vector() => (rows, cols),
-            // the others are checked already
+            // the others are already checked
             _ if !rest.is_empty() => (own, stored[1]),
             _ => (stored[0], stored[1]),
         };
@@ -195,7 +195,7 @@ impl Store {
         Ok(())
     }
 
-    /// Predictors are optional, each with its own rank; half of one is an error.
+    /// Predictors are optional, each with its own rank; an incomplete one is an error.
     fn take_predictors(
         &mut self,
         by_id: &mut HashMap<TensorId, Found>,
@@ -409,7 +409,7 @@ impl Checkpoint for Store {
             Layout::Grouped(groups) => self.read_grouped(at, first, out, groups)?,
             Layout::NegativeLog => {
                 self.read_stored(at, first, out)?;
-                // rounded once, to what converters to GGUF write
+                // rounded once, to the value that converters to GGUF write
                 out.iter_mut().for_each(|value| *value = rate(*value));
             }
             Layout::Interleaved { head_dim, rotated } => {
@@ -465,7 +465,7 @@ impl Checkpoint for Store {
     }
 }
 
-/// The shape of a tensor as it is stored in such a layout.
+/// The shape of a tensor as stored in such a layout.
 pub(crate) fn stored_shape(config: &ModelConfig, wanted: Required, layout: Layout) -> Vec<usize> {
     let Required { rows, cols, .. } = wanted;
     let mut stored = plain_shape(config, wanted);
@@ -485,14 +485,14 @@ pub(crate) fn stored_shape(config: &ModelConfig, wanted: Required, layout: Layou
         } => {
             stored = vec![rows / cols.max(1) * of_head, cols];
         }
-        // as it is presented
+        // as presented
         _ => {}
     }
     stored
 }
 
-/// The shape of a tensor that is stored as it is presented: that of a vector has one dimension,
-/// and one more for the experts of a layer.
+/// The shape of a tensor that is stored as presented: a vector has one dimension, and a layer's
+/// experts add one.
 fn plain_shape(config: &ModelConfig, Required { id, rows, cols }: Required) -> Vec<usize> {
     let experts = config.experts as usize;
     match id.role {
@@ -531,7 +531,7 @@ fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Re
     }
 }
 
-/// Bytes of `rows · cols` elements of a type, scales that are stored apart included.
+/// Bytes of `rows · cols` elements of a type, including separately stored scales.
 fn source_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
     let (elements, bytes) = dtype.block();
     let apart = usize::from(dtype == DType::Mxfp4Pairs);
@@ -544,8 +544,8 @@ pub(crate) fn shape_text(shape: &[usize]) -> String {
     format!("{shape:?}")
 }
 
-/// The context of a model trained for `trained` positions whose attention sees those that an indexer
-/// chooses, `most` of them by `key`: longer texts are refused, and this says why.
+/// The context of a model trained for `trained` positions whose attention sees only `most` positions
+/// chosen by an indexer (`key`): longer texts are refused, with this reason.
 pub(crate) fn indexed_context(path: &Path, key: &str, trained: u32, most: u32) -> u32 {
     if trained > most {
         let path = path.display();
@@ -557,7 +557,7 @@ pub(crate) fn indexed_context(path: &Path, key: &str, trained: u32, most: u32) -
     trained.min(most)
 }
 
-/// Says that a checkpoint holds tensors of images and sounds, which are not read.
+/// Warns that a checkpoint contains image and sound tensors, which are not read.
 pub(crate) fn warn_of_left_out(path: &Path, tensors: u32) {
     if tensors > 0 {
         let path = path.display();

@@ -9,12 +9,12 @@ use crate::role::{Place, ROLES, Role};
 /// `embed`, `layers.3.attn.q`, `layers.3.ffn.0.gate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Layer, from 0; 0 for the tensors outside the layers.
     pub layer: u32,
     /// Expert, from 0; the number of experts for the shared one, 0 for a dense FFN and outside the
-    /// FFN; the number of one of several outside the layers.
+    /// FFN; outside the layers, the number of a tensor among several of its role.
     pub expert: u32,
 }
 
@@ -36,7 +36,7 @@ impl TensorId {
         }
     }
 
-    /// A tensor of a layer (of its expert 0 where the role belongs to the FFN).
+    /// A tensor of a layer (of its expert 0 if the role belongs to the FFN).
     pub fn layer(role: Role, layer: u32) -> Self {
         Self {
             role,

@@ -1,8 +1,8 @@
 //! Text to tokens and back.
 //!
-//! [`Tokenizer`] wraps the `tokenizers` crate with two guarantees. A file's content is checked
-//! before the crate sees it (`check`): only the components of the supported families are accepted,
-//! and nothing in them can make the crate panic. And text decoded token by token
+//! [`Tokenizer`] wraps the `tokenizers` crate with two guarantees. First, a file's content is
+//! checked before the crate sees it (`check`): only the components of the supported families are
+//! accepted, and nothing in them can make the crate panic. Second, text decoded token by token
 //! ([`StreamDecoder`]) equals that of [`Tokenizer::decode`].
 
 mod check;
@@ -33,9 +33,9 @@ pub struct Tokenizer {
     special: HashSet<u32>,
     around: Around,
     size: u32,
-    /// Where a text can be cut, if that is known; made for the first long text.
+    /// Rules for cutting a text, if known; created for the first long text.
     cuts: OnceLock<Option<Cuts>>,
-    /// How few tokens a text can have; made for the first long text that cannot be cut.
+    /// Lower bound of a text's tokens; created for the first long text that cannot be cut.
     least: OnceLock<Least>,
 }
 
@@ -92,16 +92,17 @@ impl Tokenizer {
     }
 
     /// Tokens of `text`. Recognises special tokens written in the text; `add_special` also adds
-    /// those that the tokenizer puts around every text (usually one at the start). Leave it off for
+    /// those that the tokenizer puts around every text (usually one at the start). Do not set it for
     /// the output of a chat template, which writes its own. A long text is tokenised piece by piece,
     /// which takes less memory.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if a character has no token and the vocabulary has no unknown token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
-        match !add_special && Self::is_long(text) {
-            true => self.encode_long(text),
-            false => self.encode_whole(text, add_special),
+        if !add_special && Self::is_long(text) {
+            self.encode_long(text)
+        } else {
+            self.encode_whole(text, add_special)
         }
     }
 

@@ -19,7 +19,7 @@ pub struct FiringTrace {
 }
 
 impl FiringTrace {
-    /// An empty trace of banks of so many neurons.
+    /// An empty trace of banks with these numbers of neurons.
     pub fn new(neurons: &[usize]) -> Self {
         let all: usize = neurons.iter().sum();
         Self::with_step(neurons.to_vec(), all.div_ceil(NEURONS).max(1))
@@ -48,7 +48,7 @@ impl FiringTrace {
         self.starts.windows(2).map(|of| of[1] - of[0]).collect()
     }
 
-    /// The bank of a neuron of the sample, and which of the bank's sampled neurons it is.
+    /// The bank of a sampled neuron, and its index among the bank's sampled neurons.
     pub fn place(&self, n: usize) -> [usize; 2] {
         let bank = self.starts.partition_point(|&start| start <= n) - 1;
         [bank, n - self.starts[bank]]

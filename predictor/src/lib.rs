@@ -3,8 +3,8 @@
 //! The crate covers activations: the neurons that a layer needs for a token ([`ActiveSet`]), cheap
 //! predictions of firing neurons ([`Predictor`], [`section`]), training of predictors ([`train`]),
 //! rounding against a text's inputs ([`rounding`]), firing statistics of a text ([`record`],
-//! [`stats::ActivationStats`]) and the neuron order derived from them ([`order`]). It knows nothing
-//! about residency or I/O; the engine combines the two.
+//! [`stats::ActivationStats`]) and the neuron order derived from them ([`order`]). It has no
+//! knowledge of residency or I/O; the engine combines the two.
 #![forbid(unsafe_code)]
 
 mod active_set;

@@ -109,7 +109,8 @@ impl Recorder {
         trace + windows + counts + magnitudes + (subject.sample * 8 * (width(subject) + 4)) as u64
     }
 
-    /// Number of tokens to sample for a sample of about `bytes` bytes, of layers with so many neurons.
+    /// Number of tokens to sample for a sample of about `bytes` bytes, for layers with these numbers
+    /// of neurons.
     pub fn sample_for(neurons: &[usize], bytes: usize) -> usize {
         (bytes / (8 * neurons.len() * of_bank(neurons)).max(1)).clamp(256, 16384)
     }
@@ -353,7 +354,7 @@ fn each_bit(mut word: u64, mut f: impl FnMut(usize)) {
     }
 }
 
-/// Calls `add` with each neuron that fired of a bank, which has so many of the `width` words of a position.
+/// Calls `add` with each neuron of a bank that fired; the bank uses `width` words of a position.
 fn count(fired: &Fired, bank: usize, words: usize, width: usize, mut add: impl FnMut(usize)) {
     let first = bank * words;
     for row in fired.bits.chunks_exact(width.max(1)).take(fired.positions) {

@@ -20,7 +20,7 @@ pub struct RoutedSubject {
     /// Most tokens per window.
     pub window: usize,
     /// Most tokens whose routes are stored.
-    pub kept: usize,
+    pub stored: usize,
 }
 
 /// Statistics being collected.
@@ -87,7 +87,7 @@ impl RouteRecorder {
             trace: RouteTrace {
                 layers: subject.experts.len(),
                 chosen: subject.chosen,
-                routes: Vec::with_capacity(row * subject.kept),
+                routes: Vec::with_capacity(row * subject.stored),
                 visits: Vec::new(),
             },
             subject,
@@ -100,7 +100,7 @@ impl RouteRecorder {
         let lists =
             |&n: &u32| 8 * (2 * n as usize + n as usize * (n as usize).saturating_sub(1) / 2);
         let counted: usize = subject.experts.iter().map(lists).sum();
-        (row * (subject.window + subject.kept) + counted) as u64
+        (row * (subject.window + subject.stored) + counted) as u64
     }
 
     /// Tokens counted.
@@ -148,9 +148,9 @@ impl RouteRecorder {
                 count(layer, before, now);
             }
         }
-        let left = self.subject.kept - self.trace.tokens().min(self.subject.kept);
-        let kept = &self.now[..tokens.min(left) * row];
-        self.trace.routes.extend_from_slice(kept);
+        let left = self.subject.stored - self.trace.tokens().min(self.subject.stored);
+        let part = &self.now[..tokens.min(left) * row];
+        self.trace.routes.extend_from_slice(part);
         self.now.fill(NONE);
     }
 
@@ -217,7 +217,7 @@ mod tests {
             experts: vec![6, 0, 6],
             chosen: 2,
             window: 8,
-            kept: 11,
+            stored: 11,
         }
     }
 

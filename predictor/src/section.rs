@@ -72,7 +72,7 @@ pub enum Kind {
     LowRank(LowRankSpec),
     /// [`CoarseGate`].
     Coarse(Narrow),
-    /// [`CoarseTop`], for gates that fire above a cutoff of their token.
+    /// [`CoarseTop`], for gates that fire above a cutoff per token.
     CoarseTop(Narrow),
     /// Neurons with an activated gate of at least this magnitude (CATS, arXiv 2404.08763).
     Magnitude {

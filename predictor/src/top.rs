@@ -1,4 +1,4 @@
-//! Gates that fire above a cutoff of their token: Gaussian top-k (Gemma 3n).
+//! Gates that fire above a cutoff per token: Gaussian top-k (Gemma 3n).
 //!
 //! The cutoff is the mean of all gates of a layer plus a multiple of their deviation, so computing
 //! it takes all gates. [`CoarseTop`] scores all neurons with rows in two or three bits and

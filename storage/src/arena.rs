@@ -7,7 +7,7 @@
 //!
 //! Every slot keeps the mapping alive, so the memory is unmapped after the last one is dropped.
 //! Code that must abandon a slot the kernel may still write to (see `io::engine`) forgets the
-//! handle: the mapping then stays for the life of the process, on purpose.
+//! handle: the mapping then intentionally stays for the life of the process.
 //!
 //! Only memory below the limit can become resident, whatever the page size:
 //!
@@ -96,7 +96,7 @@ impl Mapping {
 /// A mapping divided into equal slots, with a free list.
 ///
 /// Slots `limit..capacity` are retired: never handed out, and their memory returns to the operating
-/// system once they are home. They cost only address space.
+/// system once they are free. They cost only address space.
 pub struct Arena {
     map: Arc<Mapping>,
     options: ArenaOptions,
@@ -104,7 +104,7 @@ pub struct Arena {
     limit: u32,
     /// Has capacity for the limit, so returning a slot does not allocate.
     free: Vec<u32>,
-    /// States of the slots below the limit or not home. All others are home.
+    /// States of the slots below the limit or not free. All others are free.
     places: Vec<Place>,
     page: usize,
     /// Locked bytes, from the start.
@@ -264,7 +264,7 @@ impl Arena {
     fn place(&mut self, slot: &Slot, place: Place) -> u32 {
         assert!(
             Arc::ptr_eq(&slot.map, &self.map),
-            "a slot must go home to its own arena"
+            "a slot must be returned to its own arena"
         );
         self.places[slot.index as usize] = place;
         slot.index
@@ -321,8 +321,8 @@ impl Arena {
         }
     }
 
-    /// Sets how many slots may be handed out, up to the capacity; the lowest indices stay. Memory
-    /// of retired slots is freed now if they are home, otherwise when they return. May allocate
+    /// Sets how many slots may be handed out, up to the capacity; the lowest indices remain. Memory
+    /// of retired slots is freed now if they are free, otherwise when they return. May allocate
     /// when the limit rises.
     pub fn set_limit(&mut self, slots: u32) {
         let new = slots.min(self.capacity);
@@ -358,7 +358,7 @@ impl Arena {
                 Ok(()) => self.locked = to,
                 Err(reason) => tracing::warn!(
                     bytes = to, %reason,
-                    "weights are not locked in memory; `emberflow doctor` tells the limit"
+                    "weights are not locked in memory; `emberflow doctor` prints the limit"
                 ),
             }
         }
@@ -394,7 +394,7 @@ impl Arena {
         self.trim();
     }
 
-    /// Frees the bookkeeping of retired slots that are home.
+    /// Frees the bookkeeping of retired free slots.
     pub(crate) fn trim(&mut self) {
         let limit = self.limit as usize;
         let out = self.places.iter().rposition(|&p| p != Place::Home);
@@ -413,7 +413,7 @@ impl Arena {
         (self.places.get(index as usize)).is_none_or(|&p| p == Place::Home)
     }
 
-    /// Frees the pages that lie entirely in retired home slots around `first..end`.
+    /// Frees the pages that lie entirely in retired free slots around `first..end`.
     fn discard(&mut self, first: u32, end: u32) {
         let (len, page) = (self.map.slot_len, self.page);
         let idle = |i: u32| i >= self.limit && self.is_home(i);
@@ -432,7 +432,7 @@ impl Arena {
             end as usize * len / page * page
         };
         if from < to {
-            // SAFETY: the pages hold only slots that are home, so no handle reaches them.
+            // SAFETY: the pages contain only free slots, so no handle reaches them.
             let given = unsafe { self.map.pages.discard(from..to) };
             if let Err(reason) = given {
                 tracing::warn!(bytes = to - from, %reason, "memory could not be given back");
@@ -463,9 +463,12 @@ impl ArenaPages {
     pub fn part(&self, i: usize, n: usize) -> Self {
         // Whole huge pages, as far as that goes.
         const UNIT: usize = 2 << 20;
-        let at = |i: usize| match i >= n {
-            true => self.end,
-            false => (self.first + self.len() / n * i) / UNIT * UNIT,
+        let at = |i: usize| {
+            if i >= n {
+                self.end
+            } else {
+                (self.first + self.len() / n * i) / UNIT * UNIT
+            }
         };
         Self {
             map: Arc::clone(&self.map),
@@ -474,8 +477,8 @@ impl ArenaPages {
         }
     }
 
-    /// Makes the memory resident. Keeps its contents, so the slots may be in use meanwhile. False
-    /// if the system does not do it: before Linux 5.14.
+    /// Makes the memory resident. Preserves its contents, so the slots may be in use at the same
+    /// time. False if the system does not support it: before Linux 5.14.
     #[must_use]
     pub fn populate(&self) -> bool {
         self.first == self.end || self.map.pages.populate(self.first..self.end).is_ok()

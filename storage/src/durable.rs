@@ -1,22 +1,22 @@
-//! Flushing to disk, as far as the file system can.
+//! Flushing to disk, as far as the file system supports it.
 //!
-//! Some network and user-space file systems refuse to flush files or folders. What was written is as
-//! durable there as they make it, so this is said once and nothing fails.
+//! Some network and user-space file systems refuse to flush files or folders. Durability is then up
+//! to them; this is logged once and is not an error.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Once;
 
-/// Flushes a file's bytes and what is needed to find them. `path` names it in messages.
+/// Flushes a file's bytes and the metadata needed to find them. `path` names it in messages.
 ///
 /// # Errors
-/// The system's, except that the file system does not flush.
+/// An error of the system, unless the file system does not support flushing.
 pub fn sync_data(file: &File, path: &Path) -> io::Result<()> {
     as_far_as_it_can(file.sync_data(), path)
 }
 
-/// Flushes a file's bytes and everything about it.
+/// Flushes a file's bytes and all metadata.
 ///
 /// # Errors
 /// As [`sync_data`].
@@ -27,7 +27,7 @@ pub fn sync_all(file: &File, path: &Path) -> io::Result<()> {
 /// Flushes the folder of `path`, so that a new name in it is durable.
 ///
 /// # Errors
-/// As [`sync_data`]; a folder that may not be read cannot be flushed either.
+/// As [`sync_data`]; an unreadable folder cannot be flushed either.
 pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -40,7 +40,7 @@ pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the system says that it cannot do such a thing here, which is no failure of the thing.
+/// Whether the error means that the system does not support the operation, which is not a failure.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     let no_locks = error.raw_os_error() == Some(libc::ENOLCK);
     no_locks

@@ -12,17 +12,17 @@ pub struct Limits {
     /// 7 ms per token instead of 7 to 10. One with 7 % misses is disk-bound: as fast at 64, and a
     /// tenth slower below.
     pub ahead: u32,
-    /// Bytes in flight from which no further command starts. A device serves long reads that are in
-    /// flight together at the same time, so that all of them end late, and what waits for the first
-    /// waits for all. Few keep it busy: a virtual disk reads 448 KiB at random at 72, 88, 93, 97 and 94
-    /// % of its highest rate with 1, 2, 3, 4 and 6 in flight. Short reads never come so far.
+    /// Bytes in flight from which no further command starts. A device serves concurrent long reads at
+    /// the same time, so that all of them end late, and a caller that waits for the first waits for
+    /// all. A few are enough: a virtual disk reads 448 KiB at random at 72, 88, 93, 97 and 94 % of its
+    /// highest rate with 1, 2, 3, 4 and 6 in flight. Short reads never reach this limit.
     pub bytes: u64,
     /// Threads of the `pread` device. Each runs one command, so this is its queue depth; as many
     /// again are queued, so that threads do not sleep between reads. UFS has a single command queue
     /// that two submitters fill and more slow down; disks with several queues need many.
     pub lanes: u32,
     /// Batches that may wait in the request channel before `submit` blocks. A layer submits up to
-    /// ten small ones; several layers' worth keeps the computation going while the I/O thread waits
+    /// ten small ones; a channel for several layers keeps the computation going while the I/O thread waits
     /// for a core.
     pub batches: usize,
     /// Reads the I/O thread accepts beyond those in flight. At the limit it stops taking batches,

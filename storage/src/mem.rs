@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 /// counts mapped file pages on phones).
 const AUTO_PERCENT: u64 = 75;
 
-/// What [`Mem::auto_budget`] leaves to others on a machine that has little. One with less to spare
-/// starts to reclaim, and the budget would cause stalls instead of hits. A control group's limit is
-/// for this process, so nothing of it is left to others.
+/// Bytes that [`Mem::auto_budget`] leaves to others on a machine with little memory. A machine with
+/// less free memory starts to reclaim, and the budget would cause stalls instead of hits. A control
+/// group's limit applies to this process, so nothing of it is left to others.
 const AUTO_RESERVE: u64 = 128 << 20;
 
 /// Least percentage of a machine's available memory for [`Mem::auto_budget`].
@@ -69,7 +69,7 @@ impl Mem {
         kib_field(&self.text("proc/meminfo")?, "MemAvailable")
     }
 
-    /// Bytes of memory of the machine.
+    /// Bytes of the machine's memory.
     #[must_use]
     pub fn mem_total(&self) -> Option<u64> {
         kib_field(&self.text("proc/meminfo")?, "MemTotal")
@@ -114,10 +114,9 @@ impl Mem {
         }
     }
 
-    /// Most memory that this process can come to hold without swapping and without taking it from
-    /// others: what is available beside what it holds already, on the machine and in each control
-    /// group. File pages count as free, as the kernel drops them. `None` if the kernel reports
-    /// neither.
+    /// Most memory that this process can reach without swapping and without taking it from others:
+    /// available memory plus what it already holds, on the machine and in each control group. File
+    /// pages count as free, as the kernel drops them. `None` if the kernel reports neither.
     #[must_use]
     pub fn conceded(&self) -> Option<Limit> {
         let own = self.anonymous().unwrap_or(0);
@@ -135,16 +134,16 @@ impl Mem {
         machine.into_iter().chain(groups).min_by_key(|l| l.bytes)
     }
 
-    /// Resident bytes of this process that are no pages of files.
+    /// Resident bytes of this process that are not file pages.
     fn anonymous(&self) -> Option<u64> {
         let status = self.text("proc/self/status")?;
         let shared = kib_field(&status, "RssShmem").unwrap_or(0);
         Some(kib_field(&status, "RssAnon")?.saturating_add(shared))
     }
 
-    /// A safe budget for the whole process: three quarters of its resident plus available memory, by
-    /// the machine and by each control group. Of the machine's it leaves 128 MiB to others, or three
-    /// quarters where there is less. `None` if the kernel reports nothing.
+    /// A safe budget for the whole process: three quarters of its resident plus available memory, on
+    /// the machine and in each control group. Leaves 128 MiB of the machine's memory to others, or
+    /// three quarters of it if that is less. `None` if the kernel reports nothing.
     #[must_use]
     pub fn auto_budget(&self) -> Option<u64> {
         let own = self.rss().unwrap_or(0);
@@ -229,7 +228,7 @@ pub enum Giver {
 struct Group {
     limit: u64,
     usage: u64,
-    /// File pages that were not used lately, and those that were.
+    /// File pages not used recently, and those used recently.
     inactive: u64,
     active: u64,
 }
@@ -241,7 +240,7 @@ impl Group {
         self.limit.saturating_sub(used)
     }
 
-    /// Bytes that a member which holds `own` can come to hold beside the others.
+    /// Bytes that a member which holds `own` can reach in addition to the others.
     fn conceded(&self, own: u64) -> u64 {
         let files = self.inactive.saturating_add(self.active);
         let others = self.usage.saturating_sub(files.saturating_add(own));
@@ -254,7 +253,7 @@ struct Version {
     fstype: &'static str,
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Keys in `memory.stat` of file pages: not used lately, and used lately.
+    /// Keys in `memory.stat` of file pages: inactive and active.
     files: [&'static str; 2],
     /// Key in `memory.stat` of the tightest limit of all ancestors, seen or not.
     inherited: Option<&'static str>,
@@ -479,7 +478,7 @@ mod tests {
                 ),
             ])
         };
-        // 6000 of the 9000 are no files; 2048 of these are this process's own
+        // 6000 of the 9000 are not file pages; 2048 of these are this process's own
         let (_d, mem) = group("VmRSS: 5 kB\nRssAnon: 1 kB\nRssFile: 3 kB\nRssShmem: 1 kB\n");
         let conceded = mem.conceded().unwrap();
         assert_eq!(
@@ -487,7 +486,7 @@ mod tests {
             (10_000 - 6000 + 2048, Giver::ControlGroup)
         );
         assert_eq!(mem.cgroup_available(), Some(2000));
-        // the machine is tighter: 8 KiB, and what the process has
+        // the machine is tighter: 8 KiB, plus what the process has
         let (_d, mem) = group("RssAnon: 9999 kB\n");
         let conceded = mem.conceded().unwrap();
         assert_eq!((conceded.bytes, conceded.giver), (9 << 10, Giver::Machine));
@@ -542,11 +541,11 @@ mod tests {
         capped.push(("proc/self/mountinfo", V2_MOUNT));
         capped.push(("sys/fs/cgroup/memory.max", &limit));
         let (d, mem) = tree(&capped);
-        // a group's limit is the process's own, however small it is
+        // a group's limit is the process's own, even if small
         assert_eq!(mem.auto_budget(), Some(301 * MIB / 100 * 75));
         std::fs::write(d.path().join("sys/fs/cgroup/memory.max"), "67108864").unwrap();
         assert_eq!(mem.auto_budget(), Some(65 * MIB / 100 * 75));
-        // a machine's memory is others' too, but never all of it
+        // a machine's memory is shared with others, but they never get all of it
         for (available, budget) in [(299, 172), (200, 73), (159, 40), (63, 16), (3, 1)] {
             let meminfo = format!("MemAvailable: {} kB\n", available * 1024);
             let (_d, mem) = tree(&[("proc/self/status", STATUS), ("proc/meminfo", &meminfo)]);

@@ -24,8 +24,8 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(n).ok().filter(|&n| n > 0).unwrap_or(4096)
 }
 
-/// Returns freed heap pages to the system where the allocator can, such as those needed only to
-/// open a model.
+/// Returns freed heap pages to the system, such as those needed only to open a model, if the
+/// allocator supports it.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim has no preconditions, and touches free memory alone.

@@ -74,7 +74,7 @@ struct Ring {
     lost: u64,
 }
 
-/// Lanes beside those of the compute threads and of accelerators.
+/// Lanes in addition to those of the compute threads and of accelerators.
 pub const OTHERS: usize = 2;
 
 /// The recorder.
@@ -147,7 +147,7 @@ impl Trace {
         self.threads + 1
     }
 
-    /// Lane of the first processor that computes beside the threads; others follow.
+    /// Lane of the first accelerator that computes in parallel with the threads; others follow.
     #[must_use]
     pub fn accelerator_lane(&self) -> usize {
         self.threads + OTHERS
@@ -310,7 +310,7 @@ impl Tracer {
         }
     }
 
-    /// Records what an accelerator did in `nanoseconds` from `start` on, or until now where it has no clock.
+    /// Records an accelerator's work of `nanoseconds` from `start` on, or until now if it has no clock.
     #[inline]
     pub fn accelerator(
         &self,

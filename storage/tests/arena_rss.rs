@@ -1,6 +1,6 @@
-//! An arena never takes more memory than its charge, whatever the size of the kernel's pages. What
-//! is resident is read from the kernel's account of the mapping itself, so other memory of the
-//! process does not disturb.
+//! An arena never uses more memory than its charge, for any page size of the kernel. Residency is
+//! read from the kernel's account of the mapping itself, so other memory of the process does not
+//! interfere.
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 
@@ -8,7 +8,7 @@ const SLOT: usize = 24 << 10;
 const CAPACITY: u32 = 2048;
 const MIB: u64 = 1 << 20;
 
-/// Where the arena lies: its first slot is the first to be handed out.
+/// Address of the arena: its first slot is the first to be handed out.
 fn start(arena: &mut Arena) -> usize {
     let slot = arena.take().expect("a free slot");
     let at = slot.as_slice().as_ptr() as usize;
@@ -112,10 +112,10 @@ fn huge_pages_are_used_where_the_kernel_has_them() {
         let mut huge = arena(1024, HUGE);
         let at = start(&mut huge);
         touch(&mut huge, 1);
-        // 24 MiB at best; memory may be too scattered for all of it.
+        // 24 MiB at best; memory may be too fragmented for all of it
         println!("{} MiB on huge pages", account(at, "AnonHugePages") / MIB);
         assert!(account(at, "AnonHugePages") >= 4 * MIB);
-        // Growing goes on with huge pages.
+        // Growing continues with huge pages.
         let before = account(at, "AnonHugePages");
         huge.set_limit(CAPACITY);
         touch(&mut huge, 1);
@@ -205,7 +205,7 @@ fn locking_is_all_or_nothing_and_follows_the_limit() {
         eprintln!("48 MiB may not be locked here; the first 48 KiB still are");
         assert_eq!(account(at, "Locked"), 2 * SLOT as u64);
     }
-    // Locked memory is given back like other memory.
+    // Locked memory is released like other memory.
     for limit in [1000, 2, 1] {
         arena.set_limit(limit);
         assert_eq!(rss(at), arena.bytes());

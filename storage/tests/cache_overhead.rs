@@ -1,5 +1,5 @@
-//! The bookkeeping of a cache costs what it says, for the slots that its limit allows and not for
-//! those it could grow to. A file of its own, as the allocator counts the bytes of the process.
+//! The bookkeeping of a cache has its documented size, for the slots within its limit and not for
+//! its capacity. A separate file, as the allocator counts the bytes of the process.
 
 #![allow(unsafe_code)]
 
@@ -75,7 +75,7 @@ fn bookkeeping_is_for_slots_below_the_limit() {
             "{} bytes held for {slots} slots, {said} said",
             held()
         );
-        // What is said is needed, too.
+        // The documented size is not an overestimate.
         assert!(held() + ROUNDING >= needed);
         fill(&mut cache);
         assert_eq!(cache.resident(), slots);

@@ -1,5 +1,5 @@
-//! Shrinking the cache gives memory back to the operating system. A file of its own, as it
-//! measures the whole process.
+//! Shrinking the cache returns memory to the operating system. A separate file, as it measures the
+//! whole process.
 
 use emberflow_storage::arena::{Arena, ArenaOptions};
 use emberflow_storage::cache::{Key, SlotCache};
@@ -51,7 +51,7 @@ fn rss_follows_the_size_of_the_cache() {
             "only {} went away",
             full - quarter
         );
-        // The most recently used quarter is what stayed, with its bytes.
+        // The most recently used quarter remains, with its bytes.
         for n in 0..SLOTS {
             let key = Key::new(0, n);
             let id = cache.get_pin(key);

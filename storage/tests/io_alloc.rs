@@ -1,5 +1,5 @@
-//! Steady state allocates nothing: not the caller, not the I/O thread, not the lanes, not the
-//! cache. A file of its own, as the counting allocator sees the whole process.
+//! Steady state does not allocate: neither caller, I/O thread, lanes nor cache. A separate file, as
+//! the counting allocator sees the whole process.
 
 #![allow(unsafe_code)]
 
@@ -58,7 +58,7 @@ static COUNTING: Counting = Counting;
 const NEURONS: u32 = 256;
 const WAVE: u32 = 32;
 
-/// One wave as the engine does it: look up, reserve and read what is missing, admit, release.
+/// One wave as in the engine: look up, reserve and read misses, admit, release.
 fn wave(
     io: &IoThread,
     cache: &mut SlotCache,
@@ -104,7 +104,8 @@ fn steady_state_allocates_nothing() {
         };
         let mut cache = SlotCache::new(arena(96, 4096), &[NEURONS]).unwrap();
         let (mut rng, mut batch, mut out) = (Rng::with_seed(5), Vec::new(), Vec::new());
-        // A channel allocates the first time a thread really sleeps on it, so let that happen.
+        // A channel allocates the first time a thread actually sleeps on it, so let that happen
+        // first.
         for _ in 0..10 {
             std::thread::sleep(std::time::Duration::from_millis(10));
             for _ in 0..20 {

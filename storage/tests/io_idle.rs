@@ -1,4 +1,4 @@
-//! An idle engine uses no CPU. A file of its own, as it looks at all threads of the process.
+//! An idle engine uses no CPU. A separate file, as it checks all threads of the process.
 
 #[path = "all/io_common/mod.rs"]
 #[allow(dead_code, reason = "it needs a part of it")]

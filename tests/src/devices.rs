@@ -1,4 +1,4 @@
-//! Devices for tests: those of this machine with times of the test's choosing, and such as fail.
+//! Devices for tests: those of this machine with prescribed times, and faulty ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,15 +6,45 @@ use std::time::Duration;
 
 use emberflow_engine::device::{
     Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
-    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team, Ticket, Work,
-    list,
+    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team, Ticket,
+    Verdicts, Work, list,
 };
+use tempfile::TempDir;
 
-/// The CPU as a device, the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels where it is
-/// installed; so fast that they get all that they hold.
+thread_local! {
+    /// Verdicts on devices without a fault, for as long as a test runs. The whole check of an OpenCL device takes a
+    /// third of a second of a core, that of the CPU a tenth; each engine that a test opens would repeat it.
+    static VERDICTS: TempDir = tempfile::tempdir().expect("a folder");
+}
+
+/// A device that is checked as a whole once in a test for each kind of FFN, and later in a few ways. `verdicts` names
+/// devices that share their times.
+fn checked_once(device: Device, verdicts: &str) -> Device {
+    let file = VERDICTS.with(|dir| dir.path().join(verdicts));
+    device.with_verdicts(Some(Verdicts::at(file)))
+}
+
+/// The device without a fault, and so fast that it gets all that it holds.
+fn fast(device: &Device, verdicts: &str) -> Device {
+    checked_once(Faulty::armed_by(device, Fault::Never, never()), verdicts)
+}
+
+/// The device so fast that it gets all that it holds, and nearly all rows of products, in each engine that has it.
+pub fn fast_products(device: &Device) -> Device {
+    let faulty = Faulty::armed_by(device, Fault::Multiply, never());
+    checked_once(faulty, "products")
+}
+
+/// The CPU as a device, with its own times.
+pub fn cpu() -> Device {
+    checked_once(Device::new(Box::new(CpuDevice::new())), "cpu")
+}
+
+/// The CPU as a device, the OpenCL devices of this machine, and the graphs of NPUs on ONNX Runtime's own kernels if it is
+/// installed; with times so short that they get all clusters they can hold.
 pub fn devices() -> Vec<Device> {
-    let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
-    plain_devices().iter().map(fast).collect()
+    let all = plain_devices();
+    all.iter().map(|device| fast(device, "shared")).collect()
 }
 
 /// The same with their own times.
@@ -27,7 +57,7 @@ pub fn plain_devices() -> Vec<Device> {
         .collect()
 }
 
-/// The NPU that processors stand in for.
+/// The NPU provider, simulated by processors.
 fn npu() -> Option<Device> {
     let opened = DeviceChoice::Npu(Provider::Cpu).open();
     let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
@@ -35,13 +65,13 @@ fn npu() -> Option<Device> {
     opened.ok().flatten()
 }
 
-/// The same devices with memories of their own, which the CPU cannot read: what they compute is copied to them.
+/// The same devices with separate memory, which the CPU cannot read: inputs and results are copied.
 pub fn devices_apart() -> Vec<Device> {
-    let fast = |device: &Device| Faulty::armed_by(device, Fault::Never, never());
-    plain_devices_apart().iter().map(fast).collect()
+    let all = plain_devices_apart();
+    all.iter().map(|device| fast(device, "apart")).collect()
 }
 
-/// The same with their own times, but for the CPU.
+/// The same with their own times, without the CPU.
 pub fn plain_devices_apart() -> Vec<Device> {
     let open = |n| DeviceChoice::OpenClApart(n).open().ok().flatten();
     std::iter::once(Faulty::discrete(Fault::Never))
@@ -49,8 +79,8 @@ pub fn plain_devices_apart() -> Vec<Device> {
         .collect()
 }
 
-/// The OpenCL devices of this machine with memories of their own, rows in tiles and each form of the kernels that all
-/// devices have; so fast that they get all that they hold.
+/// The OpenCL devices of this machine with separate memory, rows in tiles and each kernel form that all devices
+/// support; with times so short that they get all clusters they can hold.
 pub fn tiled_devices() -> Vec<Device> {
     let forms = [Team::Alone, Team::Local, Team::Block].map(|team| Form {
         team,
@@ -61,8 +91,7 @@ pub fn tiled_devices() -> Vec<Device> {
         let [few, many] = [form; 2];
         let order = Order::Tiles;
         device.force(Kernels { order, few, many });
-        let device = Device::new(Box::new(device));
-        Some(Faulty::armed_by(&device, Fault::Never, never()))
+        Some(fast(&Device::new(Box::new(device)), "apart"))
     };
     let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
     all.filter_map(|(n, form)| forced(n, form)).collect()
@@ -79,38 +108,38 @@ pub const CHECKS: usize = 41;
 /// How a device misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// It does not.
+    /// No fault.
     Never,
-    /// It is slow for fewer rows, and fast for so many.
+    /// Slow for fewer rows, and fast for this many.
     Narrow(usize),
-    /// It ends at this piece of work: while it is submitted, or while it is waited for.
+    /// Fails at this piece of work: while it is submitted, or while it is awaited.
     Submit(usize),
     /// See `Submit`.
     Take(usize),
-    /// Its sums are a little off, as another order of sums would make them.
+    /// Its sums deviate a little, as from another order of summation.
     Off,
-    /// The same, until it ends at this piece of work.
+    /// The same, until it fails at this piece of work.
     OffUntil(usize),
-    /// They are wrong.
+    /// Its sums are wrong.
     Wrong,
-    /// Its products are.
+    /// Its products are wrong.
     WrongProducts,
-    /// It ends at a product, once armed: while it is begun, or while it is waited for.
+    /// Fails at a product, once armed: while it is started, or while it is awaited.
     Multiply,
     /// See `Multiply`.
     TakeProducts,
-    /// It has no memory for passes of more rows than this, once its check is over.
+    /// It has no memory for passes of more rows than this, after its check.
     Room(usize),
 }
 
-/// A device with a fault. It says that its work in the check at the start took a nanosecond.
+/// A device with a fault. It reports a nanosecond for its work in the check at the start.
 pub struct Faulty {
     inner: Lease,
     facts: Facts,
     fault: Fault,
-    /// Pieces of work so far, those of the check at the start included.
+    /// Pieces of work so far, including those of the check at the start.
     done: Arc<AtomicUsize>,
-    /// Rows of the piece of work under way; `None` of products.
+    /// Rows of the current piece of work; `None` for products.
     rows: Option<usize>,
     /// Products until a fault.
     left: Arc<AtomicUsize>,
@@ -123,14 +152,14 @@ impl Faulty {
         Self::armed_by(&cpu, fault, never())
     }
 
-    /// The same with a memory of its own, which the CPU cannot read.
+    /// The same with separate memory, which the CPU cannot read.
     pub fn discrete(fault: Fault) -> Device {
         let mut faulty = Self::new(&Device::new(Box::new(CpuDevice::new())), fault);
         faulty.facts.unified = false;
         Device::new(Box::new(faulty))
     }
 
-    /// A device with a fault, for which products count down.
+    /// A device with a fault, with a countdown of products.
     pub fn armed_by(of: &Device, fault: Fault, left: Arc<AtomicUsize>) -> Device {
         let faulty = Self::new(of, fault);
         Device::new(Box::new(Self { left, ..faulty }))
@@ -185,9 +214,10 @@ impl Backend for Faulty {
     }
 
     fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {
-        match self.facts.unified {
-            true => self.inner.backend().host(part),
-            false => Ok(None),
+        if self.facts.unified {
+            self.inner.backend().host(part)
+        } else {
+            Ok(None)
         }
     }
 
@@ -217,9 +247,10 @@ impl Backend for Faulty {
                 self.fault == Fault::Multiply && left == 0
             }
         };
-        match fails {
-            true => Err(self.lost()),
-            false => self.inner.backend().submit(work),
+        if fails {
+            Err(self.lost())
+        } else {
+            self.inner.backend().submit(work)
         }
     }
 
@@ -243,7 +274,7 @@ impl Backend for Faulty {
 }
 
 impl Faulty {
-    /// Sums as the fault has them; how long they took.
+    /// Sums with the fault applied, and their duration.
     fn spoil_sums(
         &self,
         rows: usize,
@@ -264,7 +295,7 @@ impl Faulty {
         })
     }
 
-    /// The same of products: so fast that it gets nearly all rows, if it has a fault.
+    /// The same for products: so fast that it gets nearly all rows, if it has a fault.
     fn spoil_products(&self, took: Duration, out: &mut [f32]) -> Result<Duration, DeviceError> {
         match self.fault {
             Fault::TakeProducts if self.left.load(Ordering::Relaxed) == usize::MAX => {

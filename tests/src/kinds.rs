@@ -1,4 +1,4 @@
-//! Models whose texts keep different things: tests of what happens to texts run over each.
+//! Models with different kinds of state: tests of state run over each.
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
@@ -7,33 +7,32 @@ use emberflow_kernels::DType;
 
 use crate::{case, packed};
 
-/// A model to try: of attention alone, of one kind or the other, or with a mixer of recurrent state
-/// beside it.
+/// A model to test: with only attention of some kind, or also with a recurrent mixer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Of attention alone: the demo model.
+    /// Only attention: the demo model.
     Attention,
     /// With short convolutions: a fixture.
     ShortConv,
     /// With gated DeltaNets: a fixture.
     DeltaNet,
-    /// With Kimi Delta Attention beside latent attention: a fixture.
+    /// With Kimi Delta Attention and latent attention: a fixture.
     Kda,
     /// The same with bounded decays, and latent attention with gates: a fixture.
     BoundedKda,
-    /// Of latent attention alone: a fixture.
+    /// Only latent attention: a fixture.
     Latent,
     /// With Mamba-2 layers: a fixture.
     Mamba,
-    /// Of attention with two kinds of heads, shared keys, and inputs by layer: a fixture.
+    /// Attention with two kinds of heads, shared keys, and per-layer inputs: a fixture.
     TwoHeads,
     /// With attention to chunks of the text, and experts whose inputs are scaled: a fixture.
     Chunked,
     /// With attention over pools, several residual streams, and experts by token: a fixture.
     Pooled,
-    /// Of layers that are a mixer alone or an FFN alone, among them Mamba-2: a fixture.
+    /// Layers that are only a mixer or only an FFN, among them Mamba-2: a fixture.
     Sublayers,
-    /// With several residual streams, DeltaNets, and rows for the last tokens: a fixture.
+    /// With several residual streams, DeltaNets, and n-gram embeddings: a fixture.
     NGrams,
 }
 
@@ -72,7 +71,7 @@ impl Kind {
         }
     }
 
-    /// A prompt of `len` of its tokens, others for each `n`.
+    /// A prompt of `len` of its tokens, different for each `n`.
     pub fn prompt(self, n: u32, len: usize) -> Vec<u32> {
         let texts = match self {
             Self::Attention => 900,
@@ -83,8 +82,8 @@ impl Kind {
             .collect()
     }
 
-    /// The part of a text that another one can share, if it agrees with the first `len` tokens of it
-    /// and `prompt` of these were a prompt.
+    /// The prefix of a text that another one can share, if it agrees with its first `len` tokens and
+    /// `prompt` of these were a prompt.
     pub fn shared(self, len: usize, prompt: usize) -> usize {
         match self {
             Self::Attention | Self::Latent | Self::TwoHeads | Self::Chunked => len,
@@ -94,7 +93,7 @@ impl Kind {
     }
 }
 
-/// A fixture, packed. It is read though its name goes.
+/// A packed fixture. It stays readable although its name is removed.
 fn fixture(name: &str) -> Model {
     let dir = tempfile::tempdir().expect("a folder");
     let container = packed(&case(name), dir.path(), DType::Q8);

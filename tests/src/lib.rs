@@ -1,4 +1,4 @@
-//! What the integration tests share: fixtures, packing, opening.
+//! Shared by the integration tests: fixtures, packing, opening.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::expect_used,
@@ -28,8 +28,8 @@ pub fn case(name: &str) -> PathBuf {
     fixtures().join("models").join(name)
 }
 
-/// One model of the fixtures per family and activation, the first by name: for tests that take long
-/// and depend on a family's mixers and FFNs, not on each of its options.
+/// One model of the fixtures per family and activation, the first by name: for slow tests that
+/// depend on a family's mixers and FFNs, not on each of its options.
 pub fn one_per_family() -> Vec<PathBuf> {
     let models = std::fs::read_dir(fixtures().join("models")).expect("fixtures");
     let mut folders: Vec<_> = models
@@ -46,7 +46,7 @@ pub fn one_per_family() -> Vec<PathBuf> {
     found.into_values().collect()
 }
 
-/// Gives the engine this share of the neurons' bytes beyond what it cannot do without.
+/// Gives the engine this share of the neurons' bytes beyond its minimum.
 pub fn give(engine: &mut Engine, share: f64) {
     let needs = Needs {
         process_peak: 0,
@@ -57,7 +57,7 @@ pub fn give(engine: &mut Engine, share: f64) {
     engine.set_budget(bytes).expect("a budget");
 }
 
-/// The bits of the logits of a prompt, token by token, and what they cost.
+/// The bits of the logits of a prompt, token by token, and the counters.
 pub fn counted(engine: &mut Engine, tokens: &[u32]) -> (Vec<u32>, Counters) {
     let before = engine.counters();
     let logits = all_logits(engine, tokens, 1);
@@ -110,7 +110,7 @@ pub fn packed(checkpoint: &Path, dir: &Path, quant: DType) -> PathBuf {
     output
 }
 
-/// Options for comparisons: f32 keys and values, no budget worth speaking of.
+/// Options for comparisons: f32 keys and values, a practically unlimited budget.
 pub fn roomy(context: usize) -> Options {
     Options {
         budget: Budget::Bytes(1 << 40),
@@ -156,8 +156,8 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Brings an open engine down to `share` of its FFN, whatever other tests of the
-/// process have used before.
+/// Reduces an open engine to `share` of its FFN, independently of the memory that other tests of
+/// the process have used before.
 pub fn squeeze(engine: &mut Engine, share: f64) {
     let needs = Needs {
         process_peak: 0,

@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-/// How a fixture in bf16 becomes wider.
+/// Changes to a fixture in bf16 that make it wider.
 pub struct Wider<'a> {
-    /// Times that each neuron comes.
+    /// Number of copies of each neuron.
     pub copies: usize,
-    /// A text of `config.json`, and what it becomes.
+    /// A text of `config.json`, and its replacement.
     pub config: (&'a str, &'a str),
     /// Parts of the names of tensors whose rows are neurons.
     pub rows: &'a [&'a str],
-    /// The end of the names of those whose columns are.
+    /// Suffixes of the names of those whose columns are neurons.
     pub columns: &'a str,
-    /// Changes a tensor's values: two bytes each.
+    /// Changes a tensor's values, two bytes each.
     pub change: fn(&str, &mut [u8]),
 }
 

@@ -1,11 +1,11 @@
-//! Readers of bytes from elsewhere are given damaged ones: whatever these are, the end is an answer
-//! or an error. No panic, no memory that the input does not pay for, no end of time.
+//! Readers of external bytes are given damaged ones: the result is always a value or an error. No
+//! panic, no memory out of proportion to the input, no endless loop.
 //!
-//! Inputs that were found out once lie in `fixtures/fuzz/` and come first. Then come new ones, by
-//! the numbers of their cases, for as long as `EMBERFLOW_FUZZ_SECONDS` says (0.3 for each target
-//! unless given). `EMBERFLOW_FUZZ_SEED` is the number of the first case. A failure leaves the
-//! number of its case in `target/tmp/fuzz-NAME.case` and its input beside it, a crash of the
-//! whole test the number; `EMBERFLOW_FUZZ_CASES=1` with the number as seed repeats it.
+//! Past findings in `fixtures/fuzz/` come first, then new inputs by case number, for
+//! `EMBERFLOW_FUZZ_SECONDS` (default: 0.3 for each target). `EMBERFLOW_FUZZ_SEED` is the number of
+//! the first case. A failure leaves its case number in `target/tmp/fuzz-NAME.case` and its input
+//! next to it, a crash of the whole test the number; `EMBERFLOW_FUZZ_CASES=1` with the number as
+//! seed repeats it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -21,14 +21,15 @@ use std::time::{Duration, Instant};
 use emberflow_tests::fixtures;
 use emberflow_tests::fuzz::{TARGETS, Target};
 
-/// Bytes that a reader may allocate for each byte of its input, beside the room of its form. JSON takes
-/// the most: `[1],` is seven values of 72 bytes while the list around it grows, 126 for each byte.
+/// Bytes that a reader may allocate per byte of its input, in addition to the allowance of its form.
+/// JSON needs the most: `[1],` is seven values of 72 bytes while the list around it grows, 126 per
+/// byte.
 const TIMES: usize = 144;
 
 /// Longest time for one input.
 const PATIENCE: u32 = 60;
 
-/// Counts what each thread allocates, and refuses what is more than its limit.
+/// Counts the allocations of each thread, and refuses those beyond its limit.
 struct Metered;
 
 thread_local! {
@@ -37,13 +38,13 @@ thread_local! {
     static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
 }
 
-/// Whether this thread may take so much more.
+/// Whether this thread may allocate that much more.
 fn take(bytes: isize) -> bool {
     let taken = TAKEN.get() + bytes;
     if taken > LIMIT.get() {
         let message = b"an input makes its reader allocate more than it pays for\n";
         drop(std::io::stderr().write_all(message));
-        // what tells of the failure needs memory, too
+        // reporting the failure needs memory, too
         LIMIT.set(isize::MAX);
         return false;
     }
@@ -89,8 +90,8 @@ unsafe impl GlobalAlloc for Metered {
 #[global_allocator]
 static ALLOCATOR: Metered = Metered;
 
-/// Runs one input. Whether it was accepted, and how much memory it took. On a thread of its own,
-/// since libraries keep caches in a thread until it ends.
+/// Runs one input on a separate thread, since libraries keep caches in a thread until it ends.
+/// Returns whether it was accepted, and its memory.
 fn run(target: &Target, input: &[u8]) -> std::thread::Result<(bool, isize)> {
     let limit = target.form.room + TIMES * input.len();
     let metered = || {
@@ -114,7 +115,7 @@ fn variable<T: std::str::FromStr>(name: &str, usual: T) -> T {
     }
 }
 
-/// Ends the process if a case takes too long; a test cannot be ended from outside.
+/// Ends the process if a case takes too long; a test cannot be stopped from outside.
 fn watch(name: &str, case: &AtomicU64, over: &mpsc::Receiver<()>) {
     let (mut last, mut seconds) = (u64::MAX, 0);
     while over.recv_timeout(Duration::from_secs(1)) == Err(mpsc::RecvTimeoutError::Timeout) {

@@ -1,5 +1,5 @@
-//! Steady state allocates nothing: a counting allocator over the whole process,
-//! engine and I/O threads alike.
+//! Steady state does not allocate: a counting allocator over the whole process, engine and I/O
+//! threads alike.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,9 +51,9 @@ fn sampler(vocab: usize) -> Sampler {
 
 #[test]
 fn a_token_allocates_nothing() {
-    // one test, so that nothing else allocates meanwhile
+    // one test, so that nothing else allocates at the same time
     let dir = tempfile::tempdir().expect("a folder");
-    // Its embedding is not its head, so rows of it are read.
+    // Its embedding is not tied to the head, so rows of it are read.
     let untied = packed(&fixtures().join("models/bamboo"), dir.path(), DType::Q8);
     let recurrent = ["lfm2", "qwen3_5", "granitehybrid_dense"].map(|name| {
         let case = fixtures().join("models").join(name);
@@ -102,8 +102,8 @@ fn a_token_allocates_nothing() {
         for _ in 0..60 {
             step(&mut engine);
         }
-        // On a busy machine a thread may take part, or a full channel block, for the first time
-        // late; what happens per token would be in every window.
+        // On a loaded machine a thread may participate, or a full channel block, late for the first
+        // time; allocations per token would be in every window.
         let windows: Vec<u64> = (0..3)
             .map(|_| {
                 let before = ALLOCATIONS.load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! The bundled model under random budgets, budget changes, engines, threads and
-//! faults: the tokens and every logit stay those of the resident run, or the
-//! run ends with an error. Each failure prints the seed that repeats it.
+//! The bundled model under random budgets, budget changes, engines, threads and faults: the tokens
+//! and every logit equal those of the resident run, or the run ends with an error. Each failure
+//! prints the seed that repeats it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,7 +18,7 @@ const TOKENS: usize = 12;
 /// Memory is measured for the whole process: one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// All of them, or the one that `EMBERFLOW_SEED` names, to repeat a failure.
+/// All of them, or the one named by `EMBERFLOW_SEED`, to repeat a failure.
 fn seeds(all: std::ops::Range<u64>) -> std::ops::Range<u64> {
     match std::env::var("EMBERFLOW_SEED").map(|seed| seed.parse()) {
         Ok(Ok(seed)) => seed..seed + 1,
@@ -35,7 +35,7 @@ fn open(options: Options) -> Result<Engine, Error> {
     Engine::open(model, options)
 }
 
-/// Plans that follow nothing of this machine, and reads by `io`.
+/// Plans independent of this machine, with reads by `io`.
 fn lab(io: IoChoice) -> Lab {
     Lab {
         io,
@@ -70,7 +70,7 @@ fn generate(
     Ok((tokens, bits))
 }
 
-/// The same; `bits` has the logits before an error too.
+/// The same; `bits` also has the logits before an error.
 fn generate_into(
     engine: &mut Engine,
     budgets: &mut dyn FnMut(&mut Engine) -> Result<(), Error>,
@@ -175,9 +175,9 @@ fn recoverable_faults_and_changing_budgets_change_no_bit() {
     assert!(partly > 20, "Gate rows of some layers only {partly} times");
 }
 
-/// Faults that cannot be repaired end the run with an error that says where, or
-/// were not on the way of this run; they never change a bit, of what came before the error
-/// neither: damage that was read ahead and is needed must not be computed with.
+/// Faults that cannot be recovered end the run with an error that says where, unless the run did
+/// not reach them; they never change a bit, including the output before the error: prefetched
+/// damage that is needed must not be used in computation.
 #[test]
 fn damage_ends_the_run_and_never_changes_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

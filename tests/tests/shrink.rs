@@ -1,5 +1,5 @@
-//! A budget that changes while running: memory follows it, the text does not. A
-//! file of its own, as it measures the whole process.
+//! A budget that changes during a run: memory follows it, the text does not change. A separate
+//! file, as it measures the whole process.
 
 use std::ops::ControlFlow;
 
@@ -25,7 +25,8 @@ fn tokens(engine: &mut Engine) -> Vec<u32> {
         .tokens
 }
 
-/// Memory after each pass of a long prompt, whose chunks take room from the cache, and of the text after it.
+/// Memory after each pass of a long prompt, whose chunks take memory from the cache, and of the text after
+/// it.
 fn keeps_to_its_budget_in_a_long_prompt() {
     let options = Options {
         budget: Budget::FfnShare(0.3),

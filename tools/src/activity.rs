@@ -37,7 +37,7 @@ pub fn parse(bytes: &[u8], c: &ModelConfig) -> Result<ActivationStats, StatsErro
     }
 }
 
-/// How often the router chose each expert.
+/// Visit counts of the experts.
 pub struct RouteCounts {
     /// Tokens counted.
     pub tokens: u64,

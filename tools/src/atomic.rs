@@ -13,7 +13,7 @@ use emberflow_models::files_of;
 use emberflow_storage::durable;
 
 use crate::Failure;
-use crate::interrupt::{Unfinished, beside};
+use crate::interrupt::{Unfinished, with_suffix};
 
 /// Files that every command reads, with the name used in messages.
 const ALWAYS_READ: [(&str, &str); 4] = [
@@ -45,7 +45,7 @@ pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<()
     can_write(path, folder_of(path))
 }
 
-/// Device and inode of a regular file, which identify it whatever its path.
+/// Device and inode of a regular file, which identify it independently of its path.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let meta = path.metadata().ok().filter(std::fs::Metadata::is_file)?;
     Some((meta.dev(), meta.ino()))
@@ -53,7 +53,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Fails if `path`, or a temporary file of its writer, is one of `reads`.
 fn check_not_read(path: &Path, reads: &[Option<&Path>]) -> Result<(), Failure> {
-    for written in GROWING.map(|ending| beside(path, ending)) {
+    for written in GROWING.map(|ending| with_suffix(path, ending)) {
         let Some(written_to) = identity(&written) else {
             continue;
         };
@@ -86,7 +86,7 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Checks that files can be created in `folder` by creating and removing one whose name is a little longer than that
-/// of `path`. Permissions alone do not tell: quotas and read-only mounts matter too.
+/// of `path`. Permissions alone are not enough: quotas and read-only mounts matter too.
 fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
     if is_stream(path) {
         return Ok(());
@@ -97,7 +97,7 @@ fn can_write(path: &Path, folder: &Path) -> Result<(), Failure> {
             path.display()
         )));
     };
-    let probe = beside(&folder.join(name), &format!(".try{}", std::process::id()));
+    let probe = with_suffix(&folder.join(name), &format!(".try{}", std::process::id()));
     File::create_new(&probe)
         .and_then(|_| std::fs::remove_file(&probe))
         .map_err(Failure::file(path))
@@ -209,7 +209,7 @@ fn is_stream(path: &Path) -> bool {
     path.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// Writes `bytes` to a temporary file beside `path`, flushes it to disk and renames it to `path`.
+/// Writes `bytes` to a temporary file next to `path`, flushes it to disk and renames it to `path`.
 ///
 /// # Errors
 /// I/O errors; an existing file is then unchanged.
@@ -219,8 +219,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     file.publish()
 }
 
-/// A file that gets its name once it is complete. If it is dropped before, or on Ctrl-C, the temporary file is
-/// removed.
+/// A file that gets its name once it is complete. If it is dropped earlier, or on Ctrl-C, the temporary file
+/// is removed.
 pub struct Partial {
     path: PathBuf,
     /// The temporary file; `None` for a device or pipe, which is written in place.
@@ -246,8 +246,8 @@ impl Partial {
         // The process id avoids overwriting another process's temporary file.
         let own = format!(".partial{}", std::process::id());
         let named = |ending: &str| {
-            let partial = beside(path, ending);
-            // Before the file is there, so that Ctrl-C never leaves it.
+            let partial = with_suffix(path, ending);
+            // before the file exists, so that Ctrl-C never leaves it behind
             let unfinished = Unfinished::planned(&partial);
             File::create_new(&partial).map(|file| (file, partial, unfinished))
         };
@@ -299,7 +299,7 @@ impl Drop for Partial {
 mod tests {
     use super::*;
 
-    /// An existing file with the temporary name is left alone, and links are not followed.
+    /// An existing file with the temporary name is not touched, and links are not followed.
     #[test]
     fn unfinished_files_of_others_stay() {
         let dir = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ pub struct Cold {
 
 /// A cache of `slots` neurons or experts without their bytes; `banks` holds the number of units per bank.
 pub fn cache_of(slots: u64, banks: &[u32], eviction: Eviction) -> Result<SlotCache, Failure> {
-    let too_large = || Failure::usage("more neurons than a cache can number");
+    let too_large = || Failure::usage("more neurons than a cache can index");
     // The cache needs at least one slot, even for an empty region.
     let slots = u32::try_from(slots.max(1)).map_err(|_| too_large())?;
     let arena =

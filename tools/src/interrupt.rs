@@ -51,12 +51,12 @@ impl Unfinished {
 
     /// As [`planned`](Self::planned), for the `.partial` file that a writer of `path` fills.
     pub fn partial(path: &Path) -> Self {
-        Self::planned(&beside(path, ".partial"))
+        Self::planned(&with_suffix(path, ".partial"))
     }
 }
 
 /// `path` with `ending` appended to its name.
-pub fn beside(path: &Path, ending: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()

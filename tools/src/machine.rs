@@ -1,4 +1,4 @@
-//! Measures how fast this machine computes, once, and saves the rates for the planner.
+//! Measures the compute rates of this machine once, and saves them for the planner.
 
 use std::process::{Command, Stdio};
 
@@ -119,11 +119,13 @@ pub fn table(rates: &Rates) -> String {
 
 #[cfg(test)]
 mod tests {
+    use emberflow_kernels::Isa;
+
     use super::*;
 
     #[test]
     fn the_table_has_a_row_for_each_format_and_thread_count() {
-        let text = table(&Rates::assumed(2));
+        let text = table(&Rates::assumed(2, Isa::Neon));
         assert_eq!(text.lines().count(), 3 + 2 * FORMATS.len(), "{text}");
         assert!(text.contains("q4") && text.contains("64: 40"), "{text}");
     }

@@ -79,7 +79,7 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     engine
 }
 
-/// What an engine has to make room for.
+/// Requirements of an engine.
 pub struct Use {
     /// Positions of the context.
     pub context: usize,

@@ -1,9 +1,9 @@
-//! NPUs are opened and compared with the CPU by a child process first, this program again. It loads the library, compiles and
-//! runs the graphs of all formats of weights, for short rows: where that crashes or hangs the child ends, and this process has
-//! an error.
+//! A child process, this program again, first opens an NPU and compares it with the CPU. It loads the library, compiles and
+//! runs the graphs of all weight formats for short rows: if that crashes or hangs, the child ends, and this process reports an
+//! error.
 //!
-//! What comes after that happens in this process. Graphs for a model's rows that do not compile in time, and work that hangs,
-//! are errors (the engine's `HostDevice`); a driver that crashes only then ends this process.
+//! Everything later happens in this process. Graphs for a model's rows that do not compile in time, and work that hangs, are
+//! errors (the engine's `HostDevice`); only a driver that crashes then ends this process.
 
 use std::io::Write;
 use std::process::Command;
@@ -24,16 +24,16 @@ use crate::{Failure, print_json};
 /// Name of the hidden command.
 const COMMAND: &str = "check-npu";
 
-/// Longest time of a child process.
+/// Maximum duration of a child process.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Bytes of what a child writes that are held.
+/// Number of bytes of a child's output that are stored.
 const BYTES: usize = 64 << 10;
 
 /// Formats of weights that have graphs of their own.
-const FORMATS: [DType; 3] = [DType::Q8, DType::Q4, DType::Q4k];
+const FORMATS: [DType; 5] = [DType::Q8, DType::Q8c, DType::Q4, DType::Q4c, DType::Q4k];
 
-/// The FFN that is compared, in each of [`FORMATS`]: every width of graphs, on short rows.
+/// The FFN for the comparison, in each of [`FORMATS`]: every width of graphs, on short rows.
 const SHAPE: DenseShape = DenseShape {
     dtype: FORMATS[0],
     d: 32,
@@ -44,37 +44,37 @@ const SHAPE: DenseShape = DenseShape {
     },
 };
 
-/// What a child process found.
+/// Result of a child process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     /// Path of the library.
     pub library: String,
     /// Its build.
     pub build: String,
-    /// Names of the providers that it has.
+    /// Names of its providers.
     pub providers: Vec<String>,
-    /// Whether the provider has the CPU's bits.
+    /// Whether the provider's results have the CPU's bits.
     pub same_bits: bool,
 }
 
-/// What is wrong with an NPU: the engine's causes, by their names.
+/// Cause of an NPU failure: the engine's causes, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
-    /// There is no library where it is looked for.
+    /// No library was found.
     Missing,
-    /// This program is linked statically and cannot load libraries.
+    /// This program is statically linked and cannot load libraries.
     Static,
-    /// A library, a provider or a driver cannot be used, or fails.
+    /// A library, a provider or a driver is unusable, or fails.
     Broken,
 }
 
 /// An NPU that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unusable {
-    /// What it is about.
+    /// Cause.
     pub cause: Cause,
-    /// What failed, and what to do.
+    /// What failed, with a remedy.
     pub what: String,
 }
 
@@ -85,7 +85,7 @@ impl Unusable {
     }
 }
 
-/// The line of JSON that a child process prints.
+/// The line of JSON printed by a child process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer {
@@ -93,10 +93,10 @@ enum Answer {
     Unusable(Unusable),
 }
 
-/// Opens a device, an NPU in a child process first.
+/// Opens a device; an NPU first in a child process.
 ///
 /// # Errors
-/// No such device, or the driver's.
+/// No such device, or an error of the driver.
 pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     if let DeviceChoice::Npu(provider) = choice {
         probe(provider).map_err(|Unusable { what, .. }| DeviceError {
@@ -107,15 +107,15 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     choice.open()
 }
 
-/// Has a child process open and compare an NPU.
+/// Opens an NPU in a child process and compares it with the CPU.
 ///
 /// # Errors
-/// There is no library or provider that works: what to do.
+/// No working library or provider, with a remedy.
 pub fn probe(provider: Provider) -> Result<Found, Unusable> {
     probe_by(this_program(), provider, LIMIT)
 }
 
-/// [`probe`] by this program, within a time.
+/// [`probe`] by this program, with a time limit.
 ///
 /// # Errors
 /// As [`probe`].
@@ -145,7 +145,7 @@ pub fn probe_by(program: Command, provider: Provider, limit: Duration) -> Result
     }
 }
 
-/// The last line that is an answer: libraries and drivers print lines of their own, some only at the end.
+/// The last line with a result: libraries and drivers also print lines, some only at the end.
 fn answer(output: &str) -> Option<Answer> {
     let mut lines = output.lines().rev();
     lines.find_map(|line| serde_json::from_str(line).ok())
@@ -167,7 +167,7 @@ fn error(text: &str) -> String {
     last.trim_start_matches("emberflow: ").to_owned()
 }
 
-/// The hidden command: opens an NPU, compares it with the CPU, and prints what it found, in a line of its own.
+/// The hidden command: opens an NPU, compares it with the CPU, and prints the result on a separate line.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -184,12 +184,13 @@ pub fn command(provider: Provider) -> Result<(), Failure> {
         },
         Err(e) => json!({"unusable": {"cause": e.cause.name(), "what": e.what}}),
     };
-    // A driver may have begun a line.
+    // a driver may have begun a line
     std::io::stdout().write_all(b"\n")?;
     print_json(&answer)
 }
 
-/// Opens an NPU and compares it with the CPU in each of [`FORMATS`]: whether it has its bits.
+/// Opens an NPU and compares it with the CPU in each of [`FORMATS`]; returns whether the bits are
+/// equal.
 fn compared(provider: Provider) -> Result<bool, DeviceError> {
     let mut device = NpuDevice::open(provider)?;
     let mut same_bits = true;

@@ -104,9 +104,10 @@ impl<'a> Packed<'a> {
         let dtype = DType::from_code(entry.dtype)
             .ok_or_else(|| fail(format!("has unknown block format {}", entry.dtype)))?;
         // At most 8 weights fit in a byte, which bounds the row size.
-        let len = match cols as u64 > entry.len.saturating_mul(8) {
-            true => 0,
-            false => dtype.row_bytes(cols),
+        let len = if cols as u64 > entry.len.saturating_mul(8) {
+            0
+        } else {
+            dtype.row_bytes(cols)
         };
         let Some(stride) = entry.row_stride(rows as u64, len) else {
             return Err(fail(format!(

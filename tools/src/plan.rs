@@ -89,7 +89,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is planned for.
+/// Options of the plan.
 fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
     Ok(Options {
         threads: args.threads.unwrap_or(0).into(),
@@ -105,7 +105,7 @@ fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
     })
 }
 
-/// The model, or one whose weights are not there.
+/// The model, or one without weights.
 fn model_of(arg: &ModelArg) -> Result<Model, Failure> {
     match arg.description() {
         Some(config) => Ok(Model::open(described(config)?)?),
@@ -135,7 +135,7 @@ fn table(plans: &[Plan]) -> String {
     out
 }
 
-/// How Gate rows are served: resident, streamed, or the resident share.
+/// Location of Gate rows: resident, streamed, or the resident share.
 fn gates(p: &Plan) -> String {
     match p.gates_resident_share {
         1.0 => "held".into(),
@@ -147,7 +147,7 @@ fn gates(p: &Plan) -> String {
 fn details(p: &Plan) -> String {
     let mut out = String::from("memory\n");
     for &(what, bytes) in p.memory.ledger.entries() {
-        out += &format!("  {what:<10} {:>10}\n", size::show(bytes));
+        out += &format!("  {what:<12} {:>10}\n", size::show(bytes));
     }
     let d = &p.decode;
     out += &format!(

@@ -1,4 +1,4 @@
-//! What every program of this crate does around its commands.
+//! Setup and error handling common to all programs of this crate.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -21,7 +21,7 @@ use crate::text::{BLOCK, Utf8};
 pub const DEFAULT: &str = "# Ownership\n\nOwnership is";
 
 /// How long to wait for a silent pipe before using the default prompt. Programs that start others often leave them a
-/// pipe that nobody writes to.
+/// pipe without a writer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Blocks of a pipe buffered ahead of the tokenizer.

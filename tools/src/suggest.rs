@@ -199,16 +199,16 @@ fn foreign_option(words: &[String], command: &clap::Command) -> Option<&'static 
             short.as_deref() == Some(flag) || long.as_deref() == Some(flag)
         })
     };
-    let told = |word: &String| {
+    let hint = |word: &String| {
         let flag = word.split('=').next().unwrap_or_default();
         // `-c2048`
         let flag = flag.trim_end_matches(|c: char| c.is_ascii_digit());
         let known = FOREIGN_OPTIONS
             .iter()
             .find(|(flags, _)| flags.contains(&flag));
-        known.filter(|_| !ours(flag)).map(|(_, told)| *told)
+        known.filter(|_| !ours(flag)).map(|(_, hint)| *hint)
     };
-    words.iter().filter(|w| w.starts_with('-')).find_map(told)
+    words.iter().filter(|w| w.starts_with('-')).find_map(hint)
 }
 
 /// A text in double quotes for a shell, shortened to 40 characters.
@@ -244,14 +244,14 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         None => true,
     });
     let tip = |text: String| ContextValue::StyledStrs(vec![text.into()]);
-    if let Some(told) = foreign_option(&words, command) {
+    if let Some(hint) = foreign_option(&words, command) {
         error.remove(ContextKind::SuggestedArg);
-        error.insert(ContextKind::Suggested, tip(told.to_owned()));
+        error.insert(ContextKind::Suggested, tip(hint.to_owned()));
         return error;
     }
-    if let Some(told) = unknown.and_then(|word| foreign_command(command, word)) {
+    if let Some(hint) = unknown.and_then(|word| foreign_command(command, word)) {
         error.remove(ContextKind::SuggestedSubcommand);
-        error.insert(ContextKind::Suggested, tip(told));
+        error.insert(ContextKind::Suggested, tip(hint));
         return error;
     }
     let known = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];
@@ -264,8 +264,8 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         && command.get_name() == "run"
         && !text.starts_with('-')
     {
-        let told = format!("to pass a prompt, use '-p {}'", quoted(text));
-        error.insert(ContextKind::Suggested, tip(told));
+        let hint = format!("to pass a prompt, use '-p {}'", quoted(text));
+        error.insert(ContextKind::Suggested, tip(hint));
         return error;
     }
     let Some(unknown) = unknown else {
@@ -276,7 +276,7 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
         let value = ContextValue::Strings(vec![name]);
         error.insert(ContextKind::SuggestedSubcommand, value);
     } else if error.kind() == ErrorKind::InvalidSubcommand {
-        let told = if Path::new(unknown).exists() {
+        let hint = if Path::new(unknown).exists() {
             format!("to run a model, use 'emberflow run {unknown}'")
         } else {
             format!(
@@ -285,7 +285,7 @@ pub fn enrich(mut error: clap::Error, program: &clap::Command) -> clap::Error {
             )
         };
         if Path::new(unknown).exists() || unknown.contains(' ') {
-            error.insert(ContextKind::Suggested, tip(told));
+            error.insert(ContextKind::Suggested, tip(hint));
         }
     }
     error

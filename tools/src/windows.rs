@@ -1,4 +1,4 @@
-//! Chooses windows of a text, for commands that learn from one.
+//! Chooses windows of a text for commands that learn from it.
 
 use std::fs::File;
 use std::io::Read;

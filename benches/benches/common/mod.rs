@@ -1,4 +1,4 @@
-//! What benches of kernels have in common.
+//! Code shared by the kernel benches.
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Throughput};
@@ -10,7 +10,7 @@ pub fn floats(count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Measures `f`, beside what it moves or computes.
+/// Measures `f`, with the bytes that it moves or the operations that it computes.
 pub fn measure(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,

@@ -253,7 +253,7 @@ fn chart(title: &str, facts: &str, io: &[String], rows: &[AblationRow]) -> Strin
     let labels = Labels {
         title,
         facts,
-        x: "mechanisms, each beside those before",
+        x: "mechanisms, added one by one",
         y: "speed, multiples of the first",
     };
     bars(&labels, &names, &groups)

@@ -245,13 +245,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_told_apart_by_their_hits() {
+    fn tokens_are_classified_by_their_hits() {
         let classes = classes(&[10.0, 20.0, 30.0], &[1.0, 10.0, 5.0], &[1.0, 0.96, 0.95]);
-        let told: Vec<_> = (classes.iter())
+        let found: Vec<_> = (classes.iter())
             .map(|c| (c.hit_rate, c.tokens, c.mean_ms, c.wait_share))
             .collect();
         assert_eq!(
-            told,
+            found,
             [
                 ("95 to 99 %", 2, 25.0, 0.3),
                 ("99 % and more", 1, 10.0, 0.1)

@@ -96,7 +96,7 @@ pub fn command(args: &PredictorArgs) -> Result<(), Failure> {
         agreement: None,
         facts,
         how: format!(
-            "naming the neurons of a token, {threads} threads, {rounds} rounds of {TOKENS} made-up tokens"
+            "selecting the neurons of a token, {threads} threads, {rounds} rounds of {TOKENS} made-up tokens"
         ),
         body: Rows { rows: &rows },
         notes: vec![format!(
@@ -294,13 +294,13 @@ fn csv(rows: &[PredictorRow]) -> Table {
 }
 
 fn chart(model: &str, facts: &str, rows: &[PredictorRow]) -> String {
-    let names = ["naming", "bytes / speed of memory"].map(str::to_owned);
+    let names = ["selecting", "bytes / speed of memory"].map(str::to_owned);
     let groups: Vec<(String, Vec<f64>)> = (rows.iter())
         .filter(|r| r.layer.is_some())
         .map(|r| (r.name(), vec![r.us.median, r.bound_us]))
         .collect();
     let labels = Labels {
-        title: &format!("{model}: naming the neurons of a token"),
+        title: &format!("{model}: selecting the neurons of a token"),
         facts,
         x: "layer",
         y: "microseconds of a token, medians",

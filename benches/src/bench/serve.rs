@@ -431,7 +431,7 @@ fn chart(facts: &str, rows: &[ServeRow]) -> String {
         })
         .collect();
     let labels = Labels {
-        title: "latency of interactive requests beside background work",
+        title: "latency of interactive requests next to background work",
         facts,
         x: "interactive requests per scaled minute",
         y: "ms per token of prompt and answer, mean",

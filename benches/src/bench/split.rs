@@ -260,12 +260,12 @@ fn print(report: &SplitReport, out: &mut impl Write) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "| tokens | partition | GPU alone | graphs built online | padded | graphs in turn | chunks | chunks while \
+        "| tokens | partition | GPU alone | graphs built online | padded | graphs in sequence | chunks | chunks while \
          the GPU decodes |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|---|")?;
     for p in &report.prompts {
-        let beside = |ms: f64, published: Option<f64>| {
+        let relative = |ms: f64, published: Option<f64>| {
             let published = published.map_or(String::new(), |f| format!(", paper {f:.2}"));
             format!("{ms:.0} ({:.2}{published})", ms / p.split)
         };
@@ -275,12 +275,12 @@ fn print(report: &SplitReport, out: &mut impl Write) -> io::Result<()> {
             "| {} | {:.0} | {} | {} | {} | {} | {} | {}, which is idle for {:.0} |",
             p.tokens,
             p.split,
-            beside(p.gpu_alone, None),
-            beside(p.online, of(0)),
-            beside(p.padded, of(1)),
-            beside(p.in_pieces, of(2)),
-            beside(p.chunks, None),
-            beside(p.chunks_busy, None),
+            relative(p.gpu_alone, None),
+            relative(p.online, of(0)),
+            relative(p.padded, of(1)),
+            relative(p.in_pieces, of(2)),
+            relative(p.chunks, None),
+            relative(p.chunks_busy, None),
             p.gpu_left,
         )?;
     }

@@ -187,8 +187,8 @@ pub struct ServeArgs {
     /// Background requests per scaled minute.
     #[arg(long, value_name = "N", default_value_t = 6.0)]
     pub proactive: f64,
-    /// Requests that fill a scaled minute when run one after the other. If fewer than arrive, first
-    /// come, first served falls behind for good, as do Agent.xpu's baselines.
+    /// Requests that fill a scaled minute when run one after the other. If more arrive, first come,
+    /// first served never catches up, as with Agent.xpu's baselines.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
     pub serial: u32,
     /// Length of the load in scaled minutes.

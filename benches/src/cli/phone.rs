@@ -20,13 +20,14 @@ pub struct PhoneArgs {
     /// Also run the bundled models on this text and count experts' capacities and outliers.
     #[arg(short, long, value_name = "TEXT")]
     pub file: Option<PathBuf>,
-    /// Tokens of the text at most.
+    /// Maximum tokens of the text.
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = clap::value_parser!(u64).range(2..))]
     pub limit: u64,
     /// Tokens of a pass over the text.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub rows: u16,
-    /// An input of a matrix is an outlier beyond so many times the root mean square of these inputs.
+    /// An input of a matrix is an outlier beyond this multiple of the root mean square of these
+    /// inputs.
     #[arg(long, value_name = "N", default_value_t = 6.0, value_parser = parse_times)]
     pub beyond: f64,
     /// Draw a timeline.

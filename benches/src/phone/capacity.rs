@@ -1,5 +1,5 @@
-//! Experts in static shapes (NPUMoE, §4): capacity tiers, groups of experts in one graph, and what stays on the
-//! CPU.
+//! Experts in static shapes (NPUMoE, §4): capacity tiers, groups of experts in one graph, and the remainder on
+//! the CPU.
 //!
 //! ```text
 //! r = max n_e / mean n_e    c = S·k / E    busiest expert: r·c     n_e tokens of expert e, S tokens, k of E experts
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The paper drops tokens beyond a capacity. Here the CPU computes them, so that the result is that of the mixture:
-//! a choice's result is stored at its place, and the choices of a token are summed in their order wherever they
-//! were computed.
+//! a choice's result is stored at its index, and the choices of a token are summed in order, wherever they were
+//! computed.
 
 use emberflow_engine::Choice;
 
@@ -58,7 +58,7 @@ pub struct Group {
     pub capacity: usize,
 }
 
-/// Where the experts of a layer are computed.
+/// Placement of the experts of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Residency {
     /// Groups on the NPU.
@@ -67,7 +67,7 @@ pub struct Residency {
     pub on_cpu: Vec<usize>,
 }
 
-/// What groups may be made of.
+/// Constraints of groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupLimits {
     /// Tokens of a pass.
@@ -85,7 +85,7 @@ impl GroupLimits {
         most.min(usize::try_from(fit).unwrap_or(most)).max(1)
     }
 
-    /// Groups experts by capacity, those of one capacity by popularity, as many at once as fit.
+    /// Groups experts by capacity, those of one capacity by popularity, as many per group as fit.
     pub fn groups(&self, expected: &[f64]) -> Vec<Group> {
         let mut order: Vec<usize> = (0..expected.len()).collect();
         order.sort_by(|&a, &b| expected[b].total_cmp(&expected[a]));
@@ -109,8 +109,8 @@ impl GroupLimits {
         out
     }
 
-    /// Leaves the most popular groups on the NPU and gives the others to the CPU, which computes meanwhile: as many
-    /// as make the later of the two end first.
+    /// Keeps the most popular groups on the NPU and assigns the others to the CPU, which computes at the same time:
+    /// as many as minimize the later end.
     pub fn place(&self, expected: &[f64], times: &impl ExpertTimes) -> Residency {
         let groups = self.groups(expected);
         let cpu = |group: &Group| {
@@ -143,7 +143,7 @@ pub trait ExpertTimes {
     fn on_cpu(&self, tokens: f64) -> f64;
 }
 
-/// Tokens of a pass by where they are computed, in routes: a token of k experts counts k times.
+/// Routes of a pass by processor: a token of k experts counts k times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Routes {
     /// On the NPU.
@@ -185,12 +185,12 @@ impl Routes {
     }
 }
 
-/// Where the choices of a pass go.
+/// Placement of the choices of a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packed {
-    /// For each group, the place of the choice in each row, `[experts x capacity]`; `None` is padding.
+    /// For each group, the index of the choice in each row, `[experts x capacity]`; `None` is padding.
     pub groups: Vec<Vec<Option<usize>>>,
-    /// Places of the choices that the CPU computes.
+    /// Indices of the choices that the CPU computes.
     pub on_cpu: Vec<usize>,
 }
 
@@ -222,7 +222,7 @@ impl Packed {
         out
     }
 
-    /// The rows that a group's graph reads, `[experts x capacity x width]`, zero where there is no token. `x` is
+    /// The input rows of a group's graph, `[experts x capacity x width]`, zero where there is no token. `x` is
     /// `[tokens x width]`, and each token has `chosen` choices.
     pub fn gather(&self, group: usize, x: &[f32], width: usize, chosen: usize) -> Vec<f32> {
         let rows = &self.groups[group];
@@ -235,7 +235,7 @@ impl Packed {
         out
     }
 
-    /// Stores the valid rows of a group's result at their choices' places in `results`,
+    /// Stores the valid rows of a group's result at their choices' indices in `results`,
     /// `[tokens x chosen x width]`.
     pub fn scatter(&self, group: usize, rows: &[f32], width: usize, results: &mut [f32]) {
         for (row, place) in rows.chunks_exact(width).zip(&self.groups[group]) {

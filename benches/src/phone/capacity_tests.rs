@@ -1,4 +1,4 @@
-//! Capacities hold what they are for, nothing is dropped, and the result is that of the mixture.
+//! Capacities hold their expected load, no token is dropped, and the result is that of the mixture.
 
 use emberflow_engine::Choice;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::capacity::{
     imbalance,
 };
 
-/// A price for a launch, an expert, a row; and one for a token on the CPU.
+/// Costs of a launch, an expert, a row; and of a token on the CPU.
 #[derive(Debug, Clone, Copy)]
 struct Prices {
     launch: f64,
@@ -134,7 +134,7 @@ fn in_groups(
 }
 
 proptest! {
-    /// Whatever the capacities, no route is lost and the bits are the mixture's.
+    /// For any capacities, no route is lost and the bits are the mixture's.
     #[test]
     fn groups_and_overflow_equal_the_mixture(
         tokens in 1..80usize, experts in 2..24usize, chosen in 1..4usize, seed in any::<u64>(),
@@ -151,7 +151,7 @@ proptest! {
         let whole = bits(mixture(&x, &now, width, chosen));
         prop_assert_eq!(bits(in_groups(&placed, &x, &now, width, chosen)), whole);
 
-        // The counts say the same as the packing.
+        // the counts agree with the packing
         let mut routes = Routes::default();
         routes.add(&placed, &counts(&now, experts));
         let packed = Packed::new(&placed, &now);
@@ -162,8 +162,8 @@ proptest! {
         prop_assert_eq!(routes.npu + routes.overflow + routes.cold, (tokens * chosen) as u64);
     }
 
-    /// A group has experts of one capacity, no more than its graph may hold; each expert is in one place; no other
-    /// border between hot and cold groups ends earlier.
+    /// A group has experts of one capacity, at most as many as its graph may hold; each expert occurs once; no
+    /// other border between hot and cold groups ends earlier.
     #[test]
     fn groups_have_one_capacity_and_fit(
         loads in proptest::collection::vec(0.0..300.0f64, 1..40), limits in limits(), prices in prices(),

@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use crate::report::csv::Csv;
 
-/// What the papers say: `curves/published.csv`. A range has a lower and an upper end.
+/// The papers' values: `curves/published.csv`. A range has a lower and an upper end.
 const PUBLISHED: &str = include_str!("curves/published.csv");
 
-/// How far a simulated figure may be from the published one to count as the same.
+/// Maximum deviation of a simulated figure from the published one to count as equal.
 pub const WITHIN: f64 = 0.25;
 
 /// A simulated value of a published figure.
@@ -33,7 +33,7 @@ pub struct Figure {
     pub paper: String,
     /// Section, figure or table.
     pub place: String,
-    /// What it is.
+    /// Description.
     pub what: String,
     /// Its unit.
     pub unit: String,
@@ -45,13 +45,13 @@ pub struct Figure {
     pub ratio: f64,
     /// Whether the ratio is within [`WITHIN`] of 1.
     pub within: bool,
-    /// Published curve that the simulation rests on.
+    /// Published curve on which the simulation is based.
     pub rests_on: String,
     /// Why it differs by more; empty if it does not.
     pub differs: String,
 }
 
-/// All figures of the table, in its order; those without a simulated value are left out.
+/// All figures of the table, in its order; those without a simulated value are omitted.
 pub fn figures(values: &[FigureValue]) -> Vec<Figure> {
     let table = Csv::parse(PUBLISHED);
     let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! The simulated figures stay as far from the published ones as they are.
+//! The deviations of simulated figures from published ones do not change.
 
 use super::figures::published;
 use super::llm_npu::Orders;

@@ -23,10 +23,10 @@ const ON_GPU: usize = 0;
 const ON_NPU: usize = 1;
 const JOIN: usize = 2;
 
-/// Lengths just over a size that graphs exist for.
+/// Lengths just above the size of an existing graph.
 const JUST_OVER: [usize; 3] = [129, 257, 513];
 
-/// What a partition leaves to GPU and NPU.
+/// Parts of GPU and NPU in a partition.
 fn parts(of: Product, partition: Partition) -> [Product; 2] {
     let with = |rows: usize, n: usize| Product { rows, n, ..of };
     match partition {
@@ -90,7 +90,7 @@ pub fn seconds(pair: &Pair<'_>, n: usize) -> f64 {
     makespan(&slots(&layers(pair, n, LAYERS as usize)))
 }
 
-/// Fences of a layer: what 14.01 tokens per second, 4.01 times as many as with fences, imply (5.5).
+/// Fences of a layer: implied by 14.01 tokens per second, 4.01 times as many as with fences (5.5).
 fn fences() -> f64 {
     const FAST: f64 = 14.01;
     const TIMES: f64 = 4.01;
@@ -135,7 +135,7 @@ pub fn drawn() -> Drawn {
 mod tests {
     use super::*;
 
-    /// The simulation of the solver's partitions takes what the solver says.
+    /// The simulated time of the solver's partitions equals the solver's.
     #[test]
     fn a_prompt_takes_what_the_solver_says() {
         for n in [1, 129, 256, 300, 525] {

@@ -21,7 +21,7 @@ const CHUNK: usize = 256;
 const BUILD: f64 = 0.36 + 11.54;
 /// Products by groups over products by tensors: the middle of 8.1 and 10.7 (2.3).
 const BY_GROUPS: f64 = 9.4;
-/// Seconds of a fence (HeteroInfer 3.1); one before the CPU's part of a product and one after it.
+/// Seconds of a fence (HeteroInfer 3.1); one before and one after the CPU's part of a product.
 const FENCE: f64 = 400e-6;
 /// Products of a layer: Q, K, V, output, Gate, Up, Down.
 const PRODUCTS_OF_LAYER: usize = 7;
@@ -99,7 +99,7 @@ impl NpuLine {
     }
 }
 
-/// Subgraphs of a prompt; products take `slower` times as long, and `added` seconds more in each subgraph.
+/// Subgraphs of a prompt; products take `slower` times as long, plus `added` seconds in each subgraph.
 fn graph(line: &NpuLine, of: &Sizes, chunks: usize, slower: f64, added: f64) -> Vec<Work> {
     let npu_parts = LAYER.iter().filter(|subgraph| subgraph.on == NPU).count();
     let cpu_parts = LAYER.len() - npu_parts;
@@ -117,7 +117,7 @@ fn graph(line: &NpuLine, of: &Sizes, chunks: usize, slower: f64, added: f64) -> 
 pub struct Orders {
     graph: Vec<Work>,
     in_order: Plan,
-    /// By Eq. 5 alone.
+    /// By Eq. 5 only.
     by_stalls: Plan,
     best: Plan,
 }
@@ -161,7 +161,7 @@ impl Orders {
         }
     }
 
-    /// What Eq. 5 alone and the search save, in words.
+    /// Savings of Eq. 5 alone and of the search, as text.
     pub fn note(&self) -> String {
         format!(
             "llm.npu, Eq. 5 alone saves {:.1} %, the plan taken ({}) {:.1} %; no order can save more than {:.1} %",

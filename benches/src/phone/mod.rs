@@ -1,8 +1,8 @@
-//! `emberflow-lab phone`: prompts and texts on the processors of a phone, simulated from published times (llm.npu,
-//! NPUMoE, HeteroInfer, PowerInfer-2), compared with what their authors measured. Only what the bundled models' routing and
-//! activations look like is of real runs.
+//! `emberflow-lab phone`: prompts and texts on the processors of a phone, simulated from published times (llm.npu, NPUMoE,
+//! HeteroInfer, PowerInfer-2), compared with the authors' measurements. Only the statistics of the bundled models' routing
+//! and activations come from real runs.
 //!
-//! [`schedule`], [`outliers`] and [`capacity`] know nothing of phones: they plan, split and pack.
+//! [`schedule`], [`outliers`] and [`capacity`] do not depend on phones: they plan, split and pack.
 
 pub mod capacity;
 #[cfg(test)]
@@ -58,7 +58,7 @@ fn values(orders: &Orders, variants: &Variants) -> Vec<FigureValue> {
     papers.concat()
 }
 
-/// All simulated figures, and what explains them.
+/// All simulated figures, and their explanations.
 fn simulate_all() -> PhoneReport {
     let (orders, variants) = (Orders::of(CHUNKS), Variants::run());
     let values = values(&orders, &variants);
@@ -82,7 +82,7 @@ fn drawn(paper: Paper) -> Drawn {
 /// Runs the command.
 ///
 /// # Errors
-/// A chart that may not be written; with a text, errors of running the bundled models on it.
+/// A chart that cannot be written; with a text, errors of running the bundled models on it.
 pub fn command(args: &PhoneArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force, &[args.file.as_deref()])?;
     let mut report = simulate_all();

@@ -19,7 +19,7 @@ use super::subgraphs::{CPU, NPU, PHONE};
 
 const EXPERTS_TABLE: &str = include_str!("curves/npumoe_experts.csv");
 
-/// Phi-3.5-MoE: experts, those of a token (5.1), and tokens of a pass.
+/// Phi-3.5-MoE: experts, experts per token (5.1), and tokens of a pass.
 const EXPERTS: usize = 16;
 const CHOSEN: usize = 2;
 const ROWS: usize = 512;
@@ -31,10 +31,10 @@ const LIMITS: GroupLimits = GroupLimits {
 };
 /// Time of the CPU over the NPU's, without a launch: the middle of 1.4 and 2.3 (2, Fig. 7).
 const CPU_SLOWER: f64 = 1.85;
-/// Passes that are simulated.
+/// Simulated passes.
 const PASSES: usize = 64;
 
-/// Prices in milliseconds of the table's tokens.
+/// Costs in milliseconds of the table's tokens.
 #[derive(Debug, Clone, Copy)]
 struct Prices {
     launch: f64,
@@ -75,9 +75,10 @@ impl ExpertTimes for Prices {
     }
 
     fn on_cpu(&self, tokens: f64) -> f64 {
-        match tokens > 0.0 {
-            true => CPU_SLOWER * (self.expert + self.token * tokens),
-            false => 0.0,
+        if tokens > 0.0 {
+            CPU_SLOWER * (self.expert + self.token * tokens)
+        } else {
+            0.0
         }
     }
 }
@@ -101,7 +102,7 @@ fn pass(random: &mut Rng) -> Vec<u64> {
     tokens
 }
 
-/// The pieces of a layer: groups on the NPU, and what the CPU computes meanwhile.
+/// The pieces of a layer: groups on the NPU, and the CPU's parallel work.
 fn graph(prices: &Prices, placed: &Residency, tokens: &[u64]) -> Vec<Work> {
     let piece = |on: usize, ms: f64| Work {
         kind: "experts",
@@ -160,7 +161,7 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
     ]
 }
 
-/// What a variant takes over all passes.
+/// Time of a variant over all passes.
 struct Outcome {
     name: &'static str,
     seconds: f64,
@@ -234,7 +235,7 @@ impl Variants {
         ]
     }
 
-    /// The steps, in words.
+    /// The steps, as text.
     pub fn note(&self) -> String {
         let first = self.outcomes[0].seconds;
         let of = |outcome: &Outcome| format!("{} {:.2}", outcome.name, first / outcome.seconds);

@@ -5,8 +5,8 @@
 //! q · w = c · w + r · w        all in integers, so exact
 //! ```
 //!
-//! The NPU multiplies c, and the CPU the few channels in which r is not zero. The paper writes the rest as
-//! `floor(q / 128) · 128` and clips to 128, which 8 bits do not hold; the difference above is exact for any q.
+//! The NPU multiplies c, and the CPU the few channels with nonzero r. The paper writes the remainder as
+//! `floor(q / 128) · 128` and clips to 128, which 8 bits cannot hold; the difference above is exact for any q.
 
 /// Largest magnitude of a clipped activation.
 pub const MOST: i32 = 127;
@@ -18,7 +18,7 @@ pub struct Shadowed {
     pub cols: usize,
     /// `c`, `[rows x cols]`.
     pub clipped: Vec<i8>,
-    /// Columns in which some row has a rest, ascending.
+    /// Columns in which some row has a nonzero remainder, ascending.
     pub channels: Vec<usize>,
     /// `r` of these columns, `[rows x channels]`.
     pub rest: Vec<i32>,
@@ -61,7 +61,7 @@ impl Shadowed {
         products.map(|(&c, &w)| i64::from(c) * i64::from(w)).sum()
     }
 
-    /// `r · w` of one row and one row of weights: the CPU's part, over outlier channels alone.
+    /// `r · w` of one row and one row of weights: the CPU's part, over outlier channels only.
     pub fn rest_product(&self, row: usize, weights: &[i8]) -> i64 {
         let rest = &self.rest[row * self.channels.len()..][..self.channels.len()];
         let products = rest.iter().zip(&self.channels);
@@ -71,10 +71,10 @@ impl Shadowed {
     }
 }
 
-/// Which channels of one matrix's inputs have outliers.
+/// Channels with outliers of one matrix's inputs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChannelCounts {
-    /// Values with a rest, by channel.
+    /// Values with a nonzero remainder, by channel.
     values: Vec<u64>,
     /// Channels that had one, summed over passes.
     of_passes: u64,
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Eq. 1: the two parts add up to the product of what was there, for any integers.
+        /// Eq. 1: the two parts add up to the original product, for any integers.
         #[test]
         fn the_parts_add_up_to_the_product(
             rows in 1..6usize, cols in 1..40usize, seed in any::<u64>(), range in 1..100_000i32,
@@ -170,7 +170,7 @@ mod tests {
             prop_assert_eq!(split.channels, (0..cols).filter(beyond).collect::<Vec<_>>());
         }
 
-        /// The rest is zero where it can be, and the clipped part is as large as it may be elsewhere.
+        /// The remainder is zero where possible, and the clipped part is at its maximum elsewhere.
         #[test]
         fn a_rest_is_what_does_not_fit(q in proptest::collection::vec(any::<i16>(), 1..50)) {
             let q: Vec<i32> = q.into_iter().map(i32::from).collect();

@@ -77,7 +77,7 @@ fn in_memory(facts: &Facts) -> Vec<Work> {
     let [cpu, npu] = ["cpu_gbs", "npu_gbs"].map(|key| facts.get(key));
     let shares = [cpu / (cpu + npu), npu / (cpu + npu)];
     let hot = facts.get("hot_share");
-    // As if neurons fired evenly over hot and cold ones: more than cold ones do.
+    // as if neurons fired evenly over hot and cold ones: an upper bound for cold ones
     let cold = (1.0 - hot) * facts.get("active_share");
     let mut graph = Vec::new();
     for layer in 0..=LAYERS {
@@ -111,7 +111,7 @@ fn prompt(facts: &Facts) -> Vec<Work> {
     };
     let mut graph = Vec::new();
     for layer in 0..LAYERS {
-        // Two buffers: the one of two layers before is free once that is computed.
+        // Two buffers: that of two layers before is free once its layer is computed.
         let free = if layer < 2 {
             Vec::new()
         } else {
@@ -136,16 +136,16 @@ struct Ladder {
     reads: f64,
     /// Share of the active neurons that are not in memory.
     misses: f64,
-    /// Whether computing goes on while neurons are read.
+    /// Whether computation overlaps with reads.
     pipeline: bool,
-    /// Milliseconds of computing.
+    /// Milliseconds of computation.
     compute: f64,
     /// Seconds of a read.
     read: f64,
 }
 
 impl Ladder {
-    /// A token: attention, then clusters of in-memory neurons, reads, and those that were read.
+    /// A token: attention, then clusters of in-memory neurons, reads, and the read clusters.
     fn graph(&self, facts: &Facts) -> Vec<Work> {
         let attention = ATTENTION * WIDTH / (ATTENTION * WIDTH + ffn() * facts.get("active_share"));
         let layer = self.compute / 1e3 / LAYERS as f64;
@@ -199,7 +199,7 @@ fn ladder(facts: &Facts) -> [Ladder; 4] {
         misses: 1.0 - facts.get("hit_share"),
         ..bundles
     };
-    // The I/O thread keeps the queue full: Gate first, the rest where it fires too.
+    // The I/O thread keeps the queue full: Gate first, then the rest of firing neurons.
     let pipeline = Ladder {
         pipeline: true,
         reads: 1.0 + facts.get("both_fire"),

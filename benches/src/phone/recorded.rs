@@ -1,4 +1,5 @@
-//! What the bundled models' routing and activations say about capacities and outliers, on a text.
+//! Statistics of the bundled models' routing and activations on a text, for capacities and
+//! outliers.
 //!
 //! The first half of the text sets capacities, popularity and limits; the second half is counted.
 
@@ -15,7 +16,7 @@ use super::outliers::{ChannelCounts, MOST, Shadowed};
 
 use crate::cli::PhoneArgs;
 
-/// Share of the outliers that hot channels have (llm.npu, Fig. 11).
+/// Share of the outliers in hot channels (llm.npu, Fig. 11).
 const HOT: f64 = 0.8;
 
 /// Experts in static shapes. JSON keys are a contract.
@@ -23,7 +24,7 @@ const HOT: f64 = 0.8;
 pub struct Routed {
     /// Experts of a layer.
     pub experts: usize,
-    /// Those of a token.
+    /// Experts per token.
     pub chosen: usize,
     /// Busiest expert over the mean, by layer.
     pub imbalance: Vec<f64>,
@@ -34,7 +35,7 @@ pub struct Routed {
     pub padding_share: f64,
     /// Routes beyond a capacity.
     pub overflow_share: f64,
-    /// Share of the most popular four and eight experts that are so in both halves.
+    /// Share of the most popular four and eight experts that are equally popular in both halves.
     pub overlap: [f64; 2],
 }
 
@@ -49,9 +50,9 @@ pub struct Outliers {
     pub per_pass: f64,
     /// The same as a share.
     pub share: f64,
-    /// Share of the channels that have one at all.
+    /// Share of the channels with any outlier.
     pub ever: f64,
-    /// Share of the channels that have [`HOT`] of the outliers; 0 without outliers.
+    /// Share of the channels that contain [`HOT`] of the outliers; 0 without outliers.
     pub hot_share: f64,
 }
 
@@ -64,7 +65,7 @@ pub struct Recorded {
     pub tokens: usize,
     /// Tokens of a pass.
     pub rows: usize,
-    /// Of a mixture.
+    /// For a mixture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<Routed>,
     /// By kind of matrix.
@@ -126,8 +127,8 @@ fn of_model(args: &PhoneArgs, file: &std::path::Path, demo: Demo) -> Result<Reco
     })
 }
 
-/// Runs texts of `rows` tokens, each of them one pass. Tokens that begin every text are a pass of their own, which is
-/// not observed.
+/// Runs texts of `rows` tokens, each as one pass. Tokens that begin every text are a separate pass, which is not
+/// observed.
 fn passes(
     engine: &mut Engine,
     start: &[u32],
@@ -206,7 +207,8 @@ impl Seen {
         }
     }
 
-    /// What counts the second half: capacities by layer, and scales that hold `beyond` times the root mean square.
+    /// Parameters for counting the second half: capacities by layer, and scales that hold `beyond` times the root
+    /// mean square.
     fn second(&self, rows: usize, beyond: f64) -> Counted {
         let of = |layer: &Layer| {
             let limits = GroupLimits {
@@ -332,7 +334,7 @@ fn popular(visits: &[u64], most: usize) -> Vec<usize> {
 }
 
 impl Recorded {
-    /// In words, with what the papers say.
+    /// As text, with the papers' values.
     pub fn text(&self) -> String {
         let mut out = format!(
             "{}, {} tokens in passes of {}:\n",
@@ -360,7 +362,7 @@ impl Recorded {
 }
 
 impl Outliers {
-    /// In words, with what the paper says.
+    /// As text, with the paper's values.
     fn text(&self) -> String {
         if self.ever == 0.0 {
             return format!(

@@ -1,4 +1,4 @@
-//! In which order two processors run the subgraphs of a prompt (llm.npu, §3.4).
+//! Order in which two processors run the subgraphs of a prompt (llm.npu, §3.4).
 //!
 //! ```text
 //! C(g) = + sum of T(s) over the subgraphs s that g makes ready on the NPU    g on the CPU
@@ -14,11 +14,11 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::sim::{Order, Phone, Progress, Slot, Work, followers, makespan, simulate};
 
-/// Partial schedules that the beam holds.
+/// Partial schedules in the beam.
 const BEAM: usize = 32;
-/// Graphs of at most so many pieces are then searched completely.
+/// Largest graphs that are then searched completely, in pieces.
 const SMALL: usize = 16;
-/// Partial schedules of that search at most.
+/// Maximum partial schedules of that search.
 const NODES: usize = 50_000;
 
 /// Issues pieces in their order: none begins before all earlier ones have begun.
@@ -41,7 +41,7 @@ impl Order for InOrder {
 /// Takes the ready piece that keeps the NPU busy (Eq. 5); the first of equal ones.
 #[derive(Debug)]
 pub struct ByStalls {
-    /// Place of the NPU.
+    /// Index of the NPU.
     pub npu: usize,
 }
 
@@ -99,7 +99,7 @@ impl Order for Planned {
     }
 }
 
-/// What no schedule can be faster than.
+/// Lower bounds of any schedule's time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bounds {
     /// Seconds of each processor's pieces.
@@ -109,7 +109,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Of a graph.
+    /// The bounds of a graph.
     pub fn of(graph: &[Work], processors: usize) -> Self {
         let mut sums = vec![0.0; processors];
         graph.iter().for_each(|work| sums[work.on] += work.seconds);
@@ -220,14 +220,14 @@ impl Partial {
         }
     }
 
-    /// When a piece whose predecessors are placed can begin.
+    /// Earliest start of a piece whose predecessors are placed.
     fn start(&self, graph: &[Work], work: usize) -> f64 {
         let after = graph[work].after.iter().map(|&before| self.ends[before]);
         after.fold(self.free[graph[work].on], f64::max)
     }
 
-    /// The lower bound if `work` comes next: what it and the other ready pieces of its processor still lead to, and
-    /// the pieces that this processor has left.
+    /// The lower bound if `work` comes next: the work that follows it and the other ready pieces of its processor,
+    /// and the remaining pieces of this processor.
     fn bound_with(&self, graph: &[Work], tails: &[f64], work: usize) -> f64 {
         let on = graph[work].on;
         let start = self.start(graph, work);

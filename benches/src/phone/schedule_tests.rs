@@ -35,7 +35,7 @@ fn any_graph(most: usize) -> impl Strategy<Value = Vec<Work>> {
     })
 }
 
-/// A prompt of chunks with random times of each subgraph, `most` subgraphs at most.
+/// A prompt of chunks with random times of each subgraph, at most `most` subgraphs.
 fn any_prompt(most: usize) -> impl Strategy<Value = Vec<Work>> {
     let shapes = (1..=4usize, 1..=4usize).prop_filter("too many", move |(c, l)| c * l * 6 <= most);
     let times = proptest::collection::vec(0.1..10.0f64, most);
@@ -46,7 +46,7 @@ fn any_prompt(most: usize) -> impl Strategy<Value = Vec<Work>> {
     })
 }
 
-/// What any schedule must keep: each piece once, after its predecessors, one at a time on a processor.
+/// Invariants of any schedule: each piece once, after its predecessors, one at a time on a processor.
 fn is_schedule(graph: &[Work], plan: &Plan) {
     let mut slots = vec![None; graph.len()];
     for slot in &plan.slots {
@@ -170,7 +170,8 @@ proptest! {
 
 #[test]
 fn the_rule_of_the_paper_alone_is_not_within_five_percent() {
-    // Two chains: what leads to a long piece of the NPU gains by Eq. 5; a longer path without one does not.
+    // Two chains: by Eq. 5, a piece followed by a long piece of the NPU comes first; a longer path without
+    // one does not.
     let work = |on, seconds, after: &[usize]| Work {
         kind: "any",
         on,
@@ -191,7 +192,8 @@ fn the_rule_of_the_paper_alone_is_not_within_five_percent() {
     assert_eq!(best.seconds(), 17.0);
 }
 
-/// How far the rules are from the optimum of random prompts of two chunks and one layer; see the notebook.
+/// Distance of the rules from the optimum for random prompts of two chunks and one layer; see the
+/// notebook.
 #[test]
 fn the_search_finds_the_shortest_of_small_prompts() {
     let mut random = fastrand::Rng::with_seed(1);

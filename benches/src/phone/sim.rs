@@ -12,13 +12,13 @@
 pub struct Work {
     /// Its kind, for charts.
     pub kind: &'static str,
-    /// Place of its processor in [`Phone::processors`].
+    /// Index of its processor in [`Phone::processors`].
     pub on: usize,
-    /// Seconds if nothing else draws on the memory.
+    /// Seconds if nothing else uses the memory.
     pub seconds: f64,
-    /// GB/s that it draws then; 0 for work that is not bound by memory.
+    /// Its memory traffic then, in GB/s; 0 for work that is not bound by memory.
     pub draws: f64,
-    /// Pieces that must have ended; all have smaller places.
+    /// Pieces that must have ended; all have smaller indices.
     pub after: Vec<usize>,
 }
 
@@ -27,14 +27,14 @@ pub struct Work {
 pub struct Phone {
     /// Names, in the order of lanes.
     pub processors: &'static [&'static str],
-    /// GB/s that all of them reach together.
+    /// Maximum GB/s of all of them together.
     pub bandwidth: f64,
 }
 
 /// When a piece ran.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Slot {
-    /// Place of the piece.
+    /// Index of the piece.
     pub work: usize,
     /// Seconds.
     pub start: f64,
@@ -42,7 +42,7 @@ pub struct Slot {
     pub end: f64,
 }
 
-/// What is known when a processor is idle.
+/// State when a processor is idle.
 pub struct Progress<'a> {
     /// All pieces.
     pub graph: &'a [Work],
@@ -50,7 +50,7 @@ pub struct Progress<'a> {
     pub waits_for: &'a [usize],
     /// Whether each piece has begun.
     pub begun: &'a [bool],
-    /// For each piece, those that come after it.
+    /// For each piece, its successors.
     pub followers: &'a [Vec<usize>],
 }
 
@@ -67,7 +67,7 @@ pub trait Order {
     fn next(&mut self, seen: &Progress<'_>, processor: usize) -> Option<usize>;
 }
 
-/// The followers of each piece.
+/// The successors of each piece.
 pub fn followers(graph: &[Work]) -> Vec<Vec<usize>> {
     let mut out = vec![Vec::new(); graph.len()];
     for (i, work) in graph.iter().enumerate() {
@@ -81,7 +81,7 @@ pub fn followers(graph: &[Work]) -> Vec<Vec<usize>> {
 /// A running piece.
 struct Running {
     slot: Slot,
-    /// Seconds left at full rate.
+    /// Remaining seconds at full rate.
     left: f64,
 }
 
@@ -141,7 +141,7 @@ pub fn simulate(graph: &[Work], phone: &Phone, order: &mut dyn Order) -> Vec<Slo
     }
 }
 
-/// Lets time pass until the first of the running pieces ends; returns the seconds.
+/// Advances time until the first running piece ends; returns the seconds.
 fn advance(graph: &[Work], bandwidth: f64, running: &mut [Option<Running>]) -> f64 {
     let draws = |of: &Running| graph[of.slot.work].draws;
     let drawn: f64 = running.iter().flatten().map(draws).sum();
@@ -155,7 +155,7 @@ fn advance(graph: &[Work], bandwidth: f64, running: &mut [Option<Running>]) -> f
     let passed = ends.fold(f64::INFINITY, f64::min);
     for of in running.iter_mut().flatten() {
         let rate = rate(of);
-        // The first to end has exactly nothing left.
+        // the first to end has exactly nothing left
         of.left = if of.left / rate <= passed {
             0.0
         } else {
@@ -203,7 +203,7 @@ mod tests {
         let slots = simulate(&graph, &PHONE, &mut InOrder::default());
         assert_eq!(slots[0].end, 4.0);
         assert_eq!(slots[1].end, 7.0);
-        // Work that draws nothing does not slow down.
+        // Work without memory traffic does not slow down.
         let graph = [work(0, 3.0, 80.0, &[]), work(1, 6.0, 0.0, &[])];
         let slots = simulate(&graph, &PHONE, &mut InOrder::default());
         assert_eq!((slots[0].end, slots[1].end), (4.0, 6.0));

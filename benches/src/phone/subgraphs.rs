@@ -5,17 +5,17 @@
 //! G(i, j) <- G(i, j-1)                 otherwise                  (Eq. 3)
 //! ```
 //!
-//! i numbers chunks and j subgraphs, six in a layer. Attention alone depends on the place of its chunk, so one
-//! graph of each other subgraph serves all chunks.
+//! i numbers chunks and j subgraphs, six in a layer. Only attention depends on the position of its chunk, so
+//! one graph of each other subgraph serves all chunks.
 
 use super::sim::{Phone, Work};
 
-/// Place of the CPU.
+/// Index of the CPU.
 pub const CPU: usize = 0;
-/// Place of the NPU.
+/// Index of the NPU.
 pub const NPU: usize = 1;
 
-/// CPU and NPU, without a limit to what they read.
+/// CPU and NPU, without a memory bandwidth limit.
 pub const PHONE: Phone = Phone {
     processors: &["CPU", "NPU"],
     bandwidth: f64::INFINITY,
@@ -26,9 +26,9 @@ pub const PHONE: Phone = Phone {
 pub struct Subgraph {
     /// Its name.
     pub name: &'static str,
-    /// Place of its processor: integer products on the NPU, the rest on the CPU.
+    /// Index of its processor: integer products on the NPU, the rest on the CPU.
     pub on: usize,
-    /// Whether it depends on the place of its chunk.
+    /// Whether it depends on the position of its chunk.
     pub of_place: bool,
 }
 
@@ -83,14 +83,14 @@ pub fn prompt(chunks: usize, layers: usize, seconds: &dyn Fn(usize, usize) -> f6
     out
 }
 
-/// Graphs of a prompt of several chunks, and what they take.
+/// Graphs of a prompt of several chunks, and their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphCount {
     /// Graphs of one chunk.
     pub of_chunk: usize,
-    /// Those of them that serve every chunk.
+    /// Those that serve every chunk.
     pub shared: usize,
-    /// Bytes if each chunk had graphs of its own.
+    /// Bytes if each chunk had its own graphs.
     pub separate_bytes: u64,
     /// Bytes with shared graphs.
     pub bytes: u64,

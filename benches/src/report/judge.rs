@@ -191,7 +191,7 @@ struct Target {
 /// Our own targets; missed ones first.
 pub fn targets(r: &Results) -> String {
     let mut table = Table::new(&["quantity", "target", "measured", ""]);
-    let all: Vec<Target> = beside(r).into_iter().chain(within(r)).collect();
+    let all: Vec<Target> = external(r).into_iter().chain(within(r)).collect();
     for met in [false, true] {
         for target in &all {
             if let Some((text, _)) = target.measured.as_ref().filter(|m| m.1 == met) {
@@ -206,7 +206,7 @@ pub fn targets(r: &Results) -> String {
 }
 
 /// Targets relative to other programs and to memory speed.
-fn beside(r: &Results) -> [Target; 6] {
+fn external(r: &Results) -> [Target; 6] {
     let times = |x: Option<f64>, least: f64| x.map(|x| (format!("{x:.2}"), x >= least));
     let share = |x: Option<f64>, least: f64| x.map(|x| (percent(x), x >= least));
     let llama = |file| r.csv(file).as_ref().and_then(times_llama);

@@ -47,8 +47,8 @@ pub struct SynthArgs {
     /// of the same size.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub layers: Option<u16>,
-    /// Small sizes in place of the model's, for tests: width 256, 16 experts. The layers are of the same
-    /// kinds.
+    /// Small sizes instead of the model's, for tests: width 256, 16 experts. The kinds of layers are the
+    /// same.
     #[arg(long)]
     pub small: bool,
     /// Rank of the gates' input, apart from a small rest: a low-rank predictor of about this rank

@@ -1,4 +1,4 @@
-//! Shapes that a `config.json` describes, with fewer or smaller layers.
+//! Shapes given by a `config.json`, with fewer or smaller layers.
 
 use std::mem::{Discriminant, discriminant};
 
@@ -39,10 +39,10 @@ const SMALL: [(&str, u64); 25] = [
 ];
 
 /// The model of `text`, a `config.json`. Its tokens are those of the synthetic vocabulary, and its head is not
-/// the embedding: that would repeat the token for ever.
+/// tied to the embedding: a tied one would repeat the token forever.
 ///
 /// # Errors
-/// A number of layers that the shape does not have, or without one of each kind.
+/// An invalid number of layers, or one that omits a kind of layer.
 pub fn config(
     name: &str,
     text: &str,
@@ -84,7 +84,7 @@ fn read(name: &str, keys: &Map<String, Value>) -> Result<ModelConfig, Failure> {
     Ok(config)
 }
 
-/// Small sizes in place of those of the keys.
+/// Replaces the sizes of the keys by small ones.
 fn shrink(keys: &mut Map<String, Value>) {
     let is = |keys: &Map<String, Value>, key: &str| keys.get(key).is_some_and(|v| !v.is_null());
     let one_each = keys.get("num_attention_heads") == keys.get("num_key_value_heads");
@@ -119,7 +119,7 @@ fn shrink(keys: &mut Map<String, Value>) {
     }
 }
 
-/// Leaves the first `to` of `from` layers.
+/// Keeps the first `to` of `from` layers.
 fn cut(keys: &mut Map<String, Value>, from: usize, to: usize) {
     if keys.contains_key("num_hidden_layers") {
         keys.insert("num_hidden_layers".into(), to.into());
@@ -137,7 +137,7 @@ fn cut(keys: &mut Map<String, Value>, from: usize, to: usize) {
     }
 }
 
-/// What tells layers apart.
+/// Properties that distinguish kinds of layers.
 fn kind(config: &ModelConfig, layer: u32) -> (Discriminant<MixerKind>, u32, bool, bool) {
     (
         discriminant(&config.mixer_of(layer)),
@@ -147,7 +147,7 @@ fn kind(config: &ModelConfig, layer: u32) -> (Discriminant<MixerKind>, u32, bool
     )
 }
 
-/// The fewest first layers with one of each kind.
+/// The smallest number of first layers with one of each kind.
 fn least_layers(config: &ModelConfig) -> u32 {
     let mut seen = Vec::new();
     let mut least = 1;

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::routing::{RoutingSeen, RoutingTargets};
 use super::vocab::{BOS, SPECIAL, successor};
-use emberflow::interrupt::{Unfinished, beside};
+use emberflow::interrupt::{Unfinished, with_suffix};
 use emberflow::pack::{PackOptions, pack};
 use emberflow::{Failure, progress};
 
@@ -76,7 +76,7 @@ pub fn measure(
     let temporary = Temporary(path.with_file_name(name));
     // An interrupted pack could be resumed, but not of a temporary file.
     let endings = ["", ".partial", ".partial.journal"];
-    let _unfinished = endings.map(|ending| Unfinished::at(&beside(&temporary.0, ending)));
+    let _unfinished = endings.map(|ending| Unfinished::at(&with_suffix(&temporary.0, ending)));
     let dtype = match encoding {
         Encoding::Q4_0 | Encoding::Mxfp4 => DType::Q4,
         Encoding::Q8_0 => DType::Q8,

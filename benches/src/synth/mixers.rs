@@ -6,9 +6,9 @@
 //! | Mamba-2, DeltaNet | s ← λ·s + code, where λ is the wanted correlation |
 //! | short convolution | over its taps, fewer than wanted |
 //!
-//! Gates, steps, keys and queries of the recurrent mixers read the bias group, so they are the same for every
-//! token but for a small rest. Where an activation follows the convolution of the codes, these are small, so
-//! that it is nearly linear.
+//! Gates, steps, keys and queries of the recurrent mixers read the bias group, so they are nearly equal for
+//! all tokens. Where an activation follows the convolution of the codes, these are small, so that it is
+//! nearly linear.
 
 use emberflow_models::config::{DeltaNetShape, LatentShape, MambaShape, MixerKind};
 use emberflow_models::names::{Role, TensorId};
@@ -17,10 +17,10 @@ use super::normal::bisect;
 use super::random::word;
 use super::stream::{BLOCK, Fill, LEAK, RowPlan, SCORE_NOISE, Segment, Stream, random, whole};
 
-/// Deviation of the codes that a DeltaNet convolves: less, and its norm's epsilon would matter; more, and
-/// the activation would add a constant.
+/// Deviation of the codes that a DeltaNet convolves: if smaller, its norm's epsilon would matter; if
+/// larger, the activation would add a constant.
 const DELTA_CODE: f64 = 0.15;
-/// The same of Mamba-2.
+/// The same for Mamba-2.
 const MAMBA_CODE: f64 = 0.05;
 /// Input of the activation for keys and queries of DeltaNets, and for `B` and `C` of Mamba-2.
 const LEVEL: f64 = 2.0;
@@ -33,8 +33,8 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// Weights of sum of squares 1, each as many times the next one as gives averages of this correlation with
-/// those of the next token; the same ones if they cannot.
+/// Weights with a sum of squares of 1 in geometric progression, for averages with this correlation with
+/// those of the next token; equal weights if that is impossible.
 fn averaging(taps: usize, correlation: f64) -> Vec<f32> {
     let square_sum = |ratio: f64| (0..taps as i32).map(|age| ratio.powi(2 * age)).sum::<f64>();
     let found = |ratio: f64| {
@@ -53,7 +53,8 @@ fn inverse_softplus(y: f64) -> f64 {
 }
 
 impl Stream {
-    /// Row `row` of a matrix of a mixer other than attention, or of what attention has besides.
+    /// Row `row` of a matrix of a mixer other than attention, or of an additional matrix of
+    /// attention.
     pub fn mixer_row(&self, id: TensorId, row: usize) -> Option<RowPlan> {
         let noise = |deviation: f64| random(self.seed, id, row, deviation);
         match (id.role, self.config.mixer_of(id.layer)) {
@@ -62,9 +63,10 @@ impl Stream {
                 Some(self.output(id, row, values, self.window.energy))
             }
             (Role::Q, MixerKind::Latent(latent)) => Some(self.latent_query(id, row, latent)),
-            (Role::LatentQ, _) => Some(match row < BLOCK {
-                true => self.reading(1.0, noise(0.0)),
-                false => self.token_reader(id, row, 1.0),
+            (Role::LatentQ, _) => Some(if row < BLOCK {
+                self.reading(1.0, noise(0.0))
+            } else {
+                self.token_reader(id, row, 1.0)
             }),
             (Role::LatentKv, MixerKind::Latent(latent)) => {
                 match row.checked_sub(latent.rank as usize) {
@@ -88,9 +90,10 @@ impl Stream {
             }
             (Role::ConvIn, _) => {
                 let d = self.config.d_model as usize;
-                Some(match row < 2 * d {
-                    true => self.reading(1.0, noise(self.read_noise(LEAK))),
-                    false => self.token_reader(id, row, 1.0),
+                Some(if row < 2 * d {
+                    self.reading(1.0, noise(self.read_noise(LEAK)))
+                } else {
+                    self.token_reader(id, row, 1.0)
                 })
             }
             (Role::ConvOut, _) => Some(self.output(id, row, self.config.d_model as usize, 1.0)),
@@ -107,8 +110,8 @@ impl Stream {
             Role::DeltaIn => self.token_reader(id, row, DELTA_CODE),
             Role::DeltaGate => self.reading(OPEN, rest),
             Role::DeltaBeta => {
-                let kept = self.correlation.sqrt();
-                self.reading((1.0 / kept - 1.0).ln(), rest)
+                let retention = self.correlation.sqrt();
+                self.reading((1.0 / retention - 1.0).ln(), rest)
             }
             Role::DeltaDecay => self.reading(0.0, rest),
             Role::DeltaOut => {
@@ -158,7 +161,7 @@ impl Stream {
         ]
     }
 
-    /// Weights of a convolution for channel `row`, that of the token itself last.
+    /// Weights of a convolution for channel `row`, the current token last.
     pub fn taps(&self, id: TensorId, row: usize, taps: usize) -> Vec<f32> {
         if id.role == Role::Conv {
             return averaging(taps, self.correlation);
@@ -183,7 +186,7 @@ impl Stream {
             Role::MambaStep => inverse_softplus(STEP),
             Role::MambaRate => log / STEP,
             Role::MambaSkip => 1.0,
-            // half of the forgetting, the other half is β's
+            // half of the decay; the other half is β's
             Role::DeltaStep => inverse_softplus(1.0),
             Role::DeltaRate => log / 2.0,
             _ => return None,

@@ -137,9 +137,10 @@ impl Recipe {
                 let heads = c.heads as usize * c.heads_of(id.layer).head_dim as usize;
                 // gates are half open
                 let open = if c.form.output_gate { 0.25 } else { 1.0 };
-                let square = match is_windowed(c, id.layer) {
-                    true => self.stream.window.energy * open,
-                    false => open,
+                let square = if is_windowed(c, id.layer) {
+                    self.stream.window.energy * open
+                } else {
+                    open
                 };
                 self.stream.output(id, row, heads, square)
             }
@@ -163,7 +164,7 @@ impl Recipe {
         }
     }
 
-    /// Rows of heads that average a window, or that attend to all positions alike.
+    /// Rows of heads that average a window, or that attend to all positions equally.
     fn query_or_key(&self, id: TensorId, row: usize) -> RowPlan {
         let c = &self.stream.config;
         let heads = c.heads_of(id.layer);
@@ -211,9 +212,10 @@ impl Recipe {
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
     /// one coordinate of the residual stream.
     pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> RowPlan {
-        let written = match self.stream.config.form.post_norm {
-            true => 1.0,
-            false => self.stream.written(coordinate),
+        let written = if self.stream.config.form.post_norm {
+            1.0
+        } else {
+            self.stream.written(coordinate)
         };
         let deviation = self.down_deviation(id) * written;
         let fill = random(self.stream.seed, id, coordinate, deviation);

@@ -66,7 +66,7 @@ pub enum Shape {
     /// Nemotron 3 Nano: 52 layers of Mamba-2, attention or 128 ReLU² experts of 2688 × 1856, 6 per token.
     #[value(name = "nemotron-3-nano")]
     Nemotron3Nano,
-    /// Gemma 4 26B-A4B: 30 layers; 128 experts of 2816 × 704 beside a dense FFN, 8 per token.
+    /// Gemma 4 26B-A4B: 30 layers; 128 experts of 2816 × 704 with a dense FFN, 8 per token.
     #[value(name = "gemma-4-26b-a4b")]
     Gemma426bA4b,
     /// DeepSeek-V2-Lite: 27 layers of latent attention; 64 experts of 2048 × 1408, 6 per token.
@@ -118,7 +118,7 @@ impl ActArg {
 }
 
 impl Shape {
-    /// The `config.json` of a shape that is one.
+    /// The `config.json` of a shape that has one.
     pub fn text(self) -> Option<&'static str> {
         Some(match self {
             Self::Qwen3635bA3b => include_str!("../../shapes/qwen3.6-35b-a3b.json"),
@@ -242,9 +242,10 @@ impl Shape {
         self.experts().map(|[_, chosen]| Mixture {
             chosen,
             renormalise: true,
-            scoring: match early_router {
-                true => Scoring::Sigmoid,
-                false => Scoring::Softmax,
+            scoring: if early_router {
+                Scoring::Sigmoid
+            } else {
+                Scoring::Softmax
             },
             early_router,
             router_bias: self.is_gpt_oss(),
@@ -285,10 +286,10 @@ impl Shape {
         })
     }
 
-    /// Configuration with activation `act`, if one is asked for. `small`: with small sizes.
+    /// Configuration with activation `act`, if requested. `small`: with small sizes.
     ///
     /// # Errors
-    /// Options that the shape does not have.
+    /// Options that do not apply to the shape.
     pub fn config(
         self,
         act: Option<ActArg>,
@@ -316,7 +317,7 @@ impl Shape {
         Ok(config)
     }
 
-    /// The same of a shape that is no `config.json`.
+    /// The same for a shape without a `config.json`.
     fn plain(self, act: ActArg) -> ModelConfig {
         let (counts, theta, rms_eps) = self.sizes().unwrap_or_default();
         let [layers, d_model, ffn, heads, kv_heads, vocab, max_context] = counts;

@@ -81,7 +81,7 @@ pub enum Fill {
 /// The three groups of a row of `d_model`, or one segment of another length.
 pub type RowPlan = [Segment; 3];
 
-/// Least correlation of the context, for which recurrent mixers have parameters.
+/// Least correlation of the context for which recurrent mixers have parameters.
 const LEAST_CORRELATION: f64 = 0.01;
 
 /// The residual stream of a model.
@@ -101,7 +101,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Of `config`, with so many blocks in each group and a context of this correlation.
+    /// For `config`, with this many blocks in each group and a context of this correlation.
     pub fn new(config: &ModelConfig, blocks: [usize; 3], correlation: f64, seed: u64) -> Self {
         let c = config;
         let correlation = correlation.max(LEAST_CORRELATION);
@@ -188,9 +188,10 @@ impl Stream {
 
     /// The same of its FFN.
     pub fn ffn_increment(&self, layer: u32) -> f64 {
-        match self.config.has_ffn(layer) {
-            true => FFN_GROWTH / f64::from(self.config.layers),
-            false => 0.0,
+        if self.config.has_ffn(layer) {
+            FFN_GROWTH / f64::from(self.config.layers)
+        } else {
+            0.0
         }
     }
 
@@ -228,10 +229,11 @@ impl Stream {
 
     /// A row of the output projection over `width` values of this mean square.
     pub fn output(&self, id: TensorId, row: usize, width: usize, square: f64) -> RowPlan {
-        let (increment, written) = match self.config.form.post_norm {
-            // the norm after it decides
-            true => (1.0, 1.0),
-            false => (self.mixer_increment(id.layer), self.written(row)),
+        let (increment, written) = if self.config.form.post_norm {
+            // the norm after it determines the scale
+            (1.0, 1.0)
+        } else {
+            (self.mixer_increment(id.layer), self.written(row))
         };
         let full = (increment / (square * width as f64)).sqrt();
         whole(width, random(self.seed, id, row, full * written))
@@ -244,7 +246,7 @@ fn score_scale(c: &ModelConfig) -> f64 {
     c.form.attention_scale.map_or(usual, f64::from)
 }
 
-/// Whether attention in a layer can average the last tokens: it has rotary positions, and values of its own.
+/// Whether attention in a layer can average the last tokens: it has rotary positions and its own values.
 pub fn is_windowed(c: &ModelConfig, layer: u32) -> bool {
     let rotated = c.rotates(layer) && !c.heads_of(layer).key_is_value;
     match c.mixer_of(layer) {

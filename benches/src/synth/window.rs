@@ -1,5 +1,5 @@
 //! An attention pattern that depends on distance only: it averages the last tokens, so its output
-//! changes slowly whatever the tokens are.
+//! changes slowly for any tokens.
 //!
 //! Query and key are constant vectors of length `a_j` in rotary pair j, the key rotated by `c θ_j`
 //! against the query. The score at distance Δ is `Σ a_j² cos(θ_j (Δ − c)) / √head_dim`: highest at

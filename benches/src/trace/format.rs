@@ -351,8 +351,8 @@ mod tests {
         }
         for more in [&b"\0"[..], &good] {
             let error = read(&[&good, more].concat()).unwrap_err().to_string();
-            let told = format!("{} bytes follow its end", more.len());
-            assert!(error.contains(&told), "{error}");
+            let reason = format!("{} bytes follow its end", more.len());
+            assert!(error.contains(&reason), "{error}");
         }
         for at in 0..good.len() {
             for bit in [1, 0x80] {

@@ -1,4 +1,4 @@
-//! The benchmarks in their small mode, as a user runs them.
+//! The benchmarks in their quick mode, as a user runs them.
 
 use crate::common;
 use std::path::Path;
@@ -219,7 +219,7 @@ fn naming_stands_beside_the_speed_of_memory() {
     assert_eq!(rows.len(), layers.len() + 1);
     for (row, layer) in rows.iter().zip(layers) {
         assert_eq!(row["layer"], layer["layer"]);
-        // what train-predictor measured is what is recorded
+        // the recorded values are those measured by train-predictor
         let candidate = layer["candidates"].as_array().unwrap().last().unwrap();
         for key in ["bytes", "recall", "precision"] {
             assert_eq!(number(row, key), number(candidate, key), "{key}");
@@ -256,7 +256,7 @@ fn partitions_of_a_phone_are_simulated_beside_what_was_published() {
     // HeteroInfer has 247.9 tokens per second at 256 (§5.3.1), and 2.21 over padding at 525.
     assert!((200.0..300.0).contains(&(256.0 / ms(0, "split") * 1e3)));
     assert!((2.0..2.5).contains(&(ms(1, "padded") / ms(1, "split"))));
-    // Joining by a slow fence costs more than the partition saves.
+    // Synchronising with a slow fence costs more than the partition saves.
     let slow = json(&["split", "--json", "--sync-us", "400"]);
     assert_eq!(slow["table"][0]["partition"], "first");
     let message = String::from_utf8(call(&["split", "--tokens", "0"]).stderr).unwrap();
@@ -272,7 +272,7 @@ fn schedules_of_phones_are_simulated_beside_what_was_published() {
         let of_paper = figures.iter().filter(|figure| figure["paper"] == paper);
         assert!(of_paper.count() >= 8, "{paper}");
     }
-    // The bundled models really ran: the mixture has experts, and both have inputs.
+    // The bundled models actually ran: the mixture has experts, and both have inputs.
     let recorded = report["recorded"].as_array().unwrap();
     let [dense, experts] = [&recorded[0], &recorded[1]];
     assert_eq!([&dense["model"], &experts["model"]], ["demo", "demo-moe"]);

@@ -1,12 +1,11 @@
-//! Every chart that the laboratory draws, as somebody sees it: nothing is cut off, and no text lies on
-//! another or under a legend.
+//! Every chart of the laboratory: nothing is cut off, and no text overlaps another or a legend.
 
 use crate::common::look::look;
 use crate::common::{lab, program, succeed};
 
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 
-/// `timeline --svg` cut its last tick.
+/// Regression: `timeline --svg` cut off its last tick.
 #[test]
 fn nothing_in_a_chart_is_covered_or_cut_off() {
     let dir = tempfile::tempdir().unwrap();

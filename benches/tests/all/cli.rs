@@ -1,4 +1,4 @@
-//! The laboratory's command line as a whole: help, slips, files that are written, progress.
+//! The laboratory's command line: help, typos, written files, progress.
 
 use std::path::Path;
 use std::process::Command;
@@ -68,7 +68,7 @@ fn slips_are_understood() {
     }
 }
 
-/// What a command needs besides the file it writes, to get as far as looking at that.
+/// Arguments that a command needs besides the output file, to get as far as checking it.
 const NEEDED: [(&str, &[&str]); 5] = [
     ("emberflow-lab trace record", &["-f", "x"]),
     ("emberflow-lab trace simulate", &["x"]),
@@ -77,8 +77,8 @@ const NEEDED: [(&str, &[&str]); 5] = [
     ("emberflow-lab judge", &["-f", "x"]),
 ];
 
-/// Every option of every command that writes a file refuses, before any work, one that is there, and
-/// says at once where none can be written.
+/// Every option of every command that writes a file refuses, before any work, an existing file, and
+/// reports at once if none can be written.
 #[test]
 fn nothing_is_replaced_unasked() {
     let dir = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ fn nothing_is_replaced_unasked() {
     assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
 }
 
-/// A file that is read is never written to, nor is a folder replaced.
+/// A file that is read is never overwritten, nor is a folder replaced.
 #[test]
 fn what_is_read_is_never_written_to() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn what_is_read_is_never_written_to() {
     assert!(Path::new(&demo).join("config.json").is_file());
 }
 
-/// Whatever takes long for a large model shows how far it is, on a terminal.
+/// Commands that take long for a large model show their progress on a terminal.
 #[test]
 fn everything_long_shows_its_progress() {
     let dir = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn everything_long_shows_its_progress() {
         ("timeline --warm-up 4", &["decoding"]),
         ("kernels --quick", &["measuring"]),
         ("cache --quick", &["measuring"]),
-        ("predictor p.ember --quick", &["naming"]),
+        ("predictor p.ember --quick", &["selecting"]),
         ("judge p.ember -f TEXT --limit 600", &["perplexity"]),
     ] {
         let line = line.replace("TEXT", TEXT);
@@ -195,7 +195,7 @@ fn everything_long_shows_its_progress() {
     }
 }
 
-/// `kernels | head -1` is no failure.
+/// `kernels | head -1` does not fail.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();

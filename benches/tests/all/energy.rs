@@ -1,4 +1,4 @@
-//! Energy per token, on a made-up tree of the form of `/sys`: no real counter is read here.
+//! Energy per token, on a synthetic `/sys` tree: no real counter is read here.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use crate::common::{call, json};
 
-/// Runs `work` while the counter in `file` goes up by `step` every two milliseconds and starts
-/// over at `range`; returns what it counted, in microjoules.
+/// Runs `work` while the counter in `file` increases by `step` every two milliseconds and wraps at
+/// `range`; returns the counted microjoules.
 fn while_counting<T>(file: &Path, step: u64, range: u64, work: impl FnOnce() -> T) -> (T, u64) {
     let done = AtomicBool::new(false);
     let replace = |value: u64| {
-        // never seen half written
+        // never observed half written
         let new = file.with_extension("new");
         fs::write(&new, format!("{value}\n")).unwrap();
         fs::rename(&new, file).unwrap();
@@ -48,7 +48,7 @@ fn a_run_tells_its_joules_and_where_they_come_from() {
     let energy = &report["energy"];
     assert_eq!(energy["source"], "rapl package-0");
     let joules = energy["joules"].as_f64().unwrap();
-    // it starts over at once, and again and again: the sum is at most what was counted
+    // it wraps at once, again and again: the sum is at most the count
     assert!(joules > 0.0 && joules <= counted as f64 / 1e6, "{joules}");
     let each = energy["joules_per_token"].as_f64().unwrap();
     assert!(
@@ -89,7 +89,7 @@ fn a_battery_under_load_tells_and_a_charged_one_does_not() {
     let run = ["run", "-n", "32", "--sysfs", &sysfs, "--json"];
     let report = json(&run);
     assert_eq!(report["energy"]["source"], "battery BAT0");
-    // 12 W for the time of the run
+    // 12 W for the duration of the run
     let joules = report["energy"]["joules"].as_f64().unwrap();
     let mean = report["latency_ms"]["mean"].as_f64().unwrap();
     let seconds = (report["ttft_ms"].as_f64().unwrap() + mean * 31.0) / 1e3;

@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle of writing: nothing of no use is left, and the same command works again.
+//! Ctrl-C during writing: no useless file is left, and the same command works again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -54,7 +54,7 @@ fn nothing_unfinished_is_left() {
         ("synth --shape llama-1b -o big-hf", "big-hf.partial"),
     ] {
         stopped(dir.path(), line, partial);
-        // done in time, or nothing
+        // either finished in time, or nothing
         let whole = partial.trim_end_matches(".partial");
         let left = entries(dir.path());
         let left: Vec<_> = left.iter().filter(|name| *name != whole).collect();
@@ -62,7 +62,7 @@ fn nothing_unfinished_is_left() {
     }
 }
 
-/// What somebody else, or a killed run, has left there is not ours to remove.
+/// Files left by another program, or by a killed run, are not removed.
 #[test]
 fn the_unfinished_work_of_others_stays() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The laboratory, run as its users run it. One binary, because linking many takes longer than running them.
+//! The laboratory, as its users run it. One binary, because linking many takes longer than running them.
 
 mod bench_commands;
 mod charts;

@@ -1,4 +1,4 @@
-//! The ablation's policies, as a user runs them: other speed, same answers.
+//! The ablation's policies, as a user runs them: different speed, same output.
 
 use std::ops::ControlFlow;
 
@@ -57,7 +57,7 @@ fn no_policy_changes_a_bit() {
     }
 }
 
-/// Tokens and hash of a run on a device that is late now and then and answers out of order.
+/// Tokens and hash of a run on a device that is sometimes late and completes out of order.
 fn delayed(policy: Ablation, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) {
     let mut device = SimOptions::new(Profile::Ufs31, seed);
     device.faults = faults;
@@ -93,7 +93,7 @@ fn delayed(policy: Ablation, faults: Faults, seed: u64) -> (Vec<u32>, u64, f64) 
 
 #[test]
 fn delays_of_the_device_change_no_bit() {
-    // Reads everything that it needs, neuron by neuron.
+    // Reads every needed neuron individually.
     let reads = Ablation::NoCache;
     let prompt = delayed(reads, Faults::default(), 0);
     let late = Faults {
@@ -130,15 +130,16 @@ fn each_does_without_what_it_is_named_for() {
     );
     assert_eq!(nothing.0, 0.0);
     assert!(nothing.3 > 1.5 * cached.3, "{nothing:?} {cached:?}");
-    // two reads where bundles need one
+    // two reads instead of one bundle read
     assert!(of("baseline").1 > 1.5 * of("bundle-only").1);
-    // nothing is read in the end but what the start fills
+    // no reads in the end except those of the initial fill
     assert_eq!(of("mmap").2, 0.0);
 }
 
-/// Comparisons at equal memory are comparisons at equal bytes, but for policies that cache nothing.
+/// Policies are compared at equal memory and thus at equal bytes, except policies that cache
+/// nothing.
 ///
-/// What a process holds before it divides the budget varies by half a MiB from start to start (the
+/// The memory of a process before it divides the budget varies by half a MiB between starts (the
 /// system maps pages of the program in groups), so each policy is run three times.
 #[test]
 fn policies_that_keep_neurons_hold_as_many_bytes() {
@@ -157,7 +158,7 @@ fn policies_that_keep_neurons_hold_as_many_bytes() {
     let full = held("full");
     for policy in ["no-pipeline", "no-bundle", "llmflash"] {
         let other = held(policy);
-        // `full` may serve whole clusters, whose buffers come out of the same budget.
+        // `full` may read whole clusters, whose buffers are part of the same budget.
         let (ffn, peak) = (other.0 / full.0, other.1 / full.1);
         assert!((0.9..1.2).contains(&ffn), "{policy}: {other:?} {full:?}");
         assert!((0.9..1.1).contains(&peak), "{policy}: {other:?} {full:?}");
@@ -185,7 +186,7 @@ fn decoding_is_measured_beside_its_bounds() {
         let parts = part("attention_ms") + part("ffn_ms") + part("head_ms");
         assert!(parts > 0.0 && part("roofline") > 0.0 && part("ffn_roofline") > 0.0);
     }
-    // keys and values of 64 positions more
+    // keys and values of 64 more positions
     let bytes = |i: usize| contexts[i]["bytes_per_token"].as_u64().unwrap();
     assert!(bytes(1) > bytes(0));
     let oracle = json(&[&args[..], &["--oracle"]].concat());

@@ -1,4 +1,4 @@
-//! The pages with measured numbers are what the script makes of the CSV files.
+//! The pages with measured numbers equal the script's output for the CSV files.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,8 @@ fn read(path: impl AsRef<Path>) -> String {
 
 const AGAIN: &str = "run: cargo run --release -p emberflow-benches --example report";
 
-/// So no number of these pages is typed in, and README and benches/README.md have the same ones.
+/// So no number of these pages is typed by hand, and README and benches/README.md have the same
+/// ones.
 #[test]
 fn the_pages_are_what_the_script_makes() {
     let page = read("benches/README.md");
@@ -31,7 +32,7 @@ fn the_pages_are_what_the_script_makes() {
     assert!(read(&path) == svg, "{} is stale; {AGAIN}", path.display());
 }
 
-/// Every machine's files make a page, whatever is missing there.
+/// Every machine's files give a page, even if some are missing.
 #[test]
 fn every_folder_makes_a_page() {
     let mut folders = 0;
@@ -44,7 +45,7 @@ fn every_folder_makes_a_page() {
     assert!(folders >= 2);
 }
 
-/// A machine on which only a part was measured, some of it with another commit.
+/// A machine with only some measurements, some of another commit.
 #[test]
 fn what_is_not_there_is_left_out_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +81,7 @@ fn what_is_not_there_is_left_out_by_name() {
     assert!(report.summary.contains("**8.00 tokens/s**"));
 }
 
-/// Each file that a page is made of is written by the part of benches/reproduce.sh that the page names.
+/// Each file of a page is written by the part of benches/reproduce.sh that the page names.
 #[test]
 fn every_file_can_be_measured_again() {
     let script = read("benches/reproduce.sh");

@@ -1,4 +1,4 @@
-//! Synthetic checkpoints: read back, reproducible, with the statistics asked for.
+//! Synthetic checkpoints: readable, reproducible, with the requested statistics.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use emberflow_models::config::Activation;
 use emberflow_models::names::required;
 use serde_json::Value;
 
-/// Runs `synth --shape tiny --json` with these words, into `output`.
+/// Runs `synth --shape tiny --json` with these arguments, into `output`.
 fn tiny(output: &Path, words: &[&str]) -> Value {
     synth("tiny", output, words)
 }
@@ -47,14 +47,14 @@ fn decoding_has_the_statistics_asked_for() {
         close(&report, "active", 0.12);
         close(&report, "hot_share", 0.15);
         close(&report, "persistence", 0.03);
-        // greedy decoding finds the way through the vocabulary: the weights make
-        // sense in every part of the network
+        // greedy decoding follows the walk through the vocabulary: the weights are correct in every
+        // part of the network
         let walk = report["measured"]["walk"].as_f64().unwrap();
         assert!(walk > 0.98, "{words:?}: {walk}");
         let [active, gates] =
             ["active", "engine_active"].map(|key| report["measured"][key].as_f64().unwrap());
         match words[1] {
-            // gates fire for these whether or not the up projection does
+            // gates fire for these regardless of the up projection
             "drelu" => assert!((active / gates - 0.8).abs() < 0.05, "{report}"),
             // no exact zeros
             "silu" => assert_eq!(gates, 1.0),
@@ -100,8 +100,8 @@ fn experts_are_chosen_as_asked_for() {
     }
 }
 
-/// Every shape that is a `config.json`, with small layers of all its kinds: the file reads back as the
-/// configuration, decoding makes sense, and experts are chosen as asked for.
+/// Every shape given by a `config.json`, with small layers of all its kinds: the file reads back as
+/// the configuration, decoding is correct, and experts are chosen as requested.
 #[test]
 fn described_shapes_have_the_statistics_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn described_shapes_have_the_statistics_asked_for() {
         let report = synth(shape, &path, &words);
         close(&report, "popular", 0.08);
         close(&report, "reuse", 0.08);
-        // 1,000 tokens of few experts: a twentieth off is chance
+        // 1,000 tokens of few experts: a deviation of a twentieth is chance
         close(&report, "active", 0.08);
         close(&report, "persistence", 0.06);
         let walk = report["measured"]["walk"].as_f64().unwrap();
@@ -180,9 +180,10 @@ fn a_seed_stands_for_its_bytes() {
     let bytes = |name: &str, seed: &str| {
         let path = dir.path().join(name);
         tiny(&path, &["--seed", seed, "--measure", "0"]);
-        std::fs::read(match path.is_dir() {
-            true => path.join("model.safetensors"),
-            false => path,
+        std::fs::read(if path.is_dir() {
+            path.join("model.safetensors")
+        } else {
+            path
         })
         .unwrap()
     };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::common::json;
 use serde_json::Value;
 
-/// Runs on the bundled model with reads, two threads, and a file in a folder of its own.
+/// Runs on the bundled model with reads, two threads, and a file in a temporary folder.
 fn in_folder(args: &[&str], file: &str) -> (Value, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(file);
@@ -45,7 +45,7 @@ fn a_trace_has_a_lane_for_every_thread_and_the_device() {
         .unwrap();
     let (layer, number) = (&cluster["args"]["layer"], &cluster["args"]["cluster"]);
     assert_eq!(cluster["name"], format!("down L{layer} C{number}"));
-    // Spans of a thread lie inside of each other or apart.
+    // Spans of a thread are nested or disjoint.
     for tid in [0, 1] {
         let time = |e: &Value| {
             let start = e["ts"].as_f64().unwrap();
@@ -63,7 +63,7 @@ fn a_trace_has_a_lane_for_every_thread_and_the_device() {
         }
     }
 
-    // What came from the device, the filling at the start included.
+    // Bytes from the device, including the initial fill.
     let bytes = |e: &&Value| e["args"]["bytes"].as_u64().unwrap();
     let read: u64 = of(3, "b").iter().map(bytes).sum();
     assert!(read >= report["io"]["bytes_read"].as_u64().unwrap());
@@ -85,7 +85,7 @@ fn a_timeline_shows_where_a_token_went() {
         assert!(busy + waiting <= 1.0 + 1e-9 && busy >= 0.0, "{lane}");
         assert!(svg.contains(lane["name"].as_str().unwrap()));
     }
-    // How much depends on the device and on what else the machine does.
+    // The amount depends on the device and on other load.
     assert!(lanes[0]["busy"].as_f64().unwrap() > 0.0, "{report}");
     let kinds = report["kinds"].as_array().unwrap();
     for kind in ["attention", "up", "down", "gate", "head"] {

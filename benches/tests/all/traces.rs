@@ -1,4 +1,4 @@
-//! Traces: what a text needs, replayed against caches, and what the order on flash changes of it.
+//! Traces: the neurons of a text, replayed against caches, and the effect of the order on flash.
 
 use std::path::Path;
 use std::process::Output;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 
-/// A part of the held-out text as a file of its own.
+/// A part of the held-out text as a separate file.
 fn part(dir: &Path, name: &str, from: usize, to: usize) -> String {
     let text = std::fs::read_to_string(HELDOUT).unwrap();
     let path = dir.join(name);
@@ -31,7 +31,7 @@ fn counted(path: &str) -> Vec<u64> {
     experts.flat_map(|e| e.counts).collect()
 }
 
-/// What does not depend on the order of neurons, and what does.
+/// Statistics that do not depend on the order of neurons, and those that do.
 struct Ordered {
     perplexity: f64,
     /// Cache misses and reads per token, with the best cache of half the neurons.
@@ -39,7 +39,7 @@ struct Ordered {
     reads: f64,
 }
 
-/// A text, its statistics and the checkpoint that both are of.
+/// A text, its statistics and their checkpoint.
 struct Profiled<'a> {
     dir: &'a Path,
     checkpoint: String,
@@ -76,7 +76,7 @@ impl Profiled<'_> {
             "{inspection}"
         );
         program(&["verify", &model, "--source", &self.checkpoint]);
-        // profiled in another order, the numbers are the same but for rounding
+        // profiled in another order, the numbers are equal except for rounding
         let again = self.at(&format!("{order}.stats"));
         assert!(profile(&self.text, &again, &[&model]).status.success());
         let differing: usize = counted(stats)
@@ -124,7 +124,7 @@ fn the_order_changes_and_the_answer_does_not() {
         stats,
         ..
     } = &profiled;
-    // statistics name the checkpoint they are of
+    // statistics name their checkpoint
     let (plain, other) = (at("plain"), at("other"));
     program(&["pack", checkpoint, "-o", &plain, "--quant", "f32"]);
     assert!(profile(text, &other, &["--limit", "100"]).status.success());
@@ -145,7 +145,8 @@ fn the_order_changes_and_the_answer_does_not() {
         ["temperature", "coactivation"].map(|order| profiled.measure(order));
     let ratio = temperature.perplexity / coactivation.perplexity;
     assert!((ratio - 1.0).abs() < 1e-4, "{ratio}");
-    // What is needed does not depend on the order, but for rounding; the merging of reads does.
+    // The needed neurons do not depend on the order, except for rounding; the merging of reads
+    // does.
     let ratio = temperature.misses / coactivation.misses;
     assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
     let (a, b) = (temperature.reads, coactivation.reads);
@@ -184,7 +185,7 @@ fn a_trace_is_replayed_and_a_damaged_one_is_refused() {
     let good = std::fs::read(&trace).unwrap();
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 4;
-    // bytes behind the end were accepted
+    // Regression: bytes after the end were accepted.
     for bad in [flipped, [&good[..], b"more"].concat()] {
         std::fs::write(&trace, &bad).unwrap();
         let refused = call(&["trace", "simulate", &trace]);

@@ -1,11 +1,11 @@
-//! Activations as 8-bit integers, for products with q4, q4k, q8 and mxfp4 weights.
+//! Activations as 8-bit integers, for products with weights that are integers.
 //!
 //! ```text
 //! A TOKEN OF n ACTIVATIONS: ceil(n / 512) chunks of 768 bytes
 //!
 //! chunk        16 groups of 32, one per chain of a dot product
 //!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
-//!   512   64   scales  16 × f32, the largest magnitude of the group / 127
+//!   512   64   scales  16 × f32, the largest magnitude of the group, or of the token, / 127
 //!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
 //!   640   64   by_128  16 × i32, −128 times that sum
 //!   704   64   sums    16 × f32, that sum times the group's scale
@@ -69,6 +69,7 @@ pub(crate) const SECOND_HALF: usize = QUAD * HALF;
 pub struct Activations {
     n: usize,
     tokens: usize,
+    per_token: bool,
     chunks: Vec<Chunk>,
 }
 
@@ -78,6 +79,7 @@ impl Activations {
         Activations {
             n: 0,
             tokens: 0,
+            per_token: false,
             chunks: Vec::with_capacity(tokens.saturating_mul(n.div_ceil(CHUNK))),
         }
     }
@@ -94,11 +96,11 @@ impl Activations {
         n.div_ceil(CHUNK).saturating_mul(CHUNK)
     }
 
-    /// Changes the shape. The contents are unspecified until [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written
+    /// Changes the shape, for tokens with a scale for each group. The contents are unspecified until [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written
     /// every token. To divide that work among threads, split
     /// [`chunks_mut`](Activations::chunks_mut) by token.
     pub fn reshape(&mut self, n: usize, tokens: usize) {
-        (self.n, self.tokens) = (n, tokens);
+        (self.n, self.tokens, self.per_token) = (n, tokens, false);
         self.chunks
             .resize(tokens.saturating_mul(n.div_ceil(CHUNK)), Chunk::ZERO);
     }
@@ -109,16 +111,24 @@ impl Activations {
         self.chunks.clear();
     }
 
-    /// Appends one token of other activations with as many elements.
+    /// Appends one token of other activations with as many elements. The first one decides whether
+    /// tokens have one scale each.
     ///
     /// # Panics
-    /// If there is no such token, or it has another number of activations.
+    /// If there is no such token, or it has another number of activations, or other scales.
     pub fn push(&mut self, from: ActivationsRef<'_>, token: usize) {
         assert!(
             from.n == self.n,
             "{} activations, expected {}",
             from.n,
             self.n
+        );
+        if self.tokens == 0 {
+            self.per_token = from.per_token;
+        }
+        assert!(
+            from.per_token == self.per_token,
+            "tokens with one scale, and with one for each group"
         );
         self.chunks.extend_from_slice(from.range(token, 1).chunks);
         self.tokens += 1;
@@ -134,6 +144,11 @@ impl Activations {
     #[inline]
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// Says whether each token has one scale.
+    pub(crate) fn set_per_token(&mut self, per_token: bool) {
+        self.per_token = per_token;
     }
 
     /// Chunks per token: `ceil(n / 512)`.
@@ -154,6 +169,7 @@ impl Activations {
         ActivationsRef {
             n: self.n,
             tokens: self.tokens,
+            per_token: self.per_token,
             chunks: &self.chunks,
         }
     }
@@ -173,6 +189,7 @@ impl Activations {
 pub struct ActivationsRef<'a> {
     n: usize,
     tokens: usize,
+    per_token: bool,
     // `tokens * ceil(n / CHUNK)` chunks, which the kernels rely on.
     chunks: &'a [Chunk],
 }
@@ -188,6 +205,12 @@ impl<'a> ActivationsRef<'a> {
     #[inline]
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// Whether each token has one scale.
+    #[inline]
+    pub fn per_token(&self) -> bool {
+        self.per_token
     }
 
     /// `count` tokens from `first` on.
@@ -206,6 +229,7 @@ impl<'a> ActivationsRef<'a> {
         ActivationsRef {
             n: self.n,
             tokens: count,
+            per_token: self.per_token,
             chunks: &self.chunks[first * per_token..(first + count) * per_token],
         }
     }
@@ -224,6 +248,14 @@ impl<'a> ActivationsRef<'a> {
                 [at, at + SECOND_HALF].map(|at| &chunks[g / CHUNK_GROUPS].quants[at..at + HALF]);
             halves.into_iter().flatten().for_each(|&quant| then(quant));
         }
+    }
+
+    /// The quant of element `i` of the only token.
+    #[inline(always)]
+    pub(crate) fn quant(chunks: &[Chunk], i: usize) -> Option<i8> {
+        let (group, e) = (i % CHUNK / GROUP, i % GROUP);
+        let place = first_half(group) + e / HALF * SECOND_HALF + e % HALF;
+        Some(chunks.get(i / CHUNK)?.quants[place])
     }
 
     /// The stored value of element `i` of token `token`: its quant times its group's scale. For

@@ -121,11 +121,13 @@ impl Isa {
 }
 
 /// Proof that this machine has an instruction set, and the receiver of all kernels. Created once at
-/// start and copied.
+/// start and copied. It says too with which scales activations are quantised, as all matrices of a
+/// model read the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     // Private: only constructors that check the machine create a value.
     isa: Isa,
+    per_token: bool,
 }
 
 impl Cpu {
@@ -148,12 +150,12 @@ impl Cpu {
         best_first()
             .find(|cpu| wanted == Some(cpu.name()))
             .or_else(|| best_first().next())
-            .unwrap_or(Cpu { isa: Isa::Scalar })
+            .unwrap_or(token(Isa::Scalar))
     }
 
     /// The token for one instruction set, `None` if this machine lacks it.
     pub fn with_isa(isa: Isa) -> Option<Cpu> {
-        isa.is_available().then_some(Cpu { isa })
+        isa.is_available().then_some(token(isa))
     }
 
     /// Every instruction set of this machine, best last; never empty. For tests that compare them.
@@ -171,6 +173,27 @@ impl Cpu {
     pub fn name(self) -> &'static str {
         self.isa.name()
     }
+}
+
+/// A token without a check.
+const fn token(isa: Isa) -> Cpu {
+    Cpu {
+        isa,
+        per_token: false,
+    }
+}
+
+/// The same, that quantises activations with one scale per token, as rows with one scale take them
+/// (q8c, q4c), or else with one per group of 32. Rows of other formats take both.
+#[must_use]
+pub const fn with_scale_per_token(cpu: Cpu, per_token: bool) -> Cpu {
+    Cpu { per_token, ..cpu }
+}
+
+/// Whether activations are quantised with one scale per token.
+#[inline]
+pub(crate) const fn per_token(cpu: Cpu) -> bool {
+    cpu.per_token
 }
 
 #[cfg(test)]

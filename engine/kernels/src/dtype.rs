@@ -22,15 +22,40 @@
 //!              mantissa bit (e2m1)
 //!   scales     groups × 1 byte, an exponent e (e8m0)
 //!
-//! value        q8: q × scale    q4: (nibble − 8) × scale    mxfp4: e2m1 × 2^(e − 127)
-//!              q4k: nibble × scale − minimum
+//! q8c, q4c     groups = ceil(n / 32), outliers = ceil(n / 64), at most 1024
+//!   quants     bytes in the order of q8, or nibbles in the order of q4
+//!   scales     q8c: one f32 for the whole row
+//!              q4c: f32 of the nibbles, f32 of the outliers, outliers × i8 quants,
+//!                   outliers × u16 elements: see `channel.rs`
+//!
+//! value        q8, q8c: q × scale    q4, q4c: (nibble − 8) × scale    mxfp4: e2m1 × 2^(e − 127)
+//!              q4k: nibble × scale − minimum    q4c: and outlier quant × outlier scale
 //! ```
 //!
-//! Elements past `n` in the last group are written as zero (q8: 0, q4: nibble 8, q4k and mxfp4: nibble 0) and ignored on
-//! reading.
+//! Elements past `n` in the last group are written as zero (q8, q8c: 0, q4, q4c: nibble 8, q4k and mxfp4: nibble 0) and
+//! ignored on reading.
 
 /// Elements that share one scale in the block formats.
 pub const GROUP: usize = 32;
+
+/// Elements of a q4c row for each of its outliers.
+const PER_OUTLIER: usize = 64;
+/// Most outliers of a q4c row: those of as many elements as a u16 tells apart.
+pub(crate) const MAX_OUTLIERS: usize = (1 << 16) / PER_OUTLIER;
+/// Bytes of the scale of a row of q8c, or of one of the two of q4c.
+pub(crate) const CHANNEL_SCALE: usize = size_of::<f32>();
+/// Bytes of an outlier: an i8 and a u16.
+const OUTLIER_BYTES: usize = 3;
+
+/// Outliers of a q4c row of `n` elements.
+pub const fn outliers(n: usize) -> usize {
+    let count = n.div_ceil(PER_OUTLIER);
+    if count < MAX_OUTLIERS {
+        count
+    } else {
+        MAX_OUTLIERS
+    }
+}
 
 const Q4_GROUP_BYTES: usize = GROUP / 2;
 const SCALE_BYTES: usize = 2;
@@ -89,6 +114,8 @@ const _: () = assert!(DType::Q4.row_bytes(64) == 36 && DType::Q8.row_bytes(64) =
 const _: () = assert!(DType::Q4.row_bytes(33) == 36 && DType::Q8.row_bytes(33) == 68);
 const _: () = assert!(DType::Q4k.code() == 6 && DType::Q4k.row_bytes(256) == 144);
 const _: () = assert!(DType::Q4k.row_bytes(96) == 48 + 4 + 5);
+const _: () = assert!(DType::Q8c.code() == 7 && DType::Q8c.row_bytes(64) == 68);
+const _: () = assert!(DType::Q4c.code() == 8 && DType::Q4c.row_bytes(64) == 32 + 8 + 3);
 const _: () = assert!(DType::F32.row_bytes(3) == 12 && DType::BF16.row_bytes(3) == 6);
 const _: () = assert!(DType::F16.row_bytes(0) == 0 && DType::Q4.row_bytes(0) == 0);
 
@@ -112,11 +139,16 @@ pub enum DType {
     /// 4-bit integers from a minimum on; scales and minimums in six bits for 32 elements each, in
     /// units of two f16 for 256. As large as q4, with a third less squared error.
     Q4k = 6,
+    /// Signed 8-bit integers, one f32 scale per row: for NPUs, which know no groups.
+    Q8c = 7,
+    /// 4-bit integers with one f32 scale per row, and one element of 64 in 8 bits instead, with
+    /// another (PowerInfer-2 §7.6).
+    Q4c = 8,
 }
 
 impl DType {
     /// Every format, in order of its code.
-    pub const ALL: [DType; 7] = [
+    pub const ALL: [DType; 9] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -124,6 +156,8 @@ impl DType {
         DType::Q4,
         DType::Mxfp4,
         DType::Q4k,
+        DType::Q8c,
+        DType::Q4c,
     ];
 
     /// The name used on command lines and in metadata.
@@ -136,6 +170,8 @@ impl DType {
             DType::Q4 => "q4",
             DType::Mxfp4 => "mxfp4",
             DType::Q4k => "q4k",
+            DType::Q8c => "q8c",
+            DType::Q4c => "q4c",
         }
     }
 
@@ -154,19 +190,38 @@ impl DType {
         DType::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Whether elements come in groups of [`GROUP`] that share a scale. Such rows meet activations in
-    /// 8 bits.
+    /// Whether elements are integers in whole groups of [`GROUP`], with a scale of the group or of
+    /// the row. Such rows meet activations in 8 bits.
     #[inline(always)]
     pub const fn is_grouped(self) -> bool {
-        matches!(self, DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4)
+        matches!(self, DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4) || self.is_per_channel()
     }
 
-    /// Elements whose scales depend on each other.
+    /// Whether a row (an output channel) has one scale for all of its elements, so that its product
+    /// with a token that has one too is a single integer.
+    #[inline(always)]
+    pub const fn is_per_channel(self) -> bool {
+        matches!(self, DType::Q8c | DType::Q4c)
+    }
+
+    /// Integers that a product of a row of `n` elements with a token consists of: one for each
+    /// group; or one for the row, and in q4c another for its outliers.
+    #[inline]
+    pub const fn sums(self, n: usize) -> usize {
+        match self {
+            DType::Q8c => 1,
+            DType::Q4c => 2,
+            _ => n.div_ceil(GROUP),
+        }
+    }
+
+    /// Elements whose scales depend on each other; `usize::MAX` if they are all of a row's.
     pub const fn span(self) -> usize {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
             DType::Q8 | DType::Q4 | DType::Mxfp4 => GROUP,
             DType::Q4k => GROUP * SUPER_GROUPS,
+            DType::Q8c | DType::Q4c => usize::MAX,
         }
     }
 
@@ -178,8 +233,10 @@ impl DType {
         match self {
             DType::F32 => n.saturating_mul(4),
             DType::F16 | DType::BF16 => n.saturating_mul(2),
-            DType::Q8 => groups.saturating_mul(GROUP),
-            DType::Q4 | DType::Q4k | DType::Mxfp4 => groups.saturating_mul(Q4_GROUP_BYTES),
+            DType::Q8 | DType::Q8c => groups.saturating_mul(GROUP),
+            DType::Q4 | DType::Q4k | DType::Q4c | DType::Mxfp4 => {
+                groups.saturating_mul(Q4_GROUP_BYTES)
+            }
         }
     }
 
@@ -190,6 +247,8 @@ impl DType {
             DType::Q8 | DType::Q4 => n.div_ceil(GROUP).saturating_mul(SCALE_BYTES),
             DType::Q4k => super_bytes(n.div_ceil(GROUP)),
             DType::Mxfp4 => n.div_ceil(GROUP),
+            DType::Q8c => CHANNEL_SCALE,
+            DType::Q4c => 2 * CHANNEL_SCALE + OUTLIER_BYTES * outliers(n),
             DType::F32 | DType::F16 | DType::BF16 => 0,
         }
     }
@@ -230,7 +289,7 @@ mod tests {
             assert_eq!(DType::from_code(dtype.code()), Some(dtype));
         }
         assert_eq!(DType::parse("Q4"), None);
-        assert_eq!(DType::from_code(7), None);
+        assert_eq!(DType::from_code(9), None);
     }
 
     #[test]

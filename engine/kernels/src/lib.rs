@@ -14,7 +14,8 @@
 //!    AVX2 in 8, NEON in 16, the scalar code in an array.
 //! 2. A dequantised weight is exact in f32: an integer of at most 8 bits times an 11-bit f16 scale,
 //!    or a small integer times a power of two (mxfp4). So the point of conversion cannot change a
-//!    bit. In q4k it is a product less a minimum, both exact, and rounded once.
+//!    bit. In q4k it is a product less a minimum, both exact, and rounded once; in
+//!    q8c and q4c a product, rounded once.
 //! 3. Transcendental functions are polynomials with a fixed operation order ([`math`]) or come from
 //!    the `libm` crate, never from the platform.
 //!
@@ -29,6 +30,9 @@
 //! sum of the group's activations, which is stored with them. At the end chain `j` absorbs chain `j + 8`, then `j + 4`, `+ 2`, `+ 1`.
 //! Decode and matrix products both follow it. It is several times faster than f32 activations,
 //! which it replaces for these formats; the tests bound its loss of accuracy.
+//!
+//! Rows with one scale (q8c, q4c) times activations with one scale per token follow the channel rule: one exact
+//! integer for the row, and one for its outliers (`channel.rs`).
 //!
 //! NaN is the one exception: the result is NaN everywhere, but its sign and payload depend on the
 //! hardware.
@@ -73,6 +77,7 @@
 //! | `select.rs` | the largest of many values |
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
+//! | `channel.rs` | rows with one scale (q8c, q4c), their outliers, the channel rule |
 //! | `narrow.rs` | rows in two or three bits, widened to q4 |
 //! | `copy.rs` | copies past the caches |
 //! | `bandwidth.rs` | plain memory reads, the bound of most kernels |
@@ -88,6 +93,7 @@ compile_error!(
 mod activations;
 mod bandwidth;
 mod bounds;
+mod channel;
 mod columns;
 mod compute;
 mod copy;
@@ -114,12 +120,13 @@ mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
 pub use bandwidth::{prefetch, read_bandwidth};
+pub use channel::{LONGEST, Outliers, outlier_channels, quantize_q4c};
 pub use columns::Columns;
 pub use compute::Compute;
 pub use copy::PastCaches;
-pub use cpu::{Cpu, Isa};
+pub use cpu::{Cpu, Isa, with_scale_per_token};
 pub use delta::{Decay, DeltaToken};
-pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale};
+pub use dtype::{DType, GROUP, SUPER_GROUPS, mxfp4_scale, outliers};
 pub use math::argmax;
 pub use narrow::{NARROW_GROUP, Narrow};
 pub use ops::{delta_rule, matmul_scratch, scale_by_sigmoid, selective_scan, soft_cap};

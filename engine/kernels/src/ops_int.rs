@@ -1,9 +1,9 @@
-//! The integer kernels as methods of [`Cpu`]: q4, q4k, q8 and mxfp4 rows times quantised activations.
+//! The integer kernels as methods of [`Cpu`]: rows of integers times quantised activations.
 
 use crate::{
     activations::{Activations, ActivationsRef, Chunk},
     columns::Columns,
-    cpu::Cpu,
+    cpu::{Cpu, per_token},
     dtype::DType,
     matrix::Matrix,
     row::Row,
@@ -13,7 +13,7 @@ use crate::{
 impl Cpu {
     /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
     ///
-    /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
+    /// Each group of 32, or each token ([`with_scale_per_token`](crate::with_scale_per_token)), has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
     /// half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. A group with a NaN
     /// or an infinity has the scale NaN, and so has every result that uses it.
     ///
@@ -27,23 +27,25 @@ impl Cpu {
             xs.len()
         );
         out.reshape(n, tokens);
+        let whole = per_token(self);
+        out.set_per_token(whole);
         if n > 0 {
             let per_token = out.chunks_per_token();
             let chunks = out.chunks_mut().chunks_exact_mut(per_token);
             for (x, chunks) in xs.chunks_exact(n).zip(chunks) {
-                self.quantize_token(x, chunks);
+                simd::int::quantize_token(self, x, whole, chunks);
             }
         }
     }
 
     /// [`quantize_activations`](Cpu::quantize_activations) of one token into its part of
-    /// [`Activations::chunks_mut`].
+    /// [`Activations::chunks_mut`], with a scale for each group.
     ///
     /// # Panics
     /// If `chunks.len()` is not `ceil(x.len() / 512)`.
     #[inline]
     pub fn quantize_token(self, x: &[f32], chunks: &mut [Chunk]) {
-        simd::int::quantize_token(self, x, chunks);
+        simd::int::quantize_token(self, x, false, chunks);
     }
 
     /// Sum of `row[i] * x[i]` for a q4, q4k, q8 or mxfp4 row and one token of quantised activations,
@@ -146,11 +148,11 @@ pub const fn matmul_scratch_q(n: usize) -> usize {
     simd::int::scratch_len(n)
 }
 
-/// [`Cpu::dot_q`] with the integer sums of another processor, one for each group: `Σ_j q[j] · x[j]` of the row's stored
-/// integers, which are nibbles less 8 in q4, nibbles in q4k, doubled floats in mxfp4. Same bits.
+/// [`Cpu::dot_q`] with the integer sums of another processor, as many as [`DType::sums`] says: `Σ_j q[j] · x[j]` of the row's
+/// stored integers, which are nibbles less 8 in q4 and q4c, nibbles in q4k, doubled floats in mxfp4. Same bits.
 ///
 /// # Panics
-/// As [`Cpu::dot_q`], or if `sums.len()` is not the number of groups.
+/// As [`Cpu::dot_q`], or if `sums.len()` is another.
 #[inline]
 pub fn dot_of_sums(cpu: Cpu, row: Row<'_>, sums: &[i32], x: ActivationsRef<'_>) -> f32 {
     simd::int::of_sums(cpu, row, sums, x)

@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 
 use crate::{
+    channel,
     dtype::{DType, E2M1_DOUBLED, GROUP, SUPER_BYTES, SUPER_GROUPS},
     q4k::{self, best_super_block},
 };
@@ -36,6 +37,13 @@ pub enum QuantizeError {
         /// The format.
         dtype: DType,
     },
+    /// A row has more elements than a format can sum up.
+    TooLong {
+        /// Its elements.
+        len: usize,
+        /// The format.
+        dtype: DType,
+    },
 }
 
 impl std::fmt::Display for QuantizeError {
@@ -50,6 +58,13 @@ impl std::fmt::Display for QuantizeError {
                 dtype,
             } => {
                 write!(f, "element {index} is {value}, beyond the range of {dtype}")
+            }
+            QuantizeError::TooLong { len, dtype } => {
+                let most = channel::LONGEST;
+                write!(
+                    f,
+                    "rows of {len} elements are too long for {dtype}, which takes {most}; use q8 or q4"
+                )
             }
             QuantizeError::NotExact { index, dtype } => {
                 write!(f, "elements from {index} on have no exact form in {dtype}")
@@ -67,6 +82,8 @@ impl std::error::Error for QuantizeError {}
 ///   nibble = round(w / scale) + 8 in 0..=15; another scale if all 32 are exact with it, so that
 ///   Q4_0 of GGUF files is stored without loss
 /// - q4k: see [`best_super_block`], all elements weighing the same
+/// - q8c: as q8 with one scale, an f32, for the row
+/// - q4c: the elements of largest magnitude are the outliers, see [`crate::quantize_q4c`]
 /// - mxfp4: the element of largest magnitude gets the largest nibble with which all 32 are exact;
 ///   nothing is rounded
 ///
@@ -140,6 +157,8 @@ pub fn quantize_row(
             }
         }
         DType::Q4k => return store_q4k(src, quants, scales),
+        DType::Q8c => return channel::quantize_q8c(src, quants, scales),
+        DType::Q4c => return channel::quantize_alone(src, quants, scales),
         DType::Mxfp4 => return store_mxfp4(src, quants, scales),
     }
     Ok(())
@@ -326,6 +345,7 @@ const SLACK: f32 = 1.0 + 1.0 / 8192.0;
 /// - q8: half a scale, plus the effect of rounding the scale down to f16 at ±127 steps
 /// - q4: one scale, because the end opposite to the largest element is clamped at 7 of 8 steps,
 ///   plus the effect of rounding the scale
+/// - q8c: half a scale; q4c: what the search may clip
 /// - q4k: as much, which leaves room for a search that takes larger errors of a few elements; where
 ///   it would take more, the ends of each group are kept
 pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
@@ -343,6 +363,7 @@ pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
             let cut_off = 7.0 * (max_abs / 8.0 * F16_ROUNDING + F16_HALF_STEP);
             SLACK * (max_abs / 8.0 + cut_off)
         }
+        DType::Q8c | DType::Q4c => SLACK * channel::bound(dtype, max_abs),
         // 15 nibbles and one minimum of at most 63 units each
         DType::Q4k => return SLACK * (max_abs / 8.0) + 16.0 * 63.0 * F16_HALF_STEP,
     };

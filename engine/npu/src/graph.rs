@@ -5,9 +5,19 @@
 //! tokens  [width, groups, 32] i8
 //! sums    [groups, height, width]   i32
 //!
+//! PER GROUP
 //! weights ─Slice─Reshape─Transpose─▶ [groups, height, bytes of a group] ─bytes or nibbles─▶ ┐
 //! tokens ───────────────Transpose──▶ [groups, 32, width] ──────────────────────────────────▶ MatMulInteger ─▶ sums
+//!
+//! PER ROW: a group less in all shapes, and [1, height, width] sums, or with outliers [2, height, width]
+//! weights ─Slice─bytes or nibbles─Reshape─▶ [height, groups · 32] ─────────────────────────▶ ┐
+//! tokens ─Reshape─Transpose───────────────▶ [groups · 32, width] ──────────────────────────▶ MatMulInteger ─▶ sums[0]
+//! outliers [height, count] i8 ─────────────────────────────────────────────────────────────▶ ┐
+//! picked   [width, count]  i8 ─Transpose──▶ [count, width] ────────────────────────────────▶ MatMulInteger ─▶ sums[1]
 //! ```
+//!
+//! A sum per row is what NPUs that know one scale per channel compute, and the output is as many times smaller as a row has
+//! groups.
 //!
 //! Signed bytes are multiplied by signed bytes, and nibbles by signed bytes: kernels that multiply unsigned by signed bytes add
 //! pairs of products in 16 bits on some processors, which saturates, but not of nibbles.
@@ -43,11 +53,22 @@ impl Weights {
     }
 }
 
+/// Which products are summed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Summed {
+    /// Those of each group.
+    ByGroup,
+    /// Those of a row, and apart from them those of so many outliers, which are inputs of their own.
+    ByRow(usize),
+}
+
 /// Rows of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Form {
     /// How they are stored.
     pub weights: Weights,
+    /// Which products are summed up.
+    pub summed: Summed,
     /// Groups of a row.
     pub groups: usize,
     /// Bytes of a row, with what lies behind its groups.
@@ -64,15 +85,91 @@ pub(crate) struct Tile {
 /// Names of a graph's inputs and of its output.
 pub(crate) const WEIGHTS: &str = "weights";
 pub(crate) const TOKENS: &str = "tokens";
+pub(crate) const OUTLIERS: &str = "outliers";
+pub(crate) const PICKED: &str = "picked";
 pub(crate) const SUMS: &str = "sums";
 
 impl Form {
+    /// Sums of a row and a token.
+    pub fn sums(&self) -> usize {
+        match self.summed {
+            Summed::ByGroup => self.groups,
+            Summed::ByRow(0) => 1,
+            Summed::ByRow(_) => 2,
+        }
+    }
+
+    /// Outliers of a row.
+    pub fn outliers(&self) -> usize {
+        match self.summed {
+            Summed::ByGroup => 0,
+            Summed::ByRow(count) => count,
+        }
+    }
+
     /// The model that multiplies a tile.
     pub(crate) fn model(&self, tile: Tile) -> Vec<u8> {
+        match self.summed {
+            Summed::ByGroup => self.by_group(tile),
+            Summed::ByRow(_) => self.by_row(tile),
+        }
+    }
+
+    /// The model with a sum for each row, and one for its outliers.
+    fn by_row(&self, Tile { height, width }: Tile) -> Vec<u8> {
+        let (groups, count) = (self.groups, self.outliers());
+        let (n, bytes) = (groups * GROUP, self.weights.group_bytes());
+        let graph = Graph::new("row sums")
+            .input(WEIGHTS, self.weights.element(), &[height, self.row_bytes])
+            .input(TOKENS, Element::I8, &[width, groups, GROUP])
+            .output(SUMS, Element::I32, &[self.sums(), height, width])
+            .list("start", &[0])
+            .list("end", &[groups * bytes])
+            .list("axis", &[1])
+            .list("by group", &[height, groups, bytes])
+            .list("by row", &[height, n])
+            .list("by token", &[width, n])
+            .list("one sum", &[1, height, width])
+            .node("Slice", &[WEIGHTS, "start", "end", "axis"], "rows", None)
+            .node("Reshape", &[TOKENS, "by token"], "whole", None)
+            .node("Transpose", &["whole"], "x", permuted(&[1, 0]));
+        let graph = match self.weights {
+            Weights::Bytes => graph.node("MatMulInteger", &["rows", "x"], "all", None),
+            Weights::Nibbles(less) => nibbles(
+                graph.node("Reshape", &["rows", "by group"], "stored", None),
+                less,
+            )
+            .node("Reshape", &["w", "by row"], "matrix", None)
+            .node("MatMulInteger", &["matrix", "x", "less"], "all", None),
+        };
+        if count == 0 {
+            return graph
+                .node("Reshape", &["all", "one sum"], SUMS, None)
+                .model();
+        }
+        graph
+            .input(OUTLIERS, Element::I8, &[height, count])
+            .input(PICKED, Element::I8, &[width, count])
+            .node("Transpose", &[PICKED], "p", permuted(&[1, 0]))
+            .node("MatMulInteger", &[OUTLIERS, "p"], "of others", None)
+            .node("Reshape", &["all", "one sum"], "of rows", None)
+            .node("Reshape", &["of others", "one sum"], "of outliers", None)
+            .node(
+                "Concat",
+                &["of rows", "of outliers"],
+                SUMS,
+                Some(("axis", Attribute::Number(0))),
+            )
+            .model()
+    }
+
+    /// The model with a sum for each group.
+    fn by_group(&self, tile: Tile) -> Vec<u8> {
         let Self {
             weights,
             groups,
             row_bytes,
+            ..
         } = *self;
         let Tile { height, width } = tile;
         let bytes = weights.group_bytes();
@@ -90,27 +187,33 @@ impl Form {
             .node("Transpose", &[TOKENS], "x", permuted(&[1, 2, 0]));
         let graph = match weights {
             Weights::Bytes => graph.node("MatMulInteger", &["stored", "x"], SUMS, None),
-            Weights::Nibbles(less) => graph
-                .byte("16", 16)
-                .byte("4", 4)
-                .byte("less", less)
-                .node("Mod", &["stored", "16"], "low", None)
-                .node(
-                    "BitShift",
-                    &["stored", "4"],
-                    "high",
-                    Some(("direction", Attribute::Text("RIGHT"))),
-                )
-                .node(
-                    "Concat",
-                    &["low", "high"],
-                    "w",
-                    Some(("axis", Attribute::Number(2))),
-                )
-                .node("MatMulInteger", &["w", "x", "less"], SUMS, None),
+            Weights::Nibbles(less) => {
+                nibbles(graph, less).node("MatMulInteger", &["w", "x", "less"], SUMS, None)
+            }
         };
         graph.model()
     }
+}
+
+/// Adds the nibbles `w` of `stored` bytes, by group in their order, and how much `less` they stand for.
+fn nibbles(graph: Graph, less: u8) -> Graph {
+    graph
+        .byte("16", 16)
+        .byte("4", 4)
+        .byte("less", less)
+        .node("Mod", &["stored", "16"], "low", None)
+        .node(
+            "BitShift",
+            &["stored", "4"],
+            "high",
+            Some(("direction", Attribute::Text("RIGHT"))),
+        )
+        .node(
+            "Concat",
+            &["low", "high"],
+            "w",
+            Some(("axis", Attribute::Number(2))),
+        )
 }
 
 /// The attribute of a transposition.

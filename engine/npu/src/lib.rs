@@ -1,7 +1,9 @@
-//! Exact integer products on an NPU, by ONNX Runtime: sums of groups of 32 weights and activations.
+//! Exact integer products on an NPU, by ONNX Runtime: sums of groups of 32 weights and activations, or of whole rows.
 //!
 //! ```text
 //! sum[g][row][token] = Σ_j  weight[row][g][j] · activation[token][g][j]        |sum| < 2^24, so any order gives it
+//! sum[0][row][token] = Σ_j  weight[row][j] · activation[token][j]              as i32, likewise
+//! sum[1][row][token] = Σ_k  outlier[row][k] · picked[token][k]
 //! ```
 //!
 //! NPUs compute static graphs: there is one for each of some numbers of rows and tokens (`tiles.rs`, after HeteroInfer,
@@ -24,10 +26,10 @@ mod tiles;
 
 pub use driver::driver;
 pub use error::{Cause, Error};
-pub use graph::{Form, Weights};
-pub use npu::{Listed, Npu, Sums, list};
+pub use graph::{Form, Summed, Weights};
+pub use npu::{Listed, Npu, Operands, Sums, list};
 pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 
 /// Tells versions of the graphs from each other.
-pub const GRAPHS: u32 = 1;
+pub const GRAPHS: u32 = 2;

@@ -7,7 +7,7 @@ use ort::session::Session;
 use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
 use crate::error::Error;
-use crate::graph::{Form, GROUP, SUMS, TOKENS, Tile, WEIGHTS, Weights};
+use crate::graph::{Form, GROUP, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS, Weights};
 use crate::library::{Library, library};
 use crate::provider::Provider;
 use crate::tiles::divide;
@@ -54,7 +54,8 @@ pub struct Sums<'a> {
     pub rows: Range<usize>,
     /// See `rows`.
     pub tokens: Range<usize>,
-    /// Sum `(g, row, token)` is at `g · group + row · width + token`, rows and tokens counted from the tile's first.
+    /// Sum `(g, row, token)` is at `g · group + row · width + token`, rows and tokens counted from the tile's first. Where they
+    /// are by row, `g` is 0, and 1 of its outliers.
     pub sums: &'a [i32],
     /// Distance of groups.
     pub group: usize,
@@ -75,9 +76,10 @@ pub struct Npu {
     provider: Provider,
     listed: Listed,
     sessions: HashMap<Key, Session>,
-    /// Rows and tokens of a short tile, padded.
+    /// Operands of a short tile, padded.
     rows: Vec<u8>,
     tokens: Vec<i8>,
+    outliers: [Vec<i8>; 2],
 }
 
 impl Npu {
@@ -102,6 +104,7 @@ impl Npu {
             sessions: HashMap::new(),
             rows: Vec::new(),
             tokens: Vec::new(),
+            outliers: [Vec::new(), Vec::new()],
         })
     }
 
@@ -152,27 +155,19 @@ impl Npu {
         })
     }
 
-    /// Multiplies rows, which lie one after the other, with tokens, `[tokens × groups × 32]` activations: calls
-    /// `then` with the sums of tile after tile.
+    /// Multiplies rows with tokens: calls `then` with the sums of tile after tile.
     ///
     /// # Errors
     /// The form is not prepared, lengths do not fit it, or the provider fails.
     pub fn multiply(
         &mut self,
         form: Form,
-        rows: &[u8],
-        tokens: &[i8],
+        of: Operands<'_>,
         mut then: impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
-        let token_bytes = form.groups * GROUP;
-        let fit =
-            rows.len().is_multiple_of(form.row_bytes) && tokens.len().is_multiple_of(token_bytes);
-        if token_bytes == 0 || !fit {
-            return Err(Error::broken(
-                "rows and tokens of other lengths than the graphs'",
-            ));
-        }
-        let (height, width) = (rows.len() / form.row_bytes, tokens.len() / token_bytes);
+        let [height, width] = of
+            .counts(form)
+            .ok_or_else(|| Error::broken("rows and tokens of other lengths than the graphs'"))?;
         let tiles = form.tiles();
         let mut widths: Vec<usize> = tiles.iter().map(|tile| tile.width).collect();
         widths.dedup();
@@ -183,9 +178,8 @@ impl Npu {
             divide(height, &heights, |its_rows, height| {
                 if result.is_ok() {
                     let tile = Tile { height, width };
-                    let of = [its_rows, its_tokens.clone()];
-                    let inputs = Inputs { rows, tokens };
-                    result = self.tile(Key { form, tile }, of, inputs, &mut then);
+                    let place = [its_rows, its_tokens.clone()];
+                    result = self.tile(Key { form, tile }, place, of, &mut then);
                 }
             });
         });
@@ -197,15 +191,15 @@ impl Npu {
         &mut self,
         key: Key,
         [rows, tokens]: [Range<usize>; 2],
-        inputs: Inputs<'_>,
+        of: Operands<'_>,
         then: &mut impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
-        let weights = padded(inputs.rows, &rows, height, form.row_bytes, &mut self.rows);
+        let weights = padded(of.rows, &rows, height, form.row_bytes, &mut self.rows);
         let x = padded(
-            inputs.tokens,
+            of.tokens,
             &tokens,
             width,
             form.groups * GROUP,
@@ -217,13 +211,21 @@ impl Npu {
             Weights::Nibbles(_) => tensor(shape, weights)?,
         };
         let x = tensor([width, form.groups, GROUP], x)?;
-        let inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
+        let mut inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
+        let count = form.outliers();
+        if count > 0 {
+            let ([its, picked], [its_room, room]) = (of.outliers, &mut self.outliers);
+            let its = padded(its, &rows, height, count, its_room);
+            let picked = padded(picked, &tokens, width, count, room);
+            inputs.push((OUTLIERS.into(), tensor([height, count], its)?.into()));
+            inputs.push((PICKED.into(), tensor([width, count], picked)?.into()));
+        }
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)
             .ok_or_else(|| Error::broken("no sums came out"))?;
         let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
-        if sums.len() != form.groups * height * width {
+        if sums.len() != form.sums() * height * width {
             return Err(Error::broken("sums of another shape came out"));
         }
         then(Sums {
@@ -238,10 +240,26 @@ impl Npu {
 }
 
 /// All rows and tokens of a product.
-#[derive(Clone, Copy)]
-struct Inputs<'a> {
-    rows: &'a [u8],
-    tokens: &'a [i8],
+#[derive(Debug, Clone, Copy)]
+pub struct Operands<'a> {
+    /// Rows as they are stored, one after the other.
+    pub rows: &'a [u8],
+    /// Activations, `[tokens × groups × 32]`.
+    pub tokens: &'a [i8],
+    /// Of a form with outliers: those of each row, `[rows × count]`, and the activations that they meet,
+    /// `[tokens × count]`.
+    pub outliers: [&'a [i8]; 2],
+}
+
+impl Operands<'_> {
+    /// The number of rows and of tokens; `None` if lengths do not fit.
+    fn counts(&self, form: Form) -> Option<[usize; 2]> {
+        let of = |len: usize, one: usize| len.checked_div(one).filter(|count| count * one == len);
+        let rows = of(self.rows.len(), form.row_bytes)?;
+        let tokens = of(self.tokens.len(), form.groups * GROUP)?;
+        let lens = self.outliers.map(<[i8]>::len);
+        (lens == [rows, tokens].map(|count| count * form.outliers())).then_some([rows, tokens])
+    }
 }
 
 /// Memory as a tensor, without a copy.

@@ -2,7 +2,7 @@
 //! `EMBERFLOW_NEEDS_ONNXRUNTIME`, which CI sets, they fail.
 
 use crate::graph::GROUP;
-use crate::{Form, Npu, Provider, Sums, Weights};
+use crate::{Form, Npu, Operands, Provider, Summed, Sums, Weights};
 
 /// ONNX Runtime's own kernels, or OpenVINO's where the library has those.
 fn npu() -> Option<Npu> {
@@ -23,6 +23,7 @@ struct Case {
     form: Form,
     rows: Vec<u8>,
     tokens: Vec<i8>,
+    outliers: [Vec<i8>; 2],
 }
 
 impl Case {
@@ -35,10 +36,38 @@ impl Case {
         let len = tokens * form.groups * GROUP;
         let mut x: Vec<i8> = (0..len).map(|_| random.i8(-127..)).collect();
         x[0] = -127;
+        let outliers = [rows, tokens].map(|count| {
+            let count = count * form.outliers();
+            (0..count).map(|_| random.i8(-127..)).collect()
+        });
         Self {
             form,
             rows: bytes,
             tokens: x,
+            outliers,
+        }
+    }
+
+    fn operands(&self) -> Operands<'_> {
+        Operands {
+            rows: &self.rows,
+            tokens: &self.tokens,
+            outliers: self.outliers.each_ref().map(Vec::as_slice),
+        }
+    }
+
+    /// Sum `s` of a row and a token.
+    fn expected(&self, row: usize, token: usize, s: usize) -> i32 {
+        match (self.form.summed, s) {
+            (Summed::ByGroup, group) => self.sum(row, token, group),
+            (Summed::ByRow(_), 0) => (0..self.form.groups).map(|g| self.sum(row, token, g)).sum(),
+            (Summed::ByRow(count), _) => {
+                let of = |all: &[i8], i: usize| all[i * count..][..count].to_vec();
+                let pair = of(&self.outliers[0], row)
+                    .into_iter()
+                    .zip(of(&self.outliers[1], token));
+                pair.map(|(w, x)| i32::from(w) * i32::from(x)).sum()
+            }
         }
     }
 
@@ -67,12 +96,18 @@ impl Case {
 #[test]
 fn sums_are_exact() {
     let Some(mut npu) = npu() else { return };
-    for weights in [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)] {
+    let summed = [Summed::ByGroup, Summed::ByRow(0), Summed::ByRow(9)];
+    let forms = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
+    for (weights, summed) in forms
+        .into_iter()
+        .flat_map(|of| summed.map(|summed| (of, summed)))
+    {
         for groups in [1, 3, 17] {
             // Scales of any length lie behind the groups.
             let row_bytes = groups * weights.group_bytes() + 2 * groups + 5;
             let form = Form {
                 weights,
+                summed,
                 groups,
                 row_bytes,
             };
@@ -83,16 +118,15 @@ fn sums_are_exact() {
                 let compare = |tile: Sums<'_>| {
                     for (r, row) in tile.rows.clone().enumerate() {
                         for (t, token) in tile.tokens.clone().enumerate() {
-                            for g in 0..groups {
+                            for g in 0..form.sums() {
                                 let found = tile.sums[g * tile.group + r * tile.width + t];
-                                assert_eq!(found, case.sum(row, token, g), "{form:?} {of:?}");
+                                assert_eq!(found, case.expected(row, token, g), "{form:?} {of:?}");
                             }
                             seen += 1;
                         }
                     }
                 };
-                npu.multiply(form, &case.rows, &case.tokens, compare)
-                    .unwrap();
+                npu.multiply(form, case.operands(), compare).unwrap();
                 assert_eq!(seen, of[0] * of[1]);
             }
         }
@@ -104,18 +138,29 @@ fn what_does_not_fit_is_an_error() {
     let Some(mut npu) = npu() else { return };
     let form = Form {
         weights: Weights::Bytes,
+        summed: Summed::ByGroup,
         groups: 2,
         row_bytes: 68,
     };
     let none = |_: Sums<'_>| {};
-    let unprepared = npu.multiply(form, &[0; 68], &[0; 64], none).unwrap_err();
+    fn plain<'a>(rows: &'a [u8], tokens: &'a [i8]) -> Operands<'a> {
+        let outliers = [&[][..]; 2];
+        Operands {
+            rows,
+            tokens,
+            outliers,
+        }
+    }
+    let unprepared = npu
+        .multiply(form, plain(&[0; 68], &[0; 64]), none)
+        .unwrap_err();
     assert!(unprepared.to_string().contains("not prepared"));
     npu.prepare(form).unwrap();
-    assert!(npu.multiply(form, &[0; 68], &[0; 64], none).is_ok());
-    assert!(npu.multiply(form, &[0; 67], &[0; 64], none).is_err());
-    assert!(npu.multiply(form, &[0; 68], &[0; 63], none).is_err());
+    assert!(npu.multiply(form, plain(&[0; 68], &[0; 64]), none).is_ok());
+    assert!(npu.multiply(form, plain(&[0; 67], &[0; 64]), none).is_err());
+    assert!(npu.multiply(form, plain(&[0; 68], &[0; 63]), none).is_err());
     npu.clear();
-    assert!(npu.multiply(form, &[0; 68], &[0; 64], none).is_err());
+    assert!(npu.multiply(form, plain(&[0; 68], &[0; 64]), none).is_err());
 }
 
 #[test]
@@ -132,4 +177,30 @@ fn a_provider_that_is_not_there_is_named() {
         }
     }
     assert!("gpu".parse::<Provider>().is_err());
+}
+
+/// With one sum for a row instead of one for each group, what comes out of a graph is as many times smaller.
+#[test]
+fn a_sum_for_a_row_is_as_many_times_less_output_as_a_row_has_groups() {
+    let Some(mut npu) = npu() else { return };
+    let groups = 17;
+    let mut numbers = |summed| {
+        let weights = Weights::Bytes;
+        let row_bytes = groups * weights.group_bytes() + 4;
+        let form = Form {
+            weights,
+            summed,
+            groups,
+            row_bytes,
+        };
+        npu.prepare(form).unwrap();
+        let case = Case::new(form, [128, 32]);
+        let mut count = 0;
+        npu.multiply(form, case.operands(), |tile| count += tile.sums.len())
+            .unwrap();
+        count
+    };
+    assert_eq!(numbers(Summed::ByGroup), groups * 128 * 32);
+    assert_eq!(numbers(Summed::ByRow(0)), 128 * 32);
+    assert_eq!(numbers(Summed::ByRow(9)), 2 * 128 * 32);
 }

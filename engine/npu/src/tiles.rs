@@ -18,8 +18,9 @@ impl Form {
     fn bytes(&self, tile: Tile) -> usize {
         let Tile { height, width } = tile;
         let weights = height * (self.row_bytes + 3 * self.groups * GROUP);
-        let sums = 4 * height * width * self.groups;
-        weights + 2 * width * self.groups * GROUP + sums
+        let sums = 4 * height * width * self.sums();
+        let outliers = 2 * (height + width) * self.outliers();
+        weights + outliers + 2 * width * self.groups * GROUP + sums
     }
 
     /// The graphs for this form: by width, the widest first, and of one width the highest first. Of rows that are too long for
@@ -85,7 +86,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::graph::Weights;
+    use crate::graph::{Summed, Weights};
 
     proptest! {
         #[test]
@@ -105,10 +106,14 @@ mod tests {
         }
 
         #[test]
-        fn runs_stay_within_their_bytes(groups in 1usize..2000, nibbles: bool) {
+        fn runs_stay_within_their_bytes(
+            groups in 1usize..2000,
+            nibbles: bool,
+            summed in prop_oneof![Just(Summed::ByGroup), (0usize..1000).prop_map(Summed::ByRow)],
+        ) {
             let weights = if nibbles { Weights::Nibbles(8) } else { Weights::Bytes };
             let row_bytes = groups * (weights.group_bytes() + 2);
-            let form = Form { weights, groups, row_bytes };
+            let form = Form { weights, summed, groups, row_bytes };
             let tiles = form.tiles();
             prop_assert!(tiles.iter().any(|tile| tile.width == 1));
             for tile in tiles {

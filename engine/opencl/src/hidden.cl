@@ -3,7 +3,13 @@
 //   CLUSTER                                      neurons of a cluster
 //   MATRICES                                     of a neuron: Gate, Up, Down, or Gate and Down
 //   RELU, FATRELU, RELU2, SILU or GELU_TANH      the activation; THRESHOLD of FATRELU
+//   CLAMPED_SILU or CLAMPED_SWIGLU               SiLU of gates up to LIMIT, times Up within it, or within it plus 1; ALPHA
+//                                                of CLAMPED_SWIGLU multiplies the argument of the sigmoid
 //   UNGATED, RELU_ON_UP                          where the model is so
+
+float silu(float v) {
+    return v / (1.0f + exp_of(-v));
+}
 
 float activated(float v) {
 #if defined(RELU)
@@ -14,7 +20,11 @@ float activated(float v) {
     float r = fmax(v, 0.0f);
     return r * r;
 #elif defined(SILU)
-    return v / (1.0f + exp_of(-v));
+    return silu(v);
+#elif defined(CLAMPED_SILU)
+    return silu(fmin(v, LIMIT));
+#elif defined(CLAMPED_SWIGLU)
+    return silu(fmin(v, LIMIT) * ALPHA) / ALPHA;
 #else
     float cubic = fma(0.044715f * v * v, v, v);
     return v / (1.0f + exp_of(as_float(0xbfcc4229u) * cubic));
@@ -65,7 +75,11 @@ float hidden_of(float gate, float up, __global const float *bias, int n, int fla
     if (flags & UP_BIAS) {
         up += bias[n];
     }
-#ifdef RELU_ON_UP
+#if defined(CLAMPED_SILU)
+    up = clamp(up, -LIMIT, LIMIT);
+#elif defined(CLAMPED_SWIGLU)
+    up = clamp(up, -LIMIT, LIMIT) + 1.0f;
+#elif defined(RELU_ON_UP)
     up = fmax(up, 0.0f);
 #endif
     return gate * up;

@@ -1,4 +1,4 @@
-//! A layer whose experts have another width than the residual stream.
+//! A layer whose experts are narrower or wider than the residual stream.
 
 use super::{Decoder, Hooks};
 use crate::error::Error;

@@ -27,6 +27,7 @@ impl CpuDevice {
             longest: u64::MAX,
             rows_at_once: 1,
             floats: true,
+            per_channel: true,
             work_bytes: 0,
             kernels: ["the CPU's", "the CPU's"].map(String::from),
         };

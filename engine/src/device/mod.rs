@@ -72,6 +72,8 @@ pub struct Facts {
     pub rows_at_once: usize,
     /// It knows rows of floats.
     pub floats: bool,
+    /// It knows rows with one scale.
+    pub per_channel: bool,
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
     /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
@@ -81,7 +83,8 @@ pub struct Facts {
 impl Facts {
     /// Whether it knows rows of a format.
     pub fn multiplies(&self, dtype: DType) -> bool {
-        multiplies(dtype) && (self.floats || dtype.is_grouped())
+        let per_channel = self.per_channel || !dtype.is_per_channel();
+        multiplies(dtype) && per_channel && (self.floats || dtype.is_grouped())
     }
 
     /// How it computes with rows of a format, in words.
@@ -150,12 +153,7 @@ impl DenseShape {
     /// Why no device computes such an FFN yet, and what can be done.
     pub fn unsupported(&self) -> Option<String> {
         match (self.kind.activation, self.dtype) {
-            (
-                Activation::Gelu
-                | Activation::ClampedSwiglu { .. }
-                | Activation::ClampedSilu { .. },
-                _,
-            ) => Some(format!(
+            (Activation::Gelu, _) => Some(format!(
                 "devices do not know the activation {:?} of this model",
                 self.kind.activation
             )),

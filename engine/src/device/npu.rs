@@ -1,9 +1,10 @@
-//! NPUs, by ONNX Runtime: the sums of groups of Gate, Up and other matrices come from static graphs, exact as integers.
+//! NPUs, by ONNX Runtime: the sums of groups or rows of Gate, Up and other matrices come from static graphs, exact as integers.
 //! Scales, activations and Down are the host's, by the CPU's formulas: text has the CPU's bits.
 //!
 //! ```text
 //! NPU    sum[g][row][token] = Σ_j q[row][g][j] · x[token][g][j]         i32
-//! host   product = chains of fma(sum, weight scale · activation scale)  as the CPU's kernels add them
+//!        or, where rows and tokens have one scale each, all groups in one sum, and the row's outliers in another
+//! host   product = chains of fma(sum, weight scale · activation scale)  as the CPU's kernels add them; or sum · scales
 //!        hidden = activated gate · up; Down: fma by fma, in the order of neurons
 //! ```
 //!
@@ -13,9 +14,9 @@
 use std::ops::Range;
 use std::path::Path;
 
-use emberflow_kernels::{ActivationsRef, Cpu, DType, Row, dot_of_sums};
+use emberflow_kernels::{ActivationsRef, Cpu, DType, Outliers, Row, dot_of_sums, outliers};
 use emberflow_npu as npu;
-use emberflow_npu::{Form, Provider, RUN_BYTES, Weights};
+use emberflow_npu::{Form, Operands, Provider, RUN_BYTES, Summed, Weights};
 
 use super::host::{Arithmetic, HostDevice, Task, Tokens};
 use super::{DeviceError, Facts, Program, SharedMatrix};
@@ -31,6 +32,12 @@ const TOGETHER: usize = 16;
 /// Most bytes of [`Graphs::tokens`]: 256 tokens, the widest graphs', of 8192 elements.
 const TOKEN_BYTES: usize = 2 << 20;
 
+/// Rows with outliers that are multiplied at once: those of the highest graphs.
+const OUTLIER_ROWS: usize = 1024;
+
+/// Most bytes of the outliers of rows, 1024 of each, and of the activations that they meet.
+const OUTLIER_BYTES: usize = (OUTLIER_ROWS << 10) + TOKEN_BYTES / emberflow_kernels::GROUP;
+
 /// Sums from graphs, the rest by the CPU's kernels.
 pub struct Graphs {
     cpu: Cpu,
@@ -39,6 +46,8 @@ pub struct Graphs {
     tokens: Vec<i8>,
     /// Sums of some products, each of all groups.
     gathered: Vec<i32>,
+    /// Outliers of some rows, and the quants of some tokens that they meet.
+    outliers: [Vec<i8>; 2],
 }
 
 impl NpuDevice {
@@ -67,7 +76,8 @@ impl NpuDevice {
             longest: u64::MAX,
             rows_at_once: 1,
             floats: false,
-            work_bytes: (RUN_BYTES + TOKEN_BYTES) as u64,
+            per_channel: true,
+            work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
             kernels: [String::new(), format!("integer graphs {}", npu::GRAPHS)],
         };
         let by = Graphs {
@@ -75,6 +85,7 @@ impl NpuDevice {
             npu: opened,
             tokens: Vec::new(),
             gathered: Vec::new(),
+            outliers: [Vec::new(), Vec::new()],
         };
         Ok(Self::computing(facts, by))
     }
@@ -83,17 +94,23 @@ impl NpuDevice {
 /// Rows of a format as graphs read them.
 fn form(dtype: DType, cols: usize) -> Result<Form, String> {
     let weights = match dtype {
-        DType::Q8 => Weights::Bytes,
-        DType::Q4 => Weights::Nibbles(8),
+        DType::Q8 | DType::Q8c => Weights::Bytes,
+        DType::Q4 | DType::Q4c => Weights::Nibbles(8),
         DType::Q4k => Weights::Nibbles(0),
         DType::F32 | DType::F16 | DType::BF16 | DType::Mxfp4 => {
             return Err(format!(
-                "NPUs do not know {dtype}: pack the model with --quant q8, q4 or q4k"
+                "NPUs do not know {dtype}: pack the model with --quant q8, q8c, q4, q4c or q4k"
             ));
         }
     };
+    let summed = match dtype {
+        DType::Q8c => Summed::ByRow(0),
+        DType::Q4c => Summed::ByRow(outliers(cols)),
+        _ => Summed::ByGroup,
+    };
     Ok(Form {
         weights,
+        summed,
         groups: cols.div_ceil(emberflow_kernels::GROUP),
         row_bytes: dtype.row_bytes(cols),
     })
@@ -109,6 +126,7 @@ impl Arithmetic for Graphs {
             Program::Products { dtype, cols } => (*dtype, *cols),
             Program::Room(_) | Program::ProductRoom(_) => {
                 (self.tokens, self.gathered) = (Vec::new(), Vec::new());
+                self.outliers = [Vec::new(), Vec::new()];
                 return Ok(());
             }
         };
@@ -198,6 +216,10 @@ struct Multiplied<'a> {
 }
 
 impl Multiplied<'_> {
+    fn count(&self) -> usize {
+        self.bytes.len() / self.dtype.row_bytes(self.x.n()).max(1)
+    }
+
     fn row(&self, row: usize) -> Row<'_> {
         let (n, len) = (self.x.n(), self.dtype.row_bytes(self.x.n()));
         Row::inline(self.dtype, n, &self.bytes[row * len..][..len])
@@ -245,15 +267,61 @@ impl Graphs {
         Ok(())
     }
 
-    /// The products of rows with tokens that fit in [`TOKEN_BYTES`].
+    /// The products of rows with tokens that fit in [`TOKEN_BYTES`]: of all rows at once, or of as many as have their outliers in
+    /// the same channels.
     fn multiply_some(
         &mut self,
         of: &Multiplied<'_>,
         mut then: impl FnMut(usize, usize, f32),
     ) -> Result<(), String> {
         self.quantize(of.x);
+        if of.dtype != DType::Q4c {
+            return self.multiply_alike(of, then);
+        }
+        let (len, count) = (of.dtype.row_bytes(of.x.n()), of.count());
+        let mut first = 0;
+        while first < count {
+            let end = first + self.pick(of, first..count.min(first + OUTLIER_ROWS));
+            let some = Multiplied {
+                bytes: &of.bytes[first * len..end * len],
+                ..*of
+            };
+            self.multiply_alike(&some, |row, token, product| {
+                then(first + row, token, product)
+            })?;
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// Gathers the outliers of the first of some rows, as many as have theirs in the same channels, and what they meet of each
+    /// token. Returns the number of rows.
+    fn pick(&mut self, of: &Multiplied<'_>, rows: Range<usize>) -> usize {
+        let channels = Outliers::of(of.row(rows.start)).channels;
+        let all = rows.map(|row| Outliers::of(of.row(row)));
+        let alike = all.take_while(|its| its.channels == channels);
+        let [outliers, picked] = &mut self.outliers;
+        outliers.clear();
+        let rows = alike.map(|its| outliers.extend_from_slice(bytemuck::cast_slice(its.quants)));
+        let rows = rows.count();
+        picked.clear();
+        let n = of.x.n();
+        let token_len = n.next_multiple_of(emberflow_kernels::GROUP);
+        for x in self.tokens.chunks_exact(token_len.max(1)) {
+            let at = |channel: [u8; 2]| x[..n].get(usize::from(u16::from_le_bytes(channel)));
+            picked.extend(channels.iter().map(|&channel| at(channel).unwrap_or(&0)));
+        }
+        rows
+    }
+
+    /// The products of rows that need no others' graphs with tokens that are quantised.
+    fn multiply_alike(
+        &mut self,
+        of: &Multiplied<'_>,
+        mut then: impl FnMut(usize, usize, f32),
+    ) -> Result<(), String> {
         let form = form(of.dtype, of.x.n())?;
-        let (cpu, groups, gathered) = (self.cpu, form.groups, &mut self.gathered);
+        let (cpu, groups, gathered) = (self.cpu, form.sums(), &mut self.gathered);
         gathered.resize(TOGETHER * groups, 0);
         let fold = |tile: npu::Sums<'_>| {
             for (r, row) in tile.rows.clone().enumerate() {
@@ -274,7 +342,16 @@ impl Graphs {
                 }
             }
         };
-        let multiplied = self.npu.multiply(form, of.bytes, &self.tokens, fold);
+        let outliers = match form.outliers() {
+            0 => [&[][..]; 2],
+            _ => self.outliers.each_ref().map(Vec::as_slice),
+        };
+        let operands = Operands {
+            rows: of.bytes,
+            tokens: &self.tokens,
+            outliers,
+        };
+        let multiplied = self.npu.multiply(form, operands, fold);
         multiplied.map_err(|e| e.to_string())
     }
 }

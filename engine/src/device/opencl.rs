@@ -34,6 +34,7 @@ fn facts(of: &cl::Listed) -> Facts {
         longest: of.longest,
         rows_at_once: cl::TILE_ROWS,
         floats: true,
+        per_channel: false,
         work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }
@@ -71,8 +72,32 @@ fn format_of(dtype: DType) -> Option<&'static str> {
         DType::Q8 => "Q8",
         DType::Q4 => "Q4",
         DType::Q4k => "Q4K",
-        DType::Mxfp4 => return None,
+        DType::Mxfp4 | DType::Q8c | DType::Q4c => return None,
     })
+}
+
+/// The definition of an activation in `hidden.cl`, and its numbers. GELU without tanh is refused before.
+fn activation_of(of: Activation) -> (&'static str, ArrayVec<(&'static str, f32), 2>) {
+    let mut numbers = ArrayVec::new();
+    let name = match of {
+        Activation::Relu => "RELU",
+        Activation::FatRelu { threshold } => {
+            numbers.push(("THRESHOLD", threshold));
+            "FATRELU"
+        }
+        Activation::Relu2 => "RELU2",
+        Activation::Silu => "SILU",
+        Activation::ClampedSilu { limit } => {
+            numbers.push(("LIMIT", limit));
+            "CLAMPED_SILU"
+        }
+        Activation::ClampedSwiglu { limit, alpha } => {
+            numbers.extend([("LIMIT", limit), ("ALPHA", alpha)]);
+            "CLAMPED_SWIGLU"
+        }
+        Activation::GeluTanh | Activation::Gelu => "GELU_TANH",
+    };
+    (name, numbers)
 }
 
 impl OpenCl {
@@ -165,16 +190,7 @@ impl OpenCl {
 
     /// The definitions that the kernels ask for.
     fn options(&self, shape: &DenseShape, dtype: &str) -> String {
-        let activation = match shape.kind.activation {
-            Activation::Relu => "RELU",
-            Activation::FatRelu { .. } => "FATRELU",
-            Activation::Relu2 => "RELU2",
-            Activation::Silu => "SILU",
-            Activation::GeluTanh
-            | Activation::Gelu
-            | Activation::ClampedSwiglu { .. }
-            | Activation::ClampedSilu { .. } => "GELU_TANH",
-        };
+        let (activation, numbers) = activation_of(shape.kind.activation);
         let mut options = format!(
             "-w -D {dtype} -D {activation} -D D={} -D CLUSTER={CLUSTER} -D MATRICES={} -D AT_ONCE={}",
             shape.d,
@@ -184,9 +200,9 @@ impl OpenCl {
                 false => 1,
             }
         );
-        if let Activation::FatRelu { threshold } = shape.kind.activation {
+        for (name, value) in numbers {
             // Writing to a string cannot fail.
-            let _ = write!(options, " -D THRESHOLD=as_float({}u)", threshold.to_bits());
+            let _ = write!(options, " -D {name}=as_float({}u)", value.to_bits());
         }
         for (set, name) in [
             (shape.kind.ungated, " -D UNGATED"),
@@ -207,7 +223,10 @@ impl OpenCl {
             return Err(self.failed(why));
         }
         let dtype =
-            format_of(shape.dtype).ok_or_else(|| self.failed("does not know its format"))?;
+            format_of(shape.dtype).ok_or_else(|| self.failed(format!(
+                "does not know {}: pack the model with --quant q8 or q4, or use --device npu or none",
+                shape.dtype
+            )))?;
         self.parts.clear();
         let spec = cl::Spec {
             options: self.options(shape, dtype),

@@ -1,5 +1,5 @@
-//! The devices' share of a layer: their own clusters for all rows, or all clusters for the first rows. See
-//! [`lanes`](crate::lanes).
+//! The devices' share of a layer: either their own clusters for all rows, or all clusters for the first
+//! rows. See [`lanes`](crate::lanes).
 
 use std::ops::Range;
 
@@ -90,7 +90,8 @@ impl Ffn {
         Ok(())
     }
 
-    /// Queues the clusters of a group that devices hold in units with weights or with earlier sums.
+    /// Queues the clusters of a group that devices hold, for units with weights or after an earlier
+    /// sum.
     pub(super) fn leave_each(&mut self, inputs: Inputs<'_>, group: &Range<usize>) {
         for lane in &mut self.lanes {
             if rows_of(&self.units, &self.pairs, inputs, lane).is_some() {
@@ -128,7 +129,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// Begins a group of the CPU's clusters, which are also streamed through devices for the devices' rows.
+    /// Begins a group of the CPU's clusters; they are also streamed through devices for the devices' rows.
     pub(super) fn begin_group(&mut self, inputs: Inputs<'_>, group: &Range<usize>) {
         for lane in &mut self.lanes {
             if let Some(of) = rows_of(&self.units, &self.pairs, inputs, lane) {
@@ -152,7 +153,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// Computes the complete clusters on devices, for the devices' rows.
+    /// Computes the complete clusters on devices for the devices' rows.
     pub(super) fn go_on(&mut self, inputs: Inputs<'_>, wait: Wait) -> Result<(), Error> {
         for lane in &mut self.lanes {
             if let Some(of) = rows_of(&self.units, &self.pairs, inputs, lane) {

@@ -25,7 +25,7 @@ pub(super) struct GateWork<'a> {
     pub input: Input<'a>,
     /// Biases of the bank's gates, by packed id; empty without any.
     pub bias: &'a [f32],
-    /// Of each row, what a gate has to exceed; empty where it is not known or does not matter.
+    /// By row: the threshold that a gate must exceed; empty if it is unknown or unused.
     pub cutoffs: &'a [f32],
 }
 
@@ -59,8 +59,8 @@ impl GateWork<'_> {
         self.gating.apply(cpu, self.cutoffs, gates);
     }
 
-    /// Like [`GateWork::resident`] for any number of neurons from a cluster border on, but only for
-    /// the pairs in the mask `wanted`. Other gates become zero.
+    /// Like [`GateWork::resident`], for any number of neurons starting at a cluster boundary, but
+    /// only for the pairs in the mask `wanted`. Other gates become zero.
     pub fn wanted(
         &self,
         resident: &Resident,

@@ -1,9 +1,9 @@
-//! Guesses which neurons of the next layer fire from its resident Gate rows, one layer early.
+//! Guesses the neurons of the next layer that fire, from its resident Gate rows, one layer early.
 //!
 //! The residual stream changes little from layer to layer, so most of the neurons whose gates are
-//! above zero for this layer's residual stream fire for the next one's too. It needs no training and
-//! no memory but the rows that are there anyway. It takes the time of a layer's gates, so it pays
-//! where the reads that it begins early take longer. Models with predictors look ahead by these
+//! above zero for this layer's residual stream also fire for the next one's. The guess needs no
+//! training and no additional memory. It takes the time of a layer's gates, so it pays off if the
+//! reads that it starts early take longer. Models with predictors look ahead with those instead
 //! (`lookahead.rs`). A wrong guess costs a read and changes no result.
 
 use std::time::{Duration, Instant};
@@ -25,16 +25,16 @@ pub(super) struct GatesAhead {
     input: Activations,
     gates: Vec<f32>,
     ids: Vec<u32>,
-    /// How long the last guess took.
+    /// Duration of the last guess.
     took: Duration,
 }
 
-/// Where the gates come from.
+/// Source of the gates.
 pub(super) struct GateRows<'a> {
     pub resident: &'a Resident,
     pub format: NeuronFormat,
     pub gating: Gating,
-    /// Of the bank.
+    /// Rows of the bank.
     pub neurons: usize,
 }
 
@@ -55,8 +55,8 @@ impl GatesAhead {
         (4 * (d + 2 * neurons) + Activations::bytes(d, 1)) as u64
     }
 
-    /// Itself if a guess takes less time than it may `save`. Where it does not, its time counts for
-    /// a little less each time, so that one that was interrupted is made again.
+    /// `self` if a guess takes less time than it may `save`. Otherwise its recorded time decays
+    /// with each call, so that an interrupted measurement is repeated.
     pub fn if_it_pays(&mut self, save: Duration) -> Option<&mut Self> {
         if self.took < save {
             return Some(self);
@@ -65,8 +65,8 @@ impl GatesAhead {
         None
     }
 
-    /// Hands the ids of the neurons that would fire for the residual stream of one token, ascending,
-    /// to `then`. Returns how long it took.
+    /// Passes the ids of the neurons that would fire for the residual stream of one token,
+    /// ascending, to `then`. Returns the duration.
     pub fn name(
         &mut self,
         on: &Compute,

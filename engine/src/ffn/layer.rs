@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::lanes::{DeviceLane, PassRows, Wait};
 use crate::trace;
 
-/// `out[row] += weight × bias` of the units' Downs, for the rows of `d` elements that they take.
+/// `out[row] += weight × bias` of Down for each unit and each of its rows of `d` elements.
 fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
     for work in units.iter().filter(|work| !work.bias.down.is_empty()) {
         for (row, out) in out.chunks_exact_mut(d).enumerate() {
@@ -70,8 +70,8 @@ impl Ffn {
         Ok(())
     }
 
-    /// `out[row] = Σ weight × FFN(input[row])` over the units that take the row. Units are computed
-    /// in parts of a few, so that the buffers need not hold all experts of a layer.
+    /// `out[row] = Σ weight × FFN(input[row])` over the units of the row. Units are computed in
+    /// groups, so that the buffers need not hold all experts of a layer.
     pub fn layer(
         &mut self,
         on: &Compute,
@@ -91,7 +91,7 @@ impl Ffn {
         Ok(())
     }
 
-    /// The sum of [`Ffn::layer`], without Down's biases. A device computes the `streamed` rows meanwhile.
+    /// The sum of [`Ffn::layer`], without Down's biases. A device computes the `streamed` rows at the same time.
     pub(super) fn sum_units(
         &mut self,
         on: &Compute,
@@ -115,9 +115,10 @@ impl Ffn {
                 gathered: &gathered,
                 streamed,
             };
-            let after = match end == at.units.len() {
-                true => &at.then[..self.part_end(at.then, 0)],
-                false => &at.units[end..self.part_end(at.units, end)],
+            let after = if end == at.units.len() {
+                &at.then[..self.part_end(at.then, 0)]
+            } else {
+                &at.units[end..self.part_end(at.units, end)]
             };
             outcome = self.compute(on, inputs, after, out);
             first = end;
@@ -126,7 +127,7 @@ impl Ffn {
         outcome
     }
 
-    /// The end of the part of `units` that begins at `first`: as many as fit the buffers, at least
+    /// The end of the group of `units` that begins at `first`: as many as fit the buffers, at least
     /// one.
     fn part_end(&self, units: &[BankWork<'_>], first: usize) -> usize {
         let layout = &self.store.layout;
@@ -140,7 +141,7 @@ impl Ffn {
         first + count.max(1).min(rest.len())
     }
 
-    /// Computes one part of a layer's units; `after` is the next one.
+    /// Computes one group of a layer's units; `after` is the next group.
     fn compute(
         &mut self,
         on: &Compute,

@@ -139,7 +139,7 @@ impl Lookahead {
         }
     }
 
-    /// Predicts the upcoming layer's active set from this layer's residual stream. Hands the ids,
+    /// Predicts the next layer's active set from this layer's residual stream. Passes the ids,
     /// ascending, to `then` piece by piece while other pieces are predicted. Returns the prediction
     /// time per thread.
     pub fn name(
@@ -168,7 +168,7 @@ impl Lookahead {
         }
         let (together, alone) = (start.elapsed(), AtomicU64::new(0));
         let (predictors, ids) = (&*predictors, &mut self.ids);
-        // Errors are kept for one sequence only.
+        // Errors are stored for one sequence only.
         let single = tokens == 1;
         if single {
             self.guessed = Some(bank);

@@ -1,7 +1,7 @@
 //! Determines a unit's active set and requests the neurons that miss.
 //!
-//! The active set is, with resident Gate rows, the neurons that fire for any row; otherwise the
-//! predicted ones, or all. Threads evaluate the bank in parallel. Between its own pieces the
+//! The active set is the neurons that fire for any row if Gate rows are resident; otherwise the
+//! predicted neurons, or all. Threads evaluate the bank in parallel. Between its own pieces the
 //! calling thread looks up finished pieces and submits their reads.
 
 use std::time::Instant;
@@ -48,11 +48,11 @@ struct Naming<'a> {
     oracle: Option<&'a [u64]>,
     /// Leading clusters that a device computes.
     on_device: usize,
-    /// Gate rows, where they are resident.
+    /// Gate rows, if resident.
     resident: Option<&'a Resident>,
     /// Every neuron is needed, firing or not.
     all: bool,
-    /// The same, because a device computes other rows with all of them.
+    /// The same for a device that computes other rows with all neurons.
     streams: bool,
     tracer: &'a Tracer,
     /// Pairs that the predictor wants, and nanoseconds spent predicting.
@@ -108,7 +108,7 @@ impl Naming<'_> {
         }
     }
 
-    /// Begins to compute gates on a device, where all of them are needed.
+    /// Starts computing gates on a device, if all of them are needed.
     fn begin_on_device(&self, of: &Unit) -> Option<BegunGates> {
         let resident = self.resident.filter(|_| !of.named)?;
         let own = self.on_device * CLUSTER..self.neurons;
@@ -141,8 +141,8 @@ struct Predicting<'a> {
 }
 
 impl Predicting<'_> {
-    /// Fills the mask of clusters from `c` on from the predictor's margins, which go to `margins` if there is room.
-    /// Returns the number of wanted pairs.
+    /// Fills the mask of clusters from `c` on from the predictor's margins, which are stored in `margins` if it is
+    /// long enough. Returns the number of wanted pairs.
     fn part(&self, c: usize, wanted: &mut [u64], margins: &mut [f32]) -> u64 {
         let words = mask::words(self.rows);
         let margins_of = |c: usize, margins: &mut [f32]| {
@@ -172,11 +172,11 @@ impl Predicting<'_> {
 struct Taker<'a> {
     store: &'a mut NeuronStore,
     counts: &'a mut Counts,
-    /// Set where early margins of this bank exist.
+    /// Set if early margins of this bank exist.
     lookahead: Option<&'a mut Lookahead>,
     naming: &'a Naming<'a>,
     unit: usize,
-    /// Misses are requested while others are evaluated.
+    /// Misses are requested while other clusters are evaluated.
     overlaps: bool,
     /// Needed neurons so far.
     needed: usize,
@@ -185,14 +185,14 @@ struct Taker<'a> {
 }
 
 impl Taker<'_> {
-    /// [`Taker::take`] while others are evaluated.
+    /// [`Taker::take`] while other clusters are evaluated.
     fn take_early(&mut self, c: usize, wanted: &[u64], gates: &[f32], margins: &[f32]) {
         if self.overlaps {
             self.take(c, wanted, gates, margins);
         }
     }
 
-    /// [`Taker::take`] of all, if none was taken early.
+    /// [`Taker::take`] of all clusters, if none was taken early.
     fn take_late(&mut self, wanted: &[u64], gates: &[f32], margins: &[f32]) {
         if !self.overlaps {
             self.take(0, wanted, gates, margins);
@@ -320,7 +320,7 @@ impl Ffn {
 }
 
 impl Ffn {
-    /// Has a predictor name the pairs of the rows that a device computes with all clusters.
+    /// Lets a predictor select the pairs of the rows that a device computes with all clusters.
     pub(super) fn name_streamed(&mut self, on: &Compute, inputs: Inputs<'_>) {
         let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
             return;
@@ -373,8 +373,8 @@ impl FfnShape {
     }
 }
 
-/// The predictors, with the part that all neurons share computed; `None` if this bank has none. Their
-/// `cutoffs` replace those of the bank before.
+/// The predictors, after computing the part shared by all neurons; `None` if this bank has none.
+/// Their `cutoffs` replace those of the previous bank.
 fn prepare<'a>(
     on: &Compute,
     predictors: &'a mut Option<Predictors>,
@@ -401,7 +401,8 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>) {
     let naming = taker.naming;
     let (rows, clusters) = (of.rows, of.end - of.first);
     let (words, all) = (mask::words(rows), clusters * CLUSTER * rows);
-    // Margins are kept for a single row only, and not of experts, whose last visit may be long ago.
+    // Margins are stored for a single row only, and not for experts, whose last visit may be long
+    // ago.
     let keeps_margins = naming.predictor.is_some() && rows == 1 && !pairs.margins.is_empty();
     let lens = [of.named, naming.resident.is_some(), keeps_margins].map(usize::from);
     let wanted = &mut pairs.wanted[of.pairs / 64..][..lens[0] * clusters * words];
@@ -429,7 +430,7 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>) {
     taker.take_late(wanted, gates, margins);
 }
 
-/// [`share`] where the gates above a cutoff fire, which depends on all of them.
+/// [`share`] for gates with a cutoff, which depends on all gates.
 fn share_top(
     on: &Compute,
     of: &Unit,
@@ -458,7 +459,7 @@ fn share_top(
     *taker.tops = tops;
 }
 
-/// [`share`] where a device computes the gates of the last clusters meanwhile.
+/// [`share`] while a device computes the gates of the last clusters.
 fn share_with_device(
     on: &Compute,
     begun: &BegunGates,

@@ -38,7 +38,7 @@ impl Unit {
         self.named.then(|| &wanted[self.pairs / 64..][..words])
     }
 
-    /// It, for rows of `from` of which a predictor wants some.
+    /// Rows of the unit with inputs `from`, restricted to the pairs in `wanted`.
     pub fn rows_of<'a>(&self, from: UnitInput<'a>, wanted: Option<&'a [u64]>) -> UnitRows<'a> {
         UnitRows {
             bank: self.bank,
@@ -50,7 +50,7 @@ impl Unit {
         }
     }
 
-    /// The word of the mask from which on there are those of other rows than its own.
+    /// The first word of the mask that belongs to rows other than its own.
     pub fn words_end(&self) -> usize {
         self.pairs / 64 + (self.end - self.first) * mask::words(self.rows)
     }
@@ -60,19 +60,19 @@ impl Unit {
 pub(super) struct Pairs {
     /// Activated gates, where known before the sums.
     pub gates: Vec<f32>,
-    /// Mask of the pairs that a predictor wants. Behind the CPU's there are those of rows that a device computes
-    /// with all clusters.
+    /// Mask of the pairs that a predictor wants. The CPU's pairs come first, then those of rows that a device
+    /// computes with all clusters.
     pub wanted: Vec<u64>,
     /// Predictor margins (score minus threshold), for passes of one row; empty without predictors and
     /// for experts.
     pub margins: Vec<f32>,
 }
 
-/// Gathered rows of the units that take only some rows of a pass, or scale them, unit after unit.
+/// Gathered rows of the units that use only some rows of a pass, or scale them, unit after unit.
 #[derive(Default)]
 pub(super) struct Gathered {
     x: Vec<f32>,
-    /// Empty unless the predictors look at it.
+    /// Residual rows; empty unless the predictors read them.
     residual: Vec<f32>,
     quantized: Activations,
     /// By unit: its first gathered row.
@@ -115,7 +115,7 @@ impl Gathered {
         }
     }
 
-    /// Gathers the rows of a unit; those that are scaled are not quantised yet.
+    /// Gathers the rows of a unit, and quantises them unless they are scaled.
     fn add(&mut self, at: &LayerInput<'_>, work: &BankWork<'_>, residual: bool) {
         let d = at.input.n();
         for place in 0..work.rows.len() {
@@ -150,12 +150,12 @@ impl Gathered {
     }
 }
 
-/// Whether a unit reads rows of its own, not those of the layer.
+/// Whether a unit has its own gathered rows instead of those of the layer.
 fn is_gathered(work: &BankWork<'_>) -> bool {
     matches!(work.rows, Rows::Some(_)) || work.scales.is_some()
 }
 
-/// The values of `range`, or none if there are none.
+/// The values of `range`, or none if the list is empty.
 fn slice_or_empty(values: &[f32], range: Range<usize>) -> &[f32] {
     values.get(range).unwrap_or(&[])
 }
@@ -173,23 +173,24 @@ pub(super) struct UnitInput<'a> {
 pub(super) struct Inputs<'a> {
     pub at: &'a LayerInput<'a>,
     pub gathered: &'a Gathered,
-    /// Of further rows that a device computes, with all clusters.
+    /// Inputs of further rows that a device computes with all clusters.
     pub streamed: Option<UnitInput<'a>>,
 }
 
 impl<'a> Inputs<'a> {
     pub fn of(&self, unit: usize) -> UnitInput<'a> {
         let work = &self.at.units[unit];
-        match is_gathered(work) {
-            false => UnitInput {
+        if is_gathered(work) {
+            UnitInput {
+                bias: work.bias,
+                ..(self.gathered).of(unit, work.rows.len(), self.at.input.n())
+            }
+        } else {
+            UnitInput {
                 input: self.at.input,
                 residual: self.at.residual,
                 bias: work.bias,
-            },
-            true => UnitInput {
-                bias: work.bias,
-                ..(self.gathered).of(unit, work.rows.len(), self.at.input.n())
-            },
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The predictors of a model at run time.
 //!
-//! A prediction is made per token. In a chunk a neuron is computed only for the tokens that it was
-//! predicted for, so the result does not depend on how a prompt is chunked.
+//! Predictions are per token. In a chunk a neuron is computed only for the tokens for which it was
+//! predicted, so the result does not depend on how a prompt is chunked.
 
 use emberflow_kernels::{Compute, Cpu};
 use emberflow_predictor::{Features, Predictor, Shared, SharedShape, keep_wanted};
@@ -15,8 +15,8 @@ pub(crate) struct Predictors {
 }
 
 impl Predictors {
-    /// By bank: predictors, and thresholds on the magnitude of an activated gate. `shape` is what the
-    /// largest keeps of each of up to `rows` tokens.
+    /// By bank: predictors, and thresholds on the magnitude of an activated gate. `shape`: the
+    /// largest buffers of a predictor for up to `rows` tokens.
     pub fn new(
         layers: Vec<Option<Box<dyn Predictor>>>,
         cuts: Vec<f32>,
@@ -55,7 +55,7 @@ impl Predictors {
         }
     }
 
-    /// Computes the part that all neurons of `bank` share. False where the bank has no predictor.
+    /// Computes the part shared by all neurons of `bank`. False if the bank has no predictor.
     pub fn prepare(&mut self, on: &Compute, bank: u32, input: Features<'_>) -> bool {
         match self.layers.get(bank as usize) {
             Some(Some(predictor)) => {
@@ -66,8 +66,8 @@ impl Predictors {
         }
     }
 
-    /// After [`Predictors::prepare`]: what the gates of each token have to exceed to fire; empty where
-    /// that does not depend on the token.
+    /// After [`Predictors::prepare`]: by token, the cutoff that a gate must exceed to fire; empty if
+    /// it does not depend on the token.
     pub fn cutoffs(&self, bank: u32) -> &[f32] {
         match self.layers.get(bank as usize) {
             Some(Some(predictor)) => predictor.cutoffs(&self.shared),

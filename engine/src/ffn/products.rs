@@ -27,8 +27,8 @@ pub(super) struct WantedPairs {
 }
 
 impl WantedPairs {
-    /// Of no rows yet. All pairs are wanted unless `some` are, and in passes of one token or of so
-    /// many that masks would not fit.
+    /// An empty list. All pairs are wanted unless `some` are, and in passes of one token or of more
+    /// tokens than masks support.
     #[inline]
     pub fn new(tokens: usize, some: bool) -> Self {
         let masked = some && (2..=PAIR_TOKENS).contains(&tokens);
@@ -39,7 +39,7 @@ impl WantedPairs {
         }
     }
 
-    /// Appends a row by whether each token wants it.
+    /// Appends a row with the mask of the tokens that want it.
     #[inline]
     pub fn push(&mut self, mut wanted: impl FnMut(usize) -> bool) {
         for first in (0..self.tokens).step_by(64) {
@@ -52,8 +52,8 @@ impl WantedPairs {
         }
     }
 
-    /// Whether so few pairs are wanted that they are computed one by one, faster than a product of
-    /// matrices.
+    /// Whether so few pairs are wanted that computing them one by one is faster than a matrix
+    /// product.
     fn is_sparse(&self, rows: usize) -> bool {
         self.tokens > 0 && 4 * self.wanted <= 3 * rows * self.tokens
     }
@@ -143,15 +143,15 @@ impl<'a> RowList<'a> {
     /// Compacts the rows from `first` on, and their `factors`, to those with a nonzero factor.
     /// Returns their number.
     pub fn keep_if_not_zero(&mut self, first: usize, factors: &mut [f32]) -> usize {
-        let mut kept = 0;
+        let mut count = 0;
         for i in 0..factors.len() {
             if factors[i] != 0.0 {
-                factors[kept] = factors[i];
-                self.rows[first + kept] = self.rows[first + i];
-                kept += 1;
+                factors[count] = factors[i];
+                self.rows[first + count] = self.rows[first + i];
+                count += 1;
             }
         }
-        kept
+        count
     }
 
     pub fn list(&self) -> &[Row<'a>] {

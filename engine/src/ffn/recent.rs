@@ -32,17 +32,17 @@ impl Recent {
         }
     }
 
-    /// From here on units take no row before number `rows` of the pass.
+    /// From here on units take no row before row `rows` of the pass.
     pub fn skip(&mut self, rows: usize) {
         self.skipped = rows;
     }
 
-    /// The number of the pass's row `row` among those that units take.
+    /// Index of the pass's row `row` among the rows that units take.
     pub(super) fn own(&self, row: usize) -> Option<usize> {
         row.checked_sub(self.skipped)
     }
 
-    /// The place of the pass's row `row` among the rows of a unit.
+    /// Index of the pass's row `row` among the rows of a unit.
     fn place(&self, rows: Rows<'_>, row: usize) -> Option<usize> {
         rows.place(self.own(row)?)
     }
@@ -52,7 +52,7 @@ impl Recent {
         (rows * size_of::<Range<usize>>()) as u64
     }
 
-    /// Begins a pass over consecutive sequences of so many rows each. Returns the total.
+    /// Begins a pass over consecutive sequences of `rows` rows each. Returns the total.
     pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>) -> usize {
         self.ends.clear();
         let mut end = 0;
@@ -69,7 +69,7 @@ impl Recent {
         &self.ends
     }
 
-    /// Whether a bank that `rows` visit is one of those that the last rows do.
+    /// Whether the last rows visit a bank that `rows` visit.
     pub(super) fn visits(&self, rows: Rows<'_>) -> bool {
         self.ends.len() == self.rows
             || (self.ends.iter().cloned().flatten()).any(|row| self.place(rows, row).is_some())
@@ -142,7 +142,7 @@ mod tests {
         assert!(!keeps(&[0, 1, 3]));
         assert!(keeps(&[4]) && keeps(&[5]) && keeps(&[6]));
         assert!(keeps(&[0, 1, 2, 3]));
-        // An expert chosen by some rows only.
+        // An expert chosen by only some rows.
         let some = Rows::Some(&[0, 2, 5]);
         assert!(!recent.keeps(some, |place| place == 0));
         assert!(recent.keeps(some, |place| place == 2));

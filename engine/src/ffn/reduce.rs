@@ -68,9 +68,12 @@ impl Ffn {
             second: Lane::<u8>::none(),
             third: Lane::<u8>::none(),
         };
-        let add = |p: usize, out: &mut [f32], _: &mut [u8], _: &mut [u8]| match plain {
-            true => group.add_plain(p * PIECE, out),
-            false => group.add_rows(p * PIECE, out),
+        let add = |p: usize, out: &mut [f32], _: &mut [u8], _: &mut [u8]| {
+            if plain {
+                group.add_plain(p * PIECE, out)
+            } else {
+                group.add_rows(p * PIECE, out)
+            }
         };
         (on.workers).for_each_part_then(lanes, 1, &add, &mut |_, _, _, _| release());
     }

@@ -11,9 +11,9 @@ use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 
 impl Ffn {
-    /// Scores the last two tokens of a single-sequence pass again (a pass of many tokens keeps no
+    /// Scores the last two tokens of a single-sequence pass again (a pass of many tokens stores no
     /// margins) and reports their margins to the cold region. Two, because the change between
-    /// tokens tells how long margins persist. Not those of experts, which other tokens visit.
+    /// tokens gives the correlation of margins. Not for experts, which other tokens visit.
     pub(super) fn report_recent(&mut self, on: &Compute, inputs: Inputs<'_>) {
         let (Some(predictors), [end]) = (&mut self.predictors, self.recent.ends()) else {
             return;

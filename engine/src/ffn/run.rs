@@ -1,4 +1,4 @@
-//! The loop that turns ready clusters into partial sums, in completion order. It makes no
+//! The loop that computes partial sums from ready clusters, in completion order. It makes no
 //! decisions: `store` decides what to read, `sums.rs` what to compute.
 
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::lanes::{Wait, mask};
 use crate::store::Step;
 
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
-/// reads: if all that have arrived were computed first, the device would have nothing to do.
+/// reads: if all clusters that have arrived were computed first, the device would be idle.
 pub(crate) const SLICE: usize = 2;
 
 impl Ffn {
@@ -56,12 +56,13 @@ impl Ffn {
                 continue;
             }
             begun = true;
-            // Where reads and computation interleave, buffers must soon be free for further reads.
-            let most = match self.store.job.streams() {
-                true => (SLICE * on.threads()).min(FEW),
-                false => usize::MAX,
+            // If reads and computation interleave, buffers must soon be free for further reads.
+            let most = if self.store.job.streams() {
+                (SLICE * on.threads()).min(FEW)
+            } else {
+                usize::MAX
             };
-            // What holds no buffer may take longer.
+            // Clusters without a buffer are not limited.
             let longer = most.saturating_mul(2);
             (self.store)
                 .job
@@ -210,7 +211,7 @@ impl Ffn {
         self.counts.bytes += computed.into_inner() * rest_len;
     }
 
-    /// Reserves the slots of streamed items that are about to be computed and then stay.
+    /// Reserves slots for streamed items that are about to be computed and become resident.
     fn reserve_copies(&mut self, inputs: Inputs<'_>) {
         if !self.store.job.streams() {
             return;
@@ -228,7 +229,7 @@ impl Ffn {
         (self.schedule.copies).sort_unstable_by_key(|copy| copy.0);
     }
 
-    /// Makes what was copied resident, unless any of it is damaged.
+    /// Makes the copied neurons resident unless any of them is damaged.
     fn settle_copies(&mut self) -> Result<(), Error> {
         for (item, slot) in self.schedule.copies.drain(..) {
             self.store.settle_hot(item, slot);
@@ -237,7 +238,7 @@ impl Ffn {
     }
 
     /// Advances the ready items: summed items are done, items with new gates request Up and Down of
-    /// the neurons that fire. Returns how many are done.
+    /// the neurons that fire. Returns the number of items done.
     fn settle(&mut self) -> Result<usize, Error> {
         let before = self.schedule.done.len();
         for &(item, step) in &self.schedule.ready {

@@ -15,7 +15,8 @@ pub(super) struct Schedule {
     pub now: Vec<Option<Step>>,
     /// Computed items that still hold their slots.
     pub done: Vec<u32>,
-    /// Items that are being computed and then stay, ascending, and their slots of the hot region.
+    /// Items that are being computed and then become resident, ascending, and their slots of the
+    /// hot region.
     pub copies: Vec<(usize, Slot)>,
     /// By item of a group: whether any of its neurons is needed.
     pub used: Vec<bool>,

@@ -8,16 +8,15 @@ use crate::cluster::CLUSTER;
 
 /// One FFN of a pass, as an observer sees it.
 pub struct FfnSeen<'a> {
-    /// Place of the layer among those that have an FFN.
+    /// Index of the layer among those with an FFN.
     pub layer: usize,
     /// Tokens of the chunk.
     pub tokens: usize,
-    /// The residual stream before the FFN's norm, `[tokens × d_model]`; `x` again where experts have a width of their
-    /// own.
+    /// The residual stream before the FFN's norm, `[tokens × d_model]`; equal to `x` if experts have another width.
     pub residual: &'a [f32],
-    /// The same after the norm, as Gate and Up of banks read it, `[tokens × bundle_width]`.
+    /// The same after the norm, the input of Gate and Up, `[tokens × bundle_width]`.
     pub x: &'a [f32],
-    /// What a dense FFN in parallel with the experts reads, where that is something else; empty otherwise.
+    /// Input of a dense FFN in parallel with the experts, if it differs; empty otherwise.
     pub dense: &'a [f32],
     /// The experts of each token, the largest share first, `[tokens × chosen]`; empty for a dense
     /// FFN.
@@ -43,7 +42,7 @@ pub(super) struct ClusterRecord<'a> {
 }
 
 impl Record {
-    /// Room for `values` (neuron, token) pairs.
+    /// Buffers for `values` (neuron, token) pairs.
     pub fn new(values: usize) -> Self {
         Self {
             gates: vec![0.0; values],

@@ -4,7 +4,7 @@ use emberflow_models::config::FfnKind;
 
 use crate::bundle::NeuronFormat;
 
-/// The same for all banks.
+/// Properties shared by all banks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FfnShape {
     pub format: NeuronFormat,

@@ -34,10 +34,10 @@ pub(super) fn clusters_per_group(rows: usize, d: usize, clusters: usize, threads
 pub(crate) struct FfnRoom {
     /// Most rows of a pass.
     pub rows: usize,
-    /// Most neurons and clusters that are computed at once: those that a row visits in a layer.
+    /// Most neurons and clusters computed at once: those that a row visits in a layer.
     pub neurons: usize,
     pub clusters: usize,
-    /// Banks of which a row visits as many as are chosen, each with some rows; 0 without experts.
+    /// Number of banks that a row visits, each with some of the rows; 0 without experts.
     pub chosen: usize,
     pub threads: usize,
     /// Keep gates and hidden values for [`Ffn::recorded`].
@@ -52,7 +52,7 @@ impl FfnRoom {
         self.clusters * CLUSTER * self.rows
     }
 
-    /// The largest pieces of a device's work: clusters whose sums fill the partial sums.
+    /// The largest pieces of a device's work: as many clusters as partial sums hold.
     pub fn of_device(&self, d: usize) -> Room {
         Room {
             rows: self.rows,
@@ -61,11 +61,12 @@ impl FfnRoom {
         }
     }
 
-    /// Clusters of each of the buffers that stream through a device; 0 where no pass is long enough.
+    /// Clusters per stream buffer of a device; 0 if no pass is long enough.
     pub fn streamed(&self) -> usize {
-        match self.rows >= LEAST_STREAMED {
-            true => (2 * self.threads).min(self.clusters),
-            false => 0,
+        if self.rows >= LEAST_STREAMED {
+            (2 * self.threads).min(self.clusters)
+        } else {
+            0
         }
     }
 
@@ -81,7 +82,7 @@ impl FfnRoom {
     }
 }
 
-/// No firings of any neuron, by bank.
+/// Zero firing counts for every neuron, by bank.
 fn nothing_fired(layout: &Layout) -> Vec<Vec<u64>> {
     let neurons = layout.sizes().iter();
     neurons.map(|&n| vec![0; n as usize]).collect()
@@ -101,7 +102,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts a unit all of whose gates are computed, from `bytes` of Gate rows.
+    /// Counts a unit with all gates computed, from `bytes` of Gate rows.
     pub fn all(&mut self, of: &Unit, bytes: usize) {
         self.looked_at += (of.neurons * of.rows) as u64;
         self.bytes += bytes as u64;
@@ -112,11 +113,11 @@ impl Counts {
 pub(crate) struct Ffn {
     pub(super) shape: FfnShape,
     pub store: NeuronStore,
-    /// Devices beside the compute threads, one at most as yet; empty without any.
+    /// Devices in addition to the compute threads, currently at most one; empty without any.
     pub lanes: Vec<DeviceLane>,
     pub(super) predictors: Option<Predictors>,
     pub(super) lookahead: Option<Lookahead>,
-    /// Where there are no predictors.
+    /// Used without predictors.
     pub(super) by_gates: Option<GatesAhead>,
     /// Recorded active sets, for measurements.
     pub oracle: Oracle,
@@ -127,13 +128,13 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
-    /// Cutoffs of gates, where all of these are computed.
+    /// Cutoffs of gates, for banks with all gates computed.
     pub(super) tops: Tops,
-    /// Those that the predictor of the bank being computed has estimated; empty without any.
+    /// Cutoffs estimated by the predictor of the current bank; empty without any.
     pub(super) cutoffs: Vec<f32>,
     /// For observers.
     pub(super) record: Option<Record>,
-    /// By bank: for how many rows each neuron has fired; empty unless that is counted.
+    /// By bank: number of rows for which each neuron has fired; empty unless counted.
     pub(super) fired: Vec<Vec<u64>>,
 }
 
@@ -146,7 +147,7 @@ impl Ffn {
         room: FfnRoom,
     ) -> Self {
         let (pairs, d) = (room.pairs(), shape.format.d);
-        // Which experts come next is not known.
+        // The next layer's experts are not known.
         let lookahead = (predictors.as_ref())
             .filter(|_| !store.layout.has_experts())
             .map(|p| Lookahead::new(d, room.neurons, room.rows.min(FEW), p.banks()));
@@ -178,9 +179,10 @@ impl Ffn {
             tops: Tops::default(),
             cutoffs: Vec::with_capacity(room.rows),
             record: (room.observe || room.counts).then(|| Record::new(pairs)),
-            fired: match room.counts {
-                true => nothing_fired(&store.layout),
-                false => Vec::new(),
+            fired: if room.counts {
+                nothing_fired(&store.layout)
+            } else {
+                Vec::new()
             },
             shape,
             store,
@@ -188,13 +190,14 @@ impl Ffn {
         }
     }
 
-    /// Activates gates by the cutoffs of a model's layers, in passes of up to `rows` rows.
+    /// Sets the cutoffs of a model's layers, for passes of up to `rows` rows.
     pub fn with_tops(mut self, c: &ModelConfig, rows: usize) -> Self {
         self.tops = Tops::new(c, rows);
         self
     }
 
-    /// Buffers for passes of up to as many rows as `room` has, which differs in nothing else.
+    /// Resizes the buffers for passes of up to `room.rows` rows; the rest of `room` must not
+    /// change.
     pub fn set_room(&mut self, c: &ModelConfig, room: &FfnRoom) {
         let (pairs, d, rows) = (room.pairs(), self.shape.format.d, room.rows);
         renew(&mut self.pairs.gates, pairs);
@@ -214,9 +217,10 @@ impl Ffn {
     /// Bytes that [`Ffn::new`] allocates, without the predictors.
     pub fn bytes_for(shape: &FfnShape, room: &FfnRoom) -> u64 {
         let (pairs, partials) = (room.pairs(), room.partials(shape.format.d));
-        let record = match room.observe || room.counts {
-            true => Record::bytes_for(pairs),
-            false => 0,
+        let record = if room.observe || room.counts {
+            Record::bytes_for(pairs)
+        } else {
+            0
         };
         let floats = pairs + partials + 2 * room.neurons;
         let gathered = Gathered::bytes_for(room.gathered(), shape.format.d, true);
@@ -236,11 +240,13 @@ impl Ffn {
         Ok(())
     }
 
-    /// By bank, in packed order: for how many rows each neuron has fired since it was asked last.
+    /// By bank, in packed order: number of rows for which each neuron has fired since the last
+    /// call.
     pub fn take_fired(&mut self) -> Vec<Vec<u64>> {
-        match self.fired.is_empty() {
-            true => Vec::new(),
-            false => std::mem::replace(&mut self.fired, nothing_fired(&self.store.layout)),
+        if self.fired.is_empty() {
+            Vec::new()
+        } else {
+            std::mem::replace(&mut self.fired, nothing_fired(&self.store.layout))
         }
     }
 
@@ -266,7 +272,7 @@ impl Ffn {
         }
     }
 
-    /// What an observer sees of the layer just computed: `seen` with gates and hidden values.
+    /// The observer's view of the layer just computed: `seen` with gates and hidden values.
     pub fn seen<'a>(&'a self, seen: FfnSeen<'a>) -> FfnSeen<'a> {
         let (gates, hidden) = self.recorded(seen.tokens);
         FfnSeen {

@@ -35,17 +35,17 @@ pub(crate) struct StoredPredictors {
     predicts: Vec<bool>,
     /// Bytes of weights.
     pub bytes: u64,
-    /// Products that scoring all neurons takes for a token.
+    /// Multiply-adds per token for scoring all neurons.
     pub products: f64,
     shape: SharedShape,
     /// Elements of an input; neurons of the largest bank.
     size: [usize; 2],
     /// Share of the neurons that a token visits.
     visited: f64,
-    /// Whether every layer has one bank, so that margins are kept and the next layer's neurons can
-    /// be named early.
+    /// Whether every layer has one bank, so that margins are stored and the next layer's neurons
+    /// can be predicted early.
     looks_ahead: bool,
-    /// Measured on held-out text, where known.
+    /// Measured on held-out text, if known.
     pub quality: Option<Quality>,
 }
 
@@ -63,24 +63,25 @@ fn visited(c: &ModelConfig) -> f64 {
     visits as f64 / (all as f64).max(1.0)
 }
 
-/// Whether the layers whose gates fire above a cutoff of their token have predictors that know it, and
-/// no others.
+/// Whether exactly the layers whose gates have a cutoff per token have predictors that estimate it.
 fn check_cutoffs(directory: &Directory, c: &ModelConfig) -> Result<(), String> {
     for (bank, entry) in c.banks().zip(&directory.banks) {
         let top = c.form.gate_top.get(bank.layer as usize);
         let above_cutoff = top.is_some_and(|&share| share > 0.0);
-        let wrong = match above_cutoff {
-            true => !entry.kind.knows_cutoffs(),
-            false => entry.kind.knows_cutoffs() || top.is_some() && entry.kind != Kind::None,
+        let wrong = if above_cutoff {
+            !entry.kind.knows_cutoffs()
+        } else {
+            entry.kind.knows_cutoffs() || top.is_some() && entry.kind != Kind::None
         };
         if wrong {
             return Err(format!(
                 "layer {} has predictors of kind {:?}, and its gates {}; train them again",
                 bank.layer,
                 entry.kind,
-                match above_cutoff {
-                    true => "fire above a cutoff of their token, which only coarse gates know",
-                    false => "do not fire above a cutoff of their token",
+                if above_cutoff {
+                    "fire above a cutoff per token, which only coarse gates estimate"
+                } else {
+                    "have no cutoff per token"
                 }
             ));
         }
@@ -99,9 +100,10 @@ impl StoredPredictors {
         if container.predictor_len() > 0 {
             return Ok(Some(Self::section(container, c)?));
         }
-        match c.form.has_gate_top() {
-            true => Ok(None),
-            false => Self::imported(container, c),
+        if c.form.has_gate_top() {
+            Ok(None)
+        } else {
+            Self::imported(container, c)
         }
     }
 
@@ -225,7 +227,7 @@ impl StoredPredictors {
         self.cuts.iter().any(|&cut| cut > 0.0)
     }
 
-    /// Share of the neurons that a token visits, and of the weights that name them.
+    /// Share of the neurons that a token visits, and of the weights that select them.
     pub fn visited(&self) -> f64 {
         self.visited
     }
@@ -249,12 +251,11 @@ impl StoredPredictors {
     /// Bytes that [`StoredPredictors::load`], the lookahead and `threads` threads allocate.
     pub fn memory(&self, chunk: usize, threads: usize) -> u64 {
         let [d, neurons] = self.size;
-        let ahead = match self.looks_ahead {
-            true => {
-                Lookahead::bytes_for(d, neurons, chunk.min(FEW), self.predicts.len())
-                    + 4 * neurons as u64
-            }
-            false => 0,
+        let ahead = if self.looks_ahead {
+            Lookahead::bytes_for(d, neurons, chunk.min(FEW), self.predicts.len())
+                + 4 * neurons as u64
+        } else {
+            0
         };
         self.bytes + Shared::bytes_for(self.shape, chunk, threads) + ahead
     }

@@ -56,7 +56,7 @@ pub(super) struct Job<'a> {
 struct Batch<'r> {
     ups: RowList<'r>,
     downs: RowList<'r>,
-    /// Items, and the end of each one's rows.
+    /// Items, and the end of each item's rows.
     items: ArrayVec<(usize, usize), CLUSTER>,
 }
 
@@ -168,8 +168,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Adds the bias of each row's neuron, if there are any, to its `values`, `[rows × tokens]`; `ends`
-    /// is where each cluster's rows end.
+    /// Adds the bias of each row's neuron, if any, to its `values`, `[rows × tokens]`; `ends` has the
+    /// end of each cluster's rows.
     fn add_biases(
         &self,
         bias: &[f32],
@@ -203,16 +203,15 @@ impl<'a> Job<'a> {
         partial: &mut [f32],
     ) {
         let _span = cluster.trace(&trace::DOWN);
-        match self.shape.format.is_across() {
-            true => {
-                let (rows, tokens) = (&downs.list()[rows], self.input.tokens());
-                across::sum(self.cpu, hidden, rows, tokens, memory, partial);
-            }
-            false => self.sum_downs(downs, rows, hidden, partial),
+        if self.shape.format.is_across() {
+            let (rows, tokens) = (&downs.list()[rows], self.input.tokens());
+            across::sum(self.cpu, hidden, rows, tokens, memory, partial);
+        } else {
+            self.sum_downs(downs, rows, hidden, partial)
         }
     }
 
-    /// [`Job::down`] of vectors that have scales of their own.
+    /// [`Job::down`] for vectors with their own scales.
     fn sum_downs(
         &self,
         downs: &mut RowList<'_>,
@@ -235,14 +234,15 @@ impl<'a> Job<'a> {
         self.cpu.sum_rows(&hidden[..kept], downs, partial);
     }
 
-    /// Appends a neuron's rows. Without Up, its Down row stands in the list of Ups, whose products
-    /// are not taken then.
+    /// Appends a neuron's rows. Without Up, the list of Ups contains its Down row, which is then
+    /// not multiplied.
     fn push(&self, batch: &mut Batch<'a>, neuron: u32, bytes: NeuronBytes<'a>) {
         let format = self.shape.format;
         let down = format.down(bytes.down, bytes.scales);
-        let up = match format.ungated {
-            true => down,
-            false => format.up(bytes.up, bytes.scales),
+        let up = if format.ungated {
+            down
+        } else {
+            format.up(bytes.up, bytes.scales)
         };
         batch.ups.push(neuron, up);
         batch.downs.push(neuron, down);
@@ -288,7 +288,7 @@ impl<'a> Job<'a> {
     ) -> u64 {
         let (format, tokens, dense) = (self.shape.format, self.input.tokens(), self.shape.dense);
         let mut rows = RowList::new();
-        // Those of neurons that may not fire.
+        // Gates of neurons that may not fire.
         let mut rest: ArrayVec<NeuronBytes<'a>, CLUSTER> = ArrayVec::new_const();
         let mut ends: ArrayVec<usize, CLUSTER> = ArrayVec::new_const();
         let mut pairs = WantedPairs::new(tokens, self.wanted.is_some());
@@ -298,9 +298,10 @@ impl<'a> Job<'a> {
             for (i, &id) in cluster.ids().iter().enumerate() {
                 if let Some(bytes) = cluster.neuron(i) {
                     rows.push(id, format.gate(bytes.gate, bytes.scales));
-                    match dense {
-                        true => self.push(batch, id, bytes),
-                        false => rest.push(bytes),
+                    if dense {
+                        self.push(batch, id, bytes)
+                    } else {
+                        rest.push(bytes)
                     }
                     if let Some(wanted) = wanted {
                         pairs.push(|t| mask::has(wanted, tokens, id as usize % CLUSTER, t));

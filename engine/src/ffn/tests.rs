@@ -12,7 +12,7 @@ use crate::cluster::CLUSTER;
 use crate::input::Input;
 use crate::memory::MemoryPlan;
 use crate::store::Naming;
-use crate::testing::{Ways, World, floats};
+use crate::testing::{StoreOptions, World, floats};
 use crate::thread_buffer;
 
 const D: usize = 64;
@@ -30,7 +30,7 @@ fn world(dtype: DType) -> World {
     World::new(&banks, D, dtype, 17)
 }
 
-fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
+fn ffn(world: &World, plan: &MemoryPlan, options: &StoreOptions, threads: usize) -> Ffn {
     let shape = FfnShape {
         format: world.format,
         kind: FfnKind {
@@ -38,7 +38,7 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
             relu_on_up: false,
             ungated: false,
         },
-        dense: ways.naming == Naming::All,
+        dense: options.naming == Naming::All,
     };
     let room = FfnRoom {
         rows: ROWS,
@@ -52,7 +52,7 @@ fn ffn(world: &World, plan: &MemoryPlan, ways: &Ways, threads: usize) -> Ffn {
     thread_buffer::reserve(super::thread_floats(D, ROWS));
     Ffn::new(
         shape,
-        world.store(plan, ways).unwrap(),
+        world.store(plan, options).unwrap(),
         Vec::new(),
         None,
         room,
@@ -64,7 +64,7 @@ struct Unit {
     bank: u32,
     rows: Vec<u32>,
     weights: Vec<f32>,
-    /// Weights are factors of what the bank reads.
+    /// Weights scale the input of the bank, not its output.
     scales: bool,
 }
 
@@ -73,27 +73,29 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
     let rows = x.len() / D;
     let work: Vec<BankWork<'_>> = units
         .iter()
-        .map(
-            |unit| match unit.rows.len() == rows && unit.weights.is_empty() {
-                true => BankWork {
+        .map(|unit| {
+            if unit.rows.len() == rows && unit.weights.is_empty() {
+                BankWork {
                     bank: unit.bank,
                     rows: Rows::All(rows),
                     weights: None,
                     scales: None,
                     bias: Bias::NONE,
-                },
-                false => BankWork {
+                }
+            } else {
+                BankWork {
                     bank: unit.bank,
-                    rows: match unit.rows.len() == rows {
-                        true => Rows::All(rows),
-                        false => Rows::Some(&unit.rows),
+                    rows: if unit.rows.len() == rows {
+                        Rows::All(rows)
+                    } else {
+                        Rows::Some(&unit.rows)
                     },
                     weights: (!unit.scales).then_some(&unit.weights),
                     scales: unit.scales.then_some(&unit.weights),
                     bias: Bias::NONE,
-                },
-            },
-        )
+                }
+            }
+        })
         .collect();
     let mut memory = Activations::default();
     let at = LayerInput {
@@ -126,9 +128,10 @@ fn textbook(world: &World, units: &[Unit], x: &[f32]) -> Vec<f64> {
             for (place, &row) in unit.rows.iter().enumerate() {
                 let x = &x[row as usize * D..][..D];
                 let weight = unit.weights.get(place).map_or(1.0, |&w| f64::from(w));
-                let (scale, weight) = match unit.scales {
-                    true => (weight, 1.0),
-                    false => (1.0, weight),
+                let (scale, weight) = if unit.scales {
+                    (weight, 1.0)
+                } else {
+                    (1.0, weight)
                 };
                 let hidden = (scale * dot(&gate, x)).max(0.0) * scale * dot(&up, x);
                 for (y, d) in out[row as usize * D..][..D].iter_mut().zip(&down) {
@@ -163,9 +166,9 @@ fn cases() -> [(usize, Vec<Unit>); 4] {
                 unit(4, &[4], &[2.0]),
             ],
         ),
-        // A shared expert beside routed ones.
+        // A shared expert and routed ones.
         (1, vec![unit(2, &all, &[]), unit(4, &[3], &[0.5])]),
-        // What experts read is scaled, for some rows and for all.
+        // The experts' inputs are scaled, for some rows and for all.
         (
             1,
             vec![
@@ -188,11 +191,11 @@ fn a_layer_is_the_weighted_sum_of_its_units() {
         let world = world(dtype);
         let x = floats(4, ROWS * D);
         let plan = world.plan(true, 0, 300);
-        let ways = Ways {
+        let options = StoreOptions {
             naming: Naming::Gates,
-            ..Ways::default()
+            ..StoreOptions::default()
         };
-        let mut ffn = ffn(&world, &plan, &ways, 2);
+        let mut ffn = ffn(&world, &plan, &options, 2);
         for (number, units) in cases() {
             let found = run(&mut ffn, &on, number, &units, &x);
             let expected = textbook(&world, &units, &x);
@@ -220,14 +223,14 @@ fn residency_changes_no_bit() {
             (Naming::All, false, false, 0, 0, Ablation::Full, 2),
             (Naming::All, false, false, 9, 0, Ablation::Mmap, 2),
         ] {
-            let ways = Ways {
+            let options = StoreOptions {
                 naming,
                 gates_first,
                 ablation,
-                ..Ways::default()
+                ..StoreOptions::default()
             };
             let plan = world.plan(resident, hot, slots);
-            let mut ffn = ffn(&world, &plan, &ways, threads);
+            let mut ffn = ffn(&world, &plan, &options, threads);
             let on = Compute::new(threads, None);
             let found: Vec<_> = cases()
                 .iter()
@@ -235,7 +238,7 @@ fn residency_changes_no_bit() {
                 .collect();
             match &expected {
                 None => expected = Some(found),
-                Some(expected) => assert!(found == *expected, "{dtype:?} {ways:?} {plan:?}"),
+                Some(expected) => assert!(found == *expected, "{dtype:?} {options:?} {plan:?}"),
             }
         }
     }
@@ -246,11 +249,11 @@ fn a_row_does_not_depend_on_the_others() {
     let world = world(DType::Q8);
     let on = Compute::new(2, None);
     let x = floats(8, ROWS * D);
-    let ways = Ways {
+    let options = StoreOptions {
         naming: Naming::Gates,
-        ..Ways::default()
+        ..StoreOptions::default()
     };
-    let mut ffn = ffn(&world, &world.plan(true, 1, 300), &ways, 2);
+    let mut ffn = ffn(&world, &world.plan(true, 1, 300), &options, 2);
     for (number, units) in cases() {
         let together = run(&mut ffn, &on, number, &units, &x);
         for row in 0..ROWS {

@@ -1,8 +1,8 @@
-//! Gaussian top-k: of a token's gates, those above a cutoff that depends on all of them.
+//! Gaussian top-k: keeps a token's gates above a cutoff that depends on all of them.
 //!
-//! The cutoff is the mean plus a multiple of the deviation, so that of normally distributed gates
-//! the given share is zero. With resident Gate rows it comes from the gates themselves, with a
-//! predictor from the scores of all neurons.
+//! The cutoff is the mean plus a multiple of the standard deviation, so that the given share of
+//! normally distributed gates is zero. With resident Gate rows it is computed from the gates
+//! themselves, with a predictor from the scores of all neurons.
 
 use emberflow_models::config::ModelConfig;
 use emberflow_predictor::{Sums, top_multiple};
@@ -10,7 +10,7 @@ use emberflow_predictor::{Sums, top_multiple};
 /// Cutoffs of the rows of a unit.
 #[derive(Debug, Default)]
 pub(super) struct Tops {
-    /// By layer: the multiple of the deviation, or `None` for a layer whose gates are all used.
+    /// By layer: the multiple of the deviation, or `None` if all gates of the layer are used.
     multiples: Vec<Option<f32>>,
     sums: Sums,
     cutoffs: Vec<f32>,

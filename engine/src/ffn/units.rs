@@ -21,7 +21,7 @@ impl Rows<'_> {
         }
     }
 
-    /// The pass's row at `place` among them.
+    /// The row of the pass at index `place` of the list.
     pub fn row(self, place: usize) -> usize {
         match self {
             Self::All(_) => place,
@@ -29,7 +29,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Position of the pass's row `row` among them.
+    /// Index of the pass's row `row` in the list.
     pub fn place(self, row: usize) -> Option<usize> {
         match self {
             Self::All(rows) => (row < rows).then_some(row),
@@ -41,7 +41,7 @@ impl Rows<'_> {
 /// An expert that a row visits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Choice {
-    /// Number in its layer.
+    /// Index in its layer.
     pub expert: u32,
     /// Factor of its result.
     pub weight: f32,
@@ -60,8 +60,7 @@ pub(crate) struct BankWork<'a> {
     pub bias: Bias<'a>,
 }
 
-/// Biases of a layer's FFN, in packed order, one bank's after the other's. All banks are of the same
-/// size.
+/// Biases of a layer's FFN, in packed order, bank after bank. All banks have the same size.
 #[derive(Debug)]
 pub(crate) struct FfnBiases {
     pub banks: usize,
@@ -89,7 +88,7 @@ impl<'a> Bias<'a> {
         down: &[],
     };
 
-    /// Those of a layer's bank `bank`, from 0, if the layer has any.
+    /// The biases of a layer's bank `bank`, from 0; empty without any.
     pub fn of(biases: Option<&'a FfnBiases>, bank: usize) -> Self {
         let Some(biases) = biases else {
             return Self::NONE;
@@ -106,12 +105,12 @@ impl<'a> Bias<'a> {
     }
 }
 
-/// What guesses need of the next layer.
+/// Properties of the next layer for guesses.
 #[derive(Clone, Copy)]
 pub(crate) struct NextLayer<'a> {
     /// The norm before its FFN, if it has one.
     pub norm: Option<&'a Norm>,
-    /// Biases of its gates, where it has one bank; empty without any.
+    /// Biases of its gates, if it has one bank; empty without any.
     pub bias: &'a [f32],
 }
 
@@ -120,17 +119,17 @@ pub(crate) struct NextLayer<'a> {
 pub(crate) struct LayerInput<'a> {
     /// Index of the layer.
     pub number: usize,
-    /// In the order of reduction.
+    /// Units in the order of reduction.
     pub units: &'a [BankWork<'a>],
-    /// What the layer computes after them from another input; usually nothing.
+    /// Units computed after these from another input; usually none.
     pub then: &'a [BankWork<'a>],
     /// The residual stream after the norm.
     pub input: Input<'a>,
     /// The residual stream, `[rows × d_model]`.
     pub residual: &'a [f32],
-    /// What the next layer's FFN does to its input; `None` in the last layer.
+    /// The next layer's FFN; `None` in the last layer.
     pub next: Option<NextLayer<'a>>,
-    /// Banks of the next layer that a guess names; empty without one.
+    /// Banks of the next layer that a guess selects; empty without one.
     pub ahead: &'a [u32],
 }
 

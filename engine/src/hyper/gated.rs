@@ -26,7 +26,7 @@ pub(super) struct GatedMix {
     /// Low-rank path to the gates: `[rank × streams·d_model]`, `[streams·d_model × rank]`.
     down: Matrix,
     up: Matrix,
-    /// To the streams' shares, `[streams × streams·d_model]`; the head gives nothing back.
+    /// Projection to the streams' shares, `[streams × streams·d_model]`; the head has none.
     inject: Option<Matrix>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct GatedBuffers {
 }
 
 impl GatedBuffers {
-    /// For passes of up to `rows` rows.
+    /// Buffers for passes of up to `rows` rows.
     pub fn new(z: StreamSizes, rank: usize, rows: usize) -> Self {
         Self {
             widths: [z.width(), rank],
@@ -53,7 +53,7 @@ impl GatedBuffers {
         }
     }
 
-    /// Resizes them for another number of rows.
+    /// Resizes the buffers for another number of rows.
     pub fn set_rows(&mut self, rows: usize) {
         let [width, rank] = self.widths.map(|width| rows * width);
         renew(&mut self.normed, width);
@@ -68,7 +68,7 @@ impl GatedBuffers {
 }
 
 impl GatedMix {
-    /// Reads the weights of what `reader` reads.
+    /// Loads the weights of the mixture that `reader` reads.
     pub fn load(
         from: &Loader<'_>,
         z: StreamSizes,
@@ -109,7 +109,7 @@ impl GatedMix {
         self.down.len() + self.up.len() + inject
     }
 
-    /// Mixes the streams of `of` the pass's rows into the first rows of `pass.x`; leaves the streams'
+    /// Mixes the streams of the pass's rows `of` into the first rows of `pass.x`; stores the streams'
     /// shares in `shares`.
     pub fn run(
         &self,
@@ -123,7 +123,7 @@ impl GatedMix {
         let z = self.sizes;
         let (rows, d, width, count) = (of.len(), z.d, z.width(), z.count as f32);
         let normed = &mut buffers.normed[..rows * width];
-        let streams = &pass.beside;
+        let streams = &pass.aux;
         on.workers.for_each_chunk_mut(normed, d, &|_, at, out| {
             let (row, stream) = (of[at / z.count], at % z.count);
             let weight = &self.norm[stream * d..][..d];

@@ -1,14 +1,13 @@
-//! Hyper-connections: several residual streams, all of which each mixer and each FFN reads and changes.
+//! Hyper-connections: several residual streams; each mixer and each FFN reads and changes all of them.
 //!
 //! ```text
 //! x = mixture of the streams        y = mixer(x) or ffn(x)        streamⱼ ← Σᵢ Mᵢⱼ·streamᵢ + shareⱼ·y
 //! ```
 //!
-//! The embedding begins every stream; the head reads one more mixture, of the rows whose logits are asked
-//! for. [`gated`] and [`sinkhorn`] have the
-//! mixtures; in the former `M` is the identity. The
-//! streams of a row lie in [`Pass::beside`], one after the other, so that a pass can yield between two
-//! layers; [`Pass::x`] holds the mixture that a part of a layer reads. A row depends on no other row.
+//! The embedding initialises every stream; the head reads one more mixture, of the rows whose logits are
+//! requested. The mixtures are in [`gated`], where `M` is the identity, and [`sinkhorn`]. [`Pass::aux`]
+//! holds the streams of each row one after the other, so that a pass can yield between two layers;
+//! [`Pass::x`] holds the mixture that a mixer or an FFN reads. Rows are independent.
 
 mod gated;
 mod sinkhorn;
@@ -35,7 +34,7 @@ enum Mix {
     Sinkhorn(SinkhornMix),
 }
 
-/// Buffers of mixtures, which are of one kind.
+/// Buffers of mixtures of one kind.
 #[derive(Debug)]
 enum MixBuffers {
     Gated(GatedBuffers),
@@ -98,7 +97,7 @@ pub(crate) struct Hyper {
     layers: Vec<[Mix; 2]>,
     head: Mix,
     buffers: MixBuffers,
-    /// Each stream's share of what the reader gives, `[rows × streams]`.
+    /// Each stream's share of the reader's output, `[rows × streams]`.
     shares: Vec<f32>,
     /// The rows of a pass that are mixed.
     rows: Vec<usize>,
@@ -151,20 +150,17 @@ impl Hyper {
         layers.sum::<u64>() + self.head.len()
     }
 
-    /// Begins every stream with the embedding, in `pass.x`.
+    /// Initialises every stream with the embedding, in `pass.x`.
     pub fn begin(&self, pass: &mut Pass) {
         let (d, width) = (self.sizes.d, self.sizes.width());
-        let rows = pass
-            .x
-            .chunks_exact(d)
-            .zip(pass.beside.chunks_exact_mut(width));
+        let rows = pass.x.chunks_exact(d).zip(pass.aux.chunks_exact_mut(width));
         for (x, streams) in rows.take(pass.rows) {
             let each = streams.chunks_exact_mut(d);
             each.for_each(|stream| stream.copy_from_slice(x));
         }
     }
 
-    /// Mixes the streams into `pass.x` for a part of a layer, and keeps the shares of what it will give.
+    /// Mixes the streams into `pass.x` for a mixer or an FFN, and stores the shares of its output.
     pub fn mix(&mut self, on: &Compute, reader: Reader, pass: &mut Pass, s: &mut Scratch) {
         let rows = pass.rows;
         self.mix_rows(on, reader, 0..rows, pass, s);
@@ -192,15 +188,15 @@ impl Hyper {
             (Mix::Sinkhorn(mix), MixBuffers::Sinkhorn(of)) => {
                 mix.run(on, rows, pass, of, shares, s);
             }
-            _ => unreachable!("mixtures and buffers of a model are of one kind"),
+            _ => unreachable!("a model has mixtures and buffers of one kind"),
         }
         rows.len()
     }
 
-    /// Adds what the last reader gave, `out [rows × d_model]`, to the streams.
+    /// Adds the last reader's output, `out [rows × d_model]`, to the streams.
     pub fn add(&self, on: &Compute, out: &[f32], pass: &mut Pass) {
         let (d, count, width) = (self.sizes.d, self.sizes.count, self.sizes.width());
-        let streams = &mut pass.beside[..pass.rows * width];
+        let streams = &mut pass.aux[..pass.rows * width];
         if let MixBuffers::Sinkhorn(buffers) = &self.buffers {
             (on.workers).for_each_chunk_mut(streams, width, &|_, row, streams| {
                 let shares = &self.shares[row * count..][..count];

@@ -6,8 +6,8 @@
 //! streamⱼ ← shareⱼ·y + Σᵢ Mᵢⱼ·streamᵢ
 //! ```
 //!
-//! The norm is over all streams of a row together and has no weights. `sinkhorn` divides the columns of a
-//! matrix by their sums `+ ε`, then rows and columns by turns.
+//! The norm covers all streams of a row together and has no weights. `sinkhorn` divides the columns of a
+//! matrix by their sums `+ ε`, then alternates between rows and columns.
 
 use emberflow_kernels::{Compute, math};
 use emberflow_models::config::MAX_STREAMS;
@@ -29,10 +29,10 @@ pub(super) struct SinkhornMix {
     sizes: StreamSizes,
     iterations: u32,
     eps: f32,
-    /// `[(2 + streams)·streams × streams·d_model]`; of the head, its first rows alone.
+    /// `[(2 + streams)·streams × streams·d_model]`; for the head, only its first rows.
     mix: Matrix,
     base: Vec<f32>,
-    /// Factors of its parts; the head has one.
+    /// Factors of its parts; the head has one part.
     scale: Vec<f32>,
 }
 
@@ -42,14 +42,14 @@ pub(super) struct SinkhornBuffers {
     sizes: StreamSizes,
     /// The normed streams, `[rows × streams·d_model]`.
     normed: Vec<f32>,
-    /// What mixtures follow from, `[rows × (2 + streams)·streams]`.
+    /// Inputs of the mixtures, `[rows × (2 + streams)·streams]`.
     numbers: Vec<f32>,
     /// The matrices that mix the streams, `[rows × streams²]`.
     pub matrices: Vec<f32>,
 }
 
 impl SinkhornBuffers {
-    /// For passes of up to `rows` rows.
+    /// Buffers for passes of up to `rows` rows.
     pub fn new(z: StreamSizes, rows: usize) -> Self {
         Self {
             sizes: z,
@@ -59,7 +59,7 @@ impl SinkhornBuffers {
         }
     }
 
-    /// Resizes them for another number of rows.
+    /// Resizes the buffers for another number of rows.
     pub fn set_rows(&mut self, rows: usize) {
         let (width, n) = (self.sizes.width(), self.sizes.count);
         renew(&mut self.normed, rows * width);
@@ -74,7 +74,7 @@ impl SinkhornBuffers {
 }
 
 impl SinkhornMix {
-    /// Reads the weights of what `reader` reads.
+    /// Loads the weights of the mixture that `reader` reads.
     pub fn load(
         from: &Loader<'_>,
         z: StreamSizes,
@@ -113,8 +113,8 @@ impl SinkhornMix {
         self.mix.len()
     }
 
-    /// Mixes the streams of `of` the pass's rows into the first rows of `pass.x`; leaves the streams'
-    /// shares in `shares`, and the matrices in `buffers`, unless the head reads.
+    /// Mixes the streams of the pass's rows `of` into the first rows of `pass.x`; stores the streams'
+    /// shares in `shares` and, except for the head, the matrices in `buffers`.
     pub fn run(
         &self,
         on: &Compute,
@@ -127,7 +127,7 @@ impl SinkhornMix {
         let z = self.sizes;
         let (rows, d, width, n) = (of.len(), z.d, z.width(), z.count);
         let normed = &mut buffers.normed[..rows * width];
-        let streams = &pass.beside;
+        let streams = &pass.aux;
         on.workers
             .for_each_chunk_mut(normed, width, &|_, row, out| {
                 let x = &streams[of[row] * width..][..width];
@@ -172,7 +172,7 @@ impl SinkhornMix {
         });
     }
 
-    /// Makes rows and columns of a matrix of positive numbers sum to nearly 1, from logarithms.
+    /// Scales a matrix, given as logarithms, so that its rows and columns sum to nearly 1.
     fn balance(&self, matrix: &mut [f32]) {
         let n = self.sizes.count;
         for row in matrix.chunks_exact_mut(n) {
@@ -201,7 +201,8 @@ impl SinkhornMix {
     }
 }
 
-/// `streamⱼ ← shareⱼ·out + Σᵢ matrixᵢⱼ·streamᵢ` for a row's streams of `out.len()` elements.
+/// `streamⱼ ← shareⱼ·out + Σᵢ matrixᵢⱼ·streamᵢ` for the streams of one row, `out.len()` elements
+/// each.
 pub(super) fn add(shares: &[f32], matrix: &[f32], out: &[f32], streams: &mut [f32]) {
     let (d, n) = (out.len(), shares.len());
     for (at, y) in out.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! Sizes of the streams, and what reads them.
+//! Sizes of the streams, and their readers.
 
 use emberflow_models::config::{HyperConnections, ModelConfig};
 
-/// What reads a mixture of the streams.
+/// A reader of a mixture of the streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
     /// The mixer of a layer.
@@ -22,7 +22,7 @@ pub(super) struct StreamSizes {
 }
 
 impl StreamSizes {
-    /// Those of a model.
+    /// The sizes for a model.
     pub fn of(c: &ModelConfig, hyper: HyperConnections) -> Self {
         Self {
             d: c.d_model as usize,

@@ -137,14 +137,20 @@ fn tables_stay_where_everything_else_does() {
     let held = |less| {
         let plan = n.plan(full - less).unwrap();
         assert_eq!(plan.hot_clusters, n.clusters);
-        (plan.tables, plan.ledger.held("embedding"))
+        let held = TABLES.map(|table| plan.ledger.held(table));
+        assert_eq!(plan.tables, held.map(|bytes| bytes > 0));
+        held
     };
-    assert_eq!(held(0), ([true; 3], 68 * M));
+    assert_eq!(held(0), n.tables);
     // each where it fits: a large one keeps no other out
-    assert_eq!(held(2 * M), ([true, true, false], 65 * M));
-    assert_eq!(held(64 * M), ([true, false, true], 4 * M));
-    assert_eq!(held(66 * M), ([true, false, false], M));
-    assert_eq!(held(68 * M - M / 4), ([false; 3], 0));
+    assert_eq!(held(2 * M), [M, 64 * M, 0]);
+    assert_eq!(held(64 * M), [M, 0, 3 * M]);
+    assert_eq!(held(66 * M), [M, 0, 0]);
+    assert_eq!(held(68 * M - M / 4), [0; 3]);
+    let without = needs().plan(needs().full_budget()).unwrap();
+    let entries = without.ledger.entries().iter().map(|entry| entry.0);
+    let named: Vec<&str> = entries.filter(|name| TABLES.contains(name)).collect();
+    assert_eq!(named, ["embedding"]);
     let less = n.plan(full - 70 * M).unwrap();
     assert!(less.hot_clusters < n.clusters && less.tables == [false; 3]);
 }
@@ -199,7 +205,7 @@ fn a_peak_already_reached_counts() {
     assert!(n.smallest_budget() > 100 << 20);
 }
 
-/// What is held is what is used without what is only set aside.
+/// Held bytes equal used bytes without reserves.
 #[test]
 fn reserves_are_not_held() {
     let n = needs();
@@ -214,7 +220,7 @@ fn a_share_counts_every_weight_once() {
     let n = needs();
     for share in [0.2, 0.34, 0.45, 0.5, 0.75, 1.0] {
         let plan = n.plan(n.budget_for_share(share)).unwrap();
-        // 62 clusters of 128 and one of 64, all counted alike.
+        // 62 clusters of 128 and one of 64, all counted as whole clusters.
         let hot = plan.hot_clusters as f64 * 8000.0 / 63.0;
         let units = (plan.slots as f64 + hot).min(8000.0);
         let resident = match plan.residency() {

@@ -6,7 +6,7 @@ use emberflow_models::config::{HeadShape, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
-use super::blockwise::{self, Pass};
+use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -19,12 +19,12 @@ use crate::state::Span;
 pub(crate) struct Attention {
     /// Query projection, `[heads·head_dim × d_model]`.
     pub q: Matrix,
-    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads the keys and
-    /// values of another.
+    /// Key projection, `[kv_heads·head_dim × d_model]`; `None` in a layer that reads another
+    /// layer's keys and values.
     pub k: Option<Matrix>,
-    /// Value projection, the same; `None` also where values are keys before their norm.
+    /// Value projection, of the same shape; also `None` if values are keys before their norm.
     pub v: Option<Matrix>,
-    /// Gates of its output, whose sigmoids are factors, `[heads·head_dim × d_model]`.
+    /// Output gates, applied through a sigmoid, `[heads·head_dim × d_model]`.
     pub gate: Option<Matrix>,
     /// Output projection, `[d_model × heads·head_dim]`.
     pub o: Matrix,
@@ -32,15 +32,13 @@ pub(crate) struct Attention {
     qkv_bias: Option<[Vec<f32>; 3]>,
     /// Bias of O.
     o_bias: Option<Vec<f32>>,
-    /// RMSNorm over each head of Q and of K, or over all of them; that of K is empty where there is
-    /// no K.
+    /// RMSNorm over each head of Q and of K, or over all heads; empty for K if there is no K.
     qk_norm: Option<[Vec<f32>; 2]>,
-    /// RMSNorm over each head of V: ones.
+    /// RMSNorm over each head of V, with weights 1.
     value_norm: Option<Vec<f32>>,
-    /// Logit of each query head beside those of the positions.
+    /// Attention sink: an additional logit for each query head.
     sinks: Option<Vec<f32>>,
-    /// Place of the keys and values that it reads among those of a page, and stores if they are its
-    /// own.
+    /// Index of the keys and values that the layer reads; it stores them if they are its own.
     place: usize,
     heads: HeadShape,
 }
@@ -59,22 +57,21 @@ impl Attention {
         let [q_dim, kv_dim] = [c.heads, heads.kv_heads].map(|n| n as usize * hd);
         let values = own && !heads.key_is_value;
         let vector = |role, n| from.vector(role, l, n);
-        let of_kv = |role, n| match own {
-            true => vector(role, n),
-            false => Ok(Vec::new()),
-        };
+        let of_kv = |role, n| if own { vector(role, n) } else { Ok(Vec::new()) };
         let biases = || -> Result<_, Error> {
             let q = vector(Role::QBias, q_dim)?;
-            let v = match values {
-                true => vector(Role::VBias, kv_dim)?,
-                false => Vec::new(),
+            let v = if values {
+                vector(Role::VBias, kv_dim)?
+            } else {
+                Vec::new()
             };
             Ok([q, of_kv(Role::KBias, kv_dim)?, v])
         };
         let norms = || -> Result<_, Error> {
-            let [of_q, of_k] = match c.qk_norm_whole {
-                true => [q_dim, kv_dim],
-                false => [hd; 2],
+            let [of_q, of_k] = if c.qk_norm_whole {
+                [q_dim, kv_dim]
+            } else {
+                [hd; 2]
             };
             Ok([vector(Role::QNorm, of_q)?, of_kv(Role::KNorm, of_k)?])
         };
@@ -90,9 +87,10 @@ impl Attention {
             o: from.matrix(Role::O, l, d, q_dim)?,
             qkv_bias: c.qkv_bias.then(biases).transpose()?,
             o_bias: o_bias.transpose()?,
-            qk_norm: match c.form.plain_qk_norm && c.rotates(l) {
-                true => Some([vec![1.0; hd], vec![1.0; hd]]),
-                false => c.qk_norm.then(norms).transpose()?,
+            qk_norm: if c.form.plain_qk_norm && c.rotates(l) {
+                Some([vec![1.0; hd], vec![1.0; hd]])
+            } else {
+                c.qk_norm.then(norms).transpose()?
             },
             value_norm: (c.form.value_norm).then(|| vec![1.0; hd]),
             sinks: sinks.transpose()?,
@@ -200,7 +198,7 @@ impl Attention {
         }
     }
 
-    /// What comes before the rotation and is not by head: norms over all heads, and the clamp.
+    /// Steps before the rotation that are not per head: norms over all heads, and the clamp.
     fn norm_and_clip(&self, on: &Compute, c: &ModelConfig, s: &mut Scratch, rows: usize) {
         if let Some([q_norm, k_norm]) = self.qk_norm.as_ref().filter(|_| c.qk_norm_whole) {
             let both = [(&mut s.q, q_norm), (&mut s.k, k_norm)];
@@ -223,36 +221,24 @@ impl Attention {
     /// Attention of each row over its visible positions.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         let c = at.config;
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let [hd, heads, kv_heads] =
+        let [head_dim, heads, kv_heads] =
             [self.heads.head_dim, c.heads, self.heads.kv_heads].map(|n| n as usize);
-        let width = heads * hd;
-        let attended = &mut s.attended[..rows * width];
-        blockwise::run(
-            on,
-            spans,
-            attended,
-            &mut s.partials,
-            |sequence, row, tokens| Pass {
-                cpu: on.cpu,
-                kv: sequence.pages.layer(self.place),
-                queries: &s.q[row * width..],
-                head_dim: hd,
-                value_dim: hd,
-                kv_heads,
-                group: heads / kv_heads,
-                first: sequence.len(),
-                tokens,
-                pools: None,
-                reach: c.reach(at.number as u32),
-                sinks: self.sinks.as_deref(),
-                cap: c.form.attention_cap,
-            },
-        );
+        let layer = Layer {
+            place: self.place,
+            head_dim,
+            value_dim: head_dim,
+            kv_heads,
+            group: heads / kv_heads,
+            reach: c.reach(at.number as u32),
+            pools: None,
+            sinks: self.sinks.as_deref(),
+            cap: c.form.attention_cap,
+        };
+        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
     }
 }
 
-/// Normalizes and rotates a head of queries or keys, where it has a norm and angles.
+/// Normalizes and rotates a head of queries or keys, if it has a norm and angles.
 fn norm_and_rotate(
     cpu: Cpu,
     c: &ModelConfig,

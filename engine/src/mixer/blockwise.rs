@@ -22,13 +22,11 @@ const BATCH: usize = 16;
 /// Work items per thread, for load balance.
 const PIECES: usize = 4;
 
-/// The queries of a chunk of one sequence in one layer.
+/// Attention of a layer.
 #[derive(Clone, Copy)]
-pub(super) struct Pass<'a> {
-    pub cpu: Cpu,
-    pub kv: LayerKv<'a>,
-    /// Scaled queries, `[tokens × heads·head_dim]`.
-    pub queries: &'a [f32],
+pub(super) struct Layer<'a> {
+    /// Its place among those that store keys and values.
+    pub place: usize,
     /// Elements of a query and of a key.
     pub head_dim: usize,
     /// Elements of a value.
@@ -36,18 +34,59 @@ pub(super) struct Pass<'a> {
     pub kv_heads: usize,
     /// Query heads per KV head.
     pub group: usize,
-    /// Position of the first token.
-    pub first: usize,
-    pub tokens: usize,
     /// Positions that a query sees.
     pub reach: Reach,
-    /// Pools whose vectors it sees beside these, all that are complete at its position: positions of a
-    /// pool, and the vectors, which are like those of positions.
-    pub pools: Option<(usize, LayerKv<'a>)>,
-    /// By query head, a logit beside those of the positions.
+    /// Positions of a pool, and where the vectors of pools are; see [`Pass::pools`].
+    pub pools: Option<(usize, (usize, usize))>,
+    /// By query head, the attention sink: an additional logit.
     pub sinks: Option<&'a [f32]>,
     /// Scores `s` become `cap · tanh(s / cap)`.
     pub cap: Option<f32>,
+}
+
+impl<'a> Layer<'a> {
+    fn heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    /// Its `tokens` rows from `row` on of scaled queries, `[rows × heads·head_dim]`.
+    fn pass(
+        self,
+        cpu: Cpu,
+        sequence: &'a Sequence,
+        queries: &'a [f32],
+        row: usize,
+        tokens: usize,
+    ) -> Pass<'a> {
+        let vectors = |(size, (place, layer)): (usize, (usize, usize))| {
+            (size, sequence.entries[place].layer(layer))
+        };
+        Pass {
+            cpu,
+            kv: sequence.pages.layer(self.place),
+            queries: &queries[row * self.heads() * self.head_dim..],
+            first: sequence.len(),
+            tokens,
+            pools: self.pools.map(vectors),
+            layer: self,
+        }
+    }
+}
+
+/// The queries of a chunk of one sequence in one layer.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    cpu: Cpu,
+    kv: LayerKv<'a>,
+    /// Scaled queries, `[tokens × heads·head_dim]`.
+    queries: &'a [f32],
+    /// Position of the first token.
+    first: usize,
+    tokens: usize,
+    /// Pools whose vectors it sees beside these, all that are complete at its position: positions of a
+    /// pool, and the vectors, which are like those of positions.
+    pools: Option<(usize, LayerKv<'a>)>,
+    layer: Layer<'a>,
 }
 
 /// Floats of a thread's buffer for chunks of up to `chunk` tokens over keys of `head_dim` elements.
@@ -56,12 +95,9 @@ pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize, latent:
     BATCH * (BLOCK + width + head_dim) + products(head_dim, latent) + 2 * chunk * group
 }
 
-/// Floats that products of queries and latent vectors take.
+/// Floats of scratch for products of queries and latent vectors.
 fn products(head_dim: usize, latent: bool) -> usize {
-    match latent {
-        true => matmul_scratch(head_dim),
-        false => 0,
-    }
+    if latent { matmul_scratch(head_dim) } else { 0 }
 }
 
 /// Softmax state of one query: maximum score and `Σ exp(s − max)`.
@@ -114,27 +150,26 @@ struct Buffers<'a> {
     products: &'a mut [f32],
 }
 
-/// Fills `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values of their
-/// sequences. `pass(sequence, row, tokens)` computes the `tokens` rows from `row` on, the
-/// first of which is at position `sequence.len()`. `partials` holds the results per block of a
-/// single token.
-pub(super) fn run<'a, F>(
+/// Fills the first values of `out`, `[rows × heads·value_dim]`, for the rows of the spans, over the keys and values of
+/// their sequences, by scaled queries `[rows × heads·head_dim]`. `partials` holds the results per block of a single
+/// token.
+pub(super) fn run(
     on: &Compute,
-    spans: &'a [Span<'_>],
+    spans: &[Span<'_>],
+    layer: Layer<'_>,
+    queries: &[f32],
     out: &mut [f32],
     partials: &mut [f32],
-    pass: F,
-) where
-    F: Fn(&'a Sequence, usize, usize) -> Pass<'a> + Sync,
-{
+) {
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+    let width = layer.heads() * layer.value_dim;
     let of = |row: usize, index: usize| {
         let span = &spans[index];
-        pass(&*span.sequence, row, span.tokens.len())
+        layer.pass(on.cpu, &*span.sequence, queries, row, span.tokens.len())
     };
-    let kv_heads = of(0, 0).kv_heads;
+    let out = &mut out[..rows * width];
     // enough (row, KV head) pairs to keep all threads busy
-    if spans.len() == rows && rows * kv_heads >= PIECES * on.workers.threads() {
+    if spans.len() == rows && rows * layer.kv_heads >= PIECES * on.workers.threads() {
         run_rows(&on.workers, out, |row| of(row, row));
         return;
     }
@@ -142,7 +177,6 @@ pub(super) fn run<'a, F>(
     let mut rest = out;
     for index in 0..spans.len() {
         let pass = of(row, index);
-        let width = pass.kv_heads * pass.group * pass.value_dim;
         let (out, after) = rest.split_at_mut(pass.tokens * width);
         pass.run(&on.workers, out, partials);
         row += pass.tokens;
@@ -150,11 +184,16 @@ pub(super) fn run<'a, F>(
     }
 }
 
-/// Fills `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass of
-/// row `t`.
+/// Computes `out`, one row per sequence, in one parallel section; `pass(t)` is the one-token pass
+/// of row `t`.
 fn run_rows<'a>(workers: &Workers, out: &mut [f32], pass: impl Fn(usize) -> Pass<'a> + Sync) {
-    let one = pass(0);
-    let (kv_heads, width) = (one.kv_heads, one.group * one.value_dim);
+    let Layer {
+        kv_heads,
+        group,
+        value_dim,
+        ..
+    } = pass(0).layer;
+    let width = group * value_dim;
     workers.for_each_chunk_mut(out, width, &|_, item, out| {
         let mut tile = Columns::new(out, 1, width, width);
         pass(item / kv_heads).tokens_of_head(item % kv_heads, 0, &mut tile);
@@ -164,11 +203,11 @@ fn run_rows<'a>(workers: &Workers, out: &mut [f32], pass: impl Fn(usize) -> Pass
 impl Pass<'_> {
     /// Fills `out`, `[tokens × heads·value_dim]`. `partials` holds the per-block results of a single
     /// token.
-    pub fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
-        let heads = self.kv_heads * self.group;
-        let (query, row) = (heads * self.head_dim, heads * self.value_dim);
+    fn run(self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
+        let heads = self.layer.kv_heads * self.layer.group;
+        let (query, row) = (heads * self.layer.head_dim, heads * self.layer.value_dim);
         let enough = PIECES * workers.threads();
-        let few = self.tokens * self.kv_heads < enough;
+        let few = self.tokens * self.layer.kv_heads < enough;
         if few && self.splits(partials.len() / (heads * (self.kv.width() + 2))) {
             // Few queries: threads share the blocks of one token.
             for t in 0..self.tokens {
@@ -184,12 +223,12 @@ impl Pass<'_> {
         }
         // Many queries: a work item is some tokens of one KV head, at least a batch, so that one
         // read of a block serves all of them.
-        let pieces = enough.div_ceil(self.kv_heads);
+        let pieces = enough.div_ceil(self.layer.kv_heads);
         let tokens = self
             .tokens
             .div_ceil(pieces)
-            .max(BATCH / self.group.min(BATCH));
-        let width = self.group * self.value_dim;
+            .max(BATCH / self.layer.group.min(BATCH));
+        let width = self.layer.group * self.layer.value_dim;
         let matrix = Columns::new(out, self.tokens, row, row);
         workers.for_each_tile(matrix, tokens, width, &|t, column, mut tile| {
             self.tokens_of_head(column / width, t, &mut tile);
@@ -199,10 +238,10 @@ impl Pass<'_> {
     /// Visible positions of a token of the chunk.
     fn seen(&self, token: usize) -> Range<usize> {
         let position = self.first + token;
-        self.reach.first(position)..position + 1
+        self.layer.reach.first(position)..position + 1
     }
 
-    /// The same of pools, as if they were positions.
+    /// The same for pools, as if they were positions.
     fn seen_pools(&self, token: usize) -> Range<usize> {
         let size = self.pools.map_or(0, |(size, _)| size);
         0..(self.first + token + 1).checked_div(size).unwrap_or(0)
@@ -221,7 +260,7 @@ impl Pass<'_> {
         seen.start / BLOCK..seen.end.div_ceil(BLOCK)
     }
 
-    /// Blocks with pools that it sees, from the first one on.
+    /// Blocks with visible pools, from the first block on.
     fn pool_blocks(&self, token: usize) -> usize {
         self.seen_pools(token).end.div_ceil(BLOCK)
     }
@@ -229,8 +268,8 @@ impl Pass<'_> {
     /// Runs `f` with this thread's buffers and `rest` more floats.
     fn with_buffers(&self, rest: usize, f: impl FnOnce(Buffers<'_>, &mut [f32])) {
         let (scores, mixes) = (BATCH * BLOCK, BATCH * self.kv.width());
-        let queries = BATCH * self.head_dim;
-        let products = products(self.head_dim, self.kv.is_latent());
+        let queries = BATCH * self.layer.head_dim;
+        let products = products(self.layer.head_dim, self.kv.is_latent());
         with_thread_buffer(scores + mixes + queries + products + rest, |buffer| {
             let (scores, buffer) = buffer.split_at_mut(scores);
             let (mixes, buffer) = buffer.split_at_mut(mixes);
@@ -248,7 +287,7 @@ impl Pass<'_> {
 
     /// Attention of `tile.rows()` tokens from `first` on, for the query heads of one KV head.
     fn tokens_of_head(&self, head: usize, first: usize, tile: &mut Columns<'_, f32>) {
-        let (tokens, group, hd) = (tile.rows(), self.group, self.value_dim);
+        let (tokens, group, hd) = (tile.rows(), self.layer.group, self.layer.value_dim);
         let count = tokens * group;
         self.with_buffers(2 * count, |mut buffers, state| {
             let (max, sum) = state.split_at_mut(count);
@@ -306,25 +345,29 @@ impl Pass<'_> {
                     max: max[i],
                     sum: sum[i],
                 };
-                let sink = self.sinks.map(|sinks| sinks[head * group + i % group]);
+                let sink = self
+                    .layer
+                    .sinks
+                    .map(|sinks| sinks[head * group + i % group]);
                 sums.finish(sink, &mut tile.row_mut(i / group)[i % group * hd..][..hd]);
             }
         });
     }
 
     /// Attention of a single token, its blocks computed in parallel: those of positions, then those of
-    /// pools, each by so many of its query heads as share a read of it.
+    /// pools, each for as many query heads as share a read of it.
     fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
-        let (group, hd) = (self.group, self.value_dim);
+        let (group, hd) = (self.layer.group, self.layer.value_dim);
         let size = self.kv.width() + 2;
         let of_positions = self.blocks(0);
         let blocks = of_positions.len() + self.pool_blocks(0);
-        let each = match group.is_multiple_of(BATCH) {
-            true => BATCH,
-            false => group,
+        let each = if group.is_multiple_of(BATCH) {
+            BATCH
+        } else {
+            group
         };
         let pools = self.pools.map(|(_, kv)| Self { kv, ..*self });
-        let partials = &mut partials[..self.kv_heads * blocks * group * size];
+        let partials = &mut partials[..self.layer.kv_heads * blocks * group * size];
         workers.for_each_chunk_mut(partials, each * size, &|_, item, partials| {
             let (part, of) = (item % (group / each), item / (group / each));
             let (head, block) = (of / blocks, of % blocks);
@@ -362,13 +405,13 @@ impl Pass<'_> {
                 for (next, mix) in parts {
                     sums.merge(self.cpu, next, mix, out);
                 }
-                sums.finish(self.sinks.map(|sinks| sinks[h]), out);
+                sums.finish(self.layer.sinks.map(|sinks| sinks[h]), out);
             }
         });
     }
 
     /// Calls `done(query, sums, mix)` for each of the `queries` ((token, query head), in token
-    /// order) that sees positions of `block`, of those that `seen` says.
+    /// order) with visible positions in `block`; `seen` gives the visible positions.
     fn block(
         &self,
         head: usize,
@@ -406,8 +449,8 @@ impl Pass<'_> {
         buffers: &mut Buffers<'_>,
         done: &mut impl FnMut((usize, usize), Sums, &[f32]),
     ) {
-        let (cpu, hd, width) = (self.cpu, self.head_dim, self.kv.width());
-        let row = self.kv_heads * self.group * hd;
+        let (cpu, hd, width) = (self.cpu, self.layer.head_dim, self.kv.width());
+        let row = self.layer.kv_heads * self.layer.group * hd;
         let count = batch.len();
         let queries = &mut buffers.queries[..count * hd];
         for (query, (t, h, _)) in queries.chunks_exact_mut(hd).zip(batch) {
@@ -428,7 +471,7 @@ impl Pass<'_> {
             .zip(batch)
         {
             let scores = &mut scores[seen.start - start..seen.end - start];
-            if let Some(cap) = self.cap {
+            if let Some(cap) = self.layer.cap {
                 soft_cap(cpu, scores, cap);
             }
             let (max, sum) = cpu.exp_block(scores);
@@ -478,7 +521,7 @@ impl Pass<'_> {
         scores: &mut [f32],
         products: &mut [f32],
     ) {
-        let (dtype, dim) = (self.kv.dtype(), self.head_dim);
+        let (dtype, dim) = (self.kv.dtype(), self.layer.head_dim);
         if !self.kv.is_latent() {
             let (keys, first) = self.kv.keys(head, positions);
             let scores = &mut scores[first - start..];

@@ -14,13 +14,13 @@ pub(crate) struct Convolution<'a> {
     pub weights: &'a [f32],
     /// Tokens from one tap to the next.
     pub every: usize,
-    /// One number for each channel; `None` stands for zeros.
+    /// One number for each channel; `None` for zeros.
     pub bias: Option<&'a [f32]>,
     /// State before the first row, `[every · (taps − 1) × channels]`.
     pub before: &'a [f32],
-    /// Each row begins with its channels.
+    /// Rows that begin with the channels.
     pub rows: &'a [f32],
-    /// Elements from one row to the next.
+    /// Distance between rows, in elements.
     pub stride: usize,
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn state_floats(channels: usize, taps: usize) -> usize {
     (taps - 1) * channels
 }
 
-/// The weights `[taps × channels]` of those that are stored channel by channel.
+/// The weights `[taps × channels]`, from weights stored channel by channel.
 pub(crate) fn by_tap(by_channel: &[f32], taps: usize) -> Vec<f32> {
     let tap = |j| by_channel.iter().skip(j).step_by(taps).copied();
     (0..taps).flat_map(tap).collect()
@@ -41,7 +41,7 @@ impl Convolution<'_> {
         match row.checked_sub(back) {
             Some(row) => &self.rows[row * self.stride..][..self.channels],
             None => {
-                // the newest of the state is one token before row 0
+                // the newest entry of the state is one token before row 0
                 let age = back - row;
                 &self.before[self.before.len() - age * self.channels..][..self.channels]
             }
@@ -63,7 +63,7 @@ impl Convolution<'_> {
         }
     }
 
-    /// The state behind the first `rows` rows, at least one.
+    /// The state after the first `rows` rows, at least one.
     pub fn state(&self, rows: usize, to: &mut [f32]) {
         let tokens = to.len() / self.channels;
         for (at, to) in to.chunks_exact_mut(self.channels).enumerate() {

@@ -7,8 +7,8 @@
 //! out = Out · (rmsnorm(y) ∘ silu(Gate · x)), or σ in place of silu (Qwen3.8-Flash-Next)
 //! ```
 //!
-//! Its state is the convolution's, then `S` of each value head, `[key_dim × value_dim]`. Heads are
-//! independent; the tokens of a head follow each other in order, so that no bit depends on chunks.
+//! The state is the convolution's, then `S` of each value head, `[key_dim × value_dim]`. Heads are
+//! independent; the tokens of a head are processed in order, so no bit depends on chunks.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ pub(crate) struct DeltaNet {
     pub output: Matrix,
     /// The convolution, `[taps × channels]`.
     weights: Vec<f32>,
-    /// By value head: the factor of the decay, below 0, and what is added to its projection.
+    /// By value head: the factor of the decay, below 0, and the bias of its projection.
     rate: Vec<f32>,
     step: Vec<f32>,
     /// RMSNorm over each head's output.
@@ -62,7 +62,7 @@ fn conv_floats(shape: DeltaNetShape) -> usize {
 }
 
 impl DeltaNet {
-    /// Reads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
@@ -94,7 +94,7 @@ impl DeltaNet {
         let d = self.output.rows();
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        // apart, as a device has matrices of one format together
+        // separate, because a device stores matrices of one format together
         let mut wide = [(&self.input, &mut s.q[..]), (&self.gate, &mut s.gate[..])];
         Matrix::matmul_all(on, &mut wide, input, &mut s.rows);
         let mut narrow = [(&self.beta, &mut s.k[..]), (&self.decay, &mut s.v[..])];
@@ -111,7 +111,7 @@ impl DeltaNet {
     }
 
     /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass:
-    /// leaves `y` of its rows in their part of `s.q`, head by head.
+    /// stores `y` of its rows in their part of `s.q`, head by head.
     fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
         let (shape, n) = (self.shape, span.tokens.len());
         let (channels, heads) = (shape.channels(), shape.value_heads as usize);
@@ -184,9 +184,10 @@ impl DeltaNet {
                     out.copy_from_slice(&y[(head * n + row) * dim..][..dim]);
                     on.cpu.rmsnorm_inplace(out, &self.norm, eps);
                 }
-                match self.shape.sigmoid_gate {
-                    true => scale_by_sigmoid(on.cpu, out, gates),
-                    false => out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g),
+                if self.shape.sigmoid_gate {
+                    scale_by_sigmoid(on.cpu, out, gates)
+                } else {
+                    out.iter_mut().zip(gates).for_each(|(y, g)| *y *= *g)
                 }
             });
             first += n;
@@ -235,7 +236,7 @@ pub(super) struct HeadRule<'a> {
 
 impl HeadRule<'_> {
     /// Runs all heads over the rows `rows`, from the state `before` to `after`; `token` gives a row of a
-    /// head. Leaves the answers in `out`, head by head.
+    /// head. Stores the outputs in `out`, head by head.
     pub fn run<'t>(
         self,
         before: &[f32],
@@ -257,18 +258,18 @@ impl HeadRule<'_> {
     }
 }
 
-/// Weights of RMSNorms that divide a query by its length and `√key_dim`, and a key by its length.
+/// RMSNorm weights that divide a query by its length and `√key_dim`, and a key by its length.
 #[derive(Debug)]
 pub(super) struct Units([Vec<f32>; 2]);
 
 impl Units {
-    /// Of queries and keys of `dim` elements.
+    /// Weights for queries and keys of `dim` elements.
     pub fn new(dim: usize) -> Self {
         let root = 1.0 / libm::sqrtf(dim as f32);
         Self([vec![root * root; dim], vec![root; dim]])
     }
 
-    /// Divides the queries of all heads, and the keys behind them.
+    /// Normalises the queries of all heads, and the keys after them.
     pub fn normalize(&self, cpu: Cpu, both: &mut [f32]) {
         for (part, unit) in both.chunks_exact_mut(both.len() / 2).zip(&self.0) {
             for head in part.chunks_exact_mut(unit.len()) {

@@ -8,11 +8,11 @@
 //! out = O · (rmsnorm(y) ∘ σ(Gate·(GateIn·x)))
 //! ```
 //!
-//! In Ling 3 decays and gates are projected in one step, `Decay·x` and `Gate·x`, and a decay is never less than
+//! In Ling 3 decays and gates have one projection each, `Decay·x` and `Gate·x`, and a decay is at least
 //! `exp(bound)`: `α = exp(bound · σ(−rate · (Decay·x + step)))`.
 //!
-//! Its state is the convolution's, then `S` of each head, `[dim × dim]`. Heads are independent; the tokens
-//! of a head follow each other in order, so that no bit depends on chunks.
+//! The state is the convolution's, then `S` of each head, `[dim × dim]`. Heads are independent; the tokens
+//! of a head are processed in order, so no bit depends on chunks.
 
 use std::ops::Range;
 
@@ -49,7 +49,7 @@ pub(crate) struct Kda {
     weights: [Vec<f32>; 3],
     /// Factor of the decays of a head, below 0.
     rate: Vec<f32>,
-    /// What is added to the projection to the decays, by element.
+    /// Bias of the projection to the decays, by element.
     step: Vec<f32>,
     /// RMSNorm over each head's output.
     norm: Vec<f32>,
@@ -58,12 +58,12 @@ pub(crate) struct Kda {
     part: Range<usize>,
 }
 
-/// A projection of the input to a number for each element of all values.
+/// A low-rank or full projection of the input to all value elements.
 #[derive(Debug)]
 pub(crate) struct Steps {
-    /// To the elements by way of which it goes, `[dim × d_model]`; `None` for one step.
+    /// First step of a low-rank projection, `[dim × d_model]`; `None` for a full one.
     pub first: Option<Matrix>,
-    /// `[values × dim]`, or `[values × d_model]` of one step.
+    /// `[values × dim]`, or `[values × d_model]` for a full one.
     pub last: Matrix,
 }
 
@@ -72,13 +72,13 @@ pub(super) fn state_floats(shape: KdaShape) -> usize {
     3 * conv_floats(shape) + shape.values() * shape.dim as usize
 }
 
-/// Those of one of its three convolutions.
+/// Floats of the state of one of its three convolutions.
 fn conv_floats(shape: KdaShape) -> usize {
     conv::state_floats(shape.values(), shape.taps as usize)
 }
 
 impl Kda {
-    /// Reads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
@@ -136,8 +136,8 @@ impl Kda {
         self.output.matmul(on, input, &mut s.rows, &mut s.out);
     }
 
-    /// `s.q`: all queries, then all keys, then all values. `s.k`: what β follows from. `s.gate`: decays.
-    /// The second `rows · dim` floats of `s.v`: what gates follow from, unless that is the input.
+    /// `s.q`: all queries, then all keys, then all values. `s.k`: inputs of β. `s.gate`: decays. The
+    /// second `rows · dim` floats of `s.v`: inputs of gates, unless these read `x`.
     fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let (d, values, dim) = (self.output.rows(), self.shape.values(), self.norm.len());
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
@@ -174,7 +174,7 @@ impl Kda {
         });
     }
 
-    /// The decay of what a projection and `step` give.
+    /// The decay for a projection's result and `step`.
     fn decay_of(&self, x: f32, rate: f32) -> f32 {
         math::exp(match self.shape.bound {
             None => rate * softplus(x),
@@ -183,7 +183,7 @@ impl Kda {
     }
 
     /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass of
-    /// `all`: leaves `y` of its rows in place of their queries in `s.q`, head by head.
+    /// `all`: replaces the queries of its rows in `s.q` by `y`, head by head.
     fn span(&self, on: &Compute, span: &mut Span<'_>, [first, all]: [usize; 2], s: &mut Scratch) {
         let (shape, n, values) = (self.shape, span.tokens.len(), self.shape.values());
         let conv_floats = conv_floats(shape);

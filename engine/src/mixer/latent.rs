@@ -1,5 +1,5 @@
-//! Latent attention (MLA, DeepSeek-V2): the keys and values of all heads are products of one vector for
-//! each position, and that alone is stored.
+//! Latent attention (MLA, DeepSeek-V2): the keys and values of all heads are products of one vector per
+//! position, and only that vector is stored.
 //!
 //! ```text
 //! [q_n, q_r] by head = Q·x, or Q·rmsnorm(Qa·x)        q_r rotated        q ← scale · q
@@ -7,20 +7,20 @@
 //! k_h = [Keys_h·c, k_r]        v_h = Values_h·c
 //! ```
 //!
-//! In Ling 3, each head's sum of values is multiplied by the sigmoid of a gate, `Gates·x`.
-//! In layers without rotary positions (Kimi Linear), `q_r` and `k_r` stay as they are.
+//! In Ling 3, each head's weighted sum of values is multiplied by the sigmoid of a gate, `Gates·x`.
+//! In layers without rotary positions (Kimi Linear), `q_r` and `k_r` are not rotated.
 //! Neither `k_h` nor `v_h` is computed: `q_n·(Keys_h·c) = (Keys_hᵀ·q_n)·c`, and a weighted sum of values
 //! is `Values_h` times the same sum of latent vectors. So all heads share one key `[c, k_r]`, whose first
-//! part is the value. Prompts are computed in the same way as single tokens, so that no bit depends on
-//! chunks; there it takes `(2·rank + rotated) / (head_dim + value_dim)` times the products of scores and
-//! sums, and saves those of `k_h` and `v_h`.
+//! part is the value. Prompts are computed in the same way as single tokens, so no bit depends on chunks;
+//! this takes `(2·rank + rotated) / (head_dim + value_dim)` times the products of scores and sums, and
+//! saves those of `k_h` and `v_h`.
 
 use emberflow_kernels::Compute;
 use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
-use super::blockwise::{self, Pass};
+use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -54,12 +54,12 @@ pub(crate) struct LatentAttention {
     pub gates: Option<Matrix>,
     /// Output projection, `[d_model × heads·value_dim]`.
     pub output: Matrix,
-    /// Place of what it stores in a page.
+    /// Index of its vectors in a page.
     place: usize,
 }
 
 impl LatentAttention {
-    /// Reads the weights of layer `l`.
+    /// Loads the weights of layer `l`.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
@@ -134,8 +134,8 @@ impl LatentAttention {
     }
 
     /// Rotates the last part of each query and of the keys, and stores the latent vectors. Leaves the
-    /// rotated parts in `s.q`, where queries of `rank + rotated` elements will lie, and the others in
-    /// `s.attended`: all rows of head 0, then those of head 1.
+    /// rotated parts in `s.q`, at their final position in queries of `rank + rotated` elements, and
+    /// the others in `s.attended`: all rows of head 0, then those of head 1.
     fn rotate_and_store(
         &self,
         on: &Compute,
@@ -177,7 +177,7 @@ impl LatentAttention {
         }
     }
 
-    /// The first part of each query in `s.q`: `Keys_hᵀ` times what is in `s.attended`.
+    /// The first part of each query in `s.q`: `Keys_hᵀ` times the contents of `s.attended`.
     fn absorb_keys(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let of = self.sizes;
         let (plain, stored) = (of.plain(), of.stored());
@@ -195,34 +195,21 @@ impl LatentAttention {
 
     /// `s.attended`: sums of latent vectors, `[rows × heads·rank]`.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let of = self.sizes;
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let (query, width) = (of.heads * of.stored(), of.heads * of.rank);
-        let attended = &mut s.attended[..rows * width];
-        blockwise::run(
-            on,
-            spans,
-            attended,
-            &mut s.partials,
-            |sequence, row, tokens| Pass {
-                cpu: on.cpu,
-                kv: sequence.pages.layer(self.place),
-                queries: &s.q[row * query..],
-                head_dim: of.stored(),
-                value_dim: of.rank,
-                kv_heads: 1,
-                group: of.heads,
-                first: sequence.len(),
-                tokens,
-                pools: None,
-                reach: at.config.reach(at.number as u32),
-                sinks: None,
-                cap: None,
-            },
-        );
+        let layer = Layer {
+            place: self.place,
+            head_dim: self.sizes.stored(),
+            value_dim: self.sizes.rank,
+            kv_heads: 1,
+            group: self.sizes.heads,
+            reach: at.config.reach(at.number as u32),
+            pools: None,
+            sinks: None,
+            cap: None,
+        };
+        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
     }
 
-    /// `s.attended`: values, `[rows × heads·value_dim]`, of the sums of latent vectors in it.
+    /// `s.attended`: replaces sums of latent vectors by values, `[rows × heads·value_dim]`.
     fn apply_values(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let of = self.sizes;
         let sums = s.attended.chunks_exact(of.rank).take(rows * of.heads);

@@ -1,10 +1,10 @@
-//! What a mixer is told of its layer.
+//! Inputs of a mixer from its layer and pass.
 
 use emberflow_models::config::ModelConfig;
 
 use crate::rope::RopeTable;
 
-/// The pass that a mixer runs in.
+/// The pass of a mixer.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerPass<'a> {
     pub config: &'a ModelConfig,
@@ -12,6 +12,7 @@ pub(crate) struct LayerPass<'a> {
     pub number: usize,
     /// Rotary angles of the rows' positions.
     pub rope: &'a RopeTable,
-    /// What attention stores instead of its keys and values, `[rows × kv_heads·head_dim]` each.
+    /// Replacement for the keys and values that attention stores, `[rows × kv_heads·head_dim]`
+    /// each.
     pub given: Option<[&'a [f32]; 2]>,
 }

@@ -6,9 +6,9 @@
 //! out = Out · rmsnorm(y ∘ silu(z))
 //! ```
 //!
-//! The heads of a group share `B` and `C`, and the norm is over each group by itself. The state is the
-//! convolution's, then `S` of each head, `[state_dim × head_dim]`. Heads are independent; the tokens of a
-//! head follow each other in order, so that no bit depends on chunks.
+//! The heads of a group share `B` and `C`, and the norm is per group. The state is the convolution's,
+//! then `S` of each head, `[state_dim × head_dim]`. Heads are independent; the tokens of a head are
+//! processed in order, so no bit depends on chunks.
 
 use std::ops::Range;
 
@@ -39,8 +39,8 @@ pub(crate) struct Mamba {
     weights: Vec<f32>,
     /// Its bias, by channel.
     bias: Vec<f32>,
-    /// By head: the factor of the decay, below 0, what is added to its step, the factor of its input in
-    /// its output.
+    /// By head: the factor of the decay, below 0; the bias of its step; the factor of its input in its
+    /// output (`skip`).
     rate: Vec<f32>,
     step: Vec<f32>,
     skip: Vec<f32>,
@@ -60,7 +60,7 @@ fn conv_floats(shape: MambaShape) -> usize {
 }
 
 impl Mamba {
-    /// Reads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
@@ -102,7 +102,7 @@ impl Mamba {
     }
 
     /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass:
-    /// leaves `y` of its rows in their part of `s.gate`, head by head.
+    /// stores `y` of its rows in their part of `s.gate`, head by head.
     fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
         let (shape, n) = (self.shape, span.tokens.len());
         let (inputs, channels, values) = (shape.inputs(), shape.channels(), shape.values());

@@ -1,9 +1,9 @@
-//! What mixes the tokens of a layer: `mixer(norm(x), state)`.
+//! Token mixers: `mixer(norm(x), state)`.
 //!
-//! A mixer maps the rows of a pass to rows, and reads and extends what their sequences keep: pages of
-//! positions, or a block of fixed size ([`crate::state`]). What everybody else has to know of it is how
-//! much it keeps ([`state_shape`]), which matrices it multiplies, and how wide its buffers are.
-//! Recurrences run token by token in one order, so that text does not depend on chunks.
+//! A mixer maps the rows of a pass to rows, and reads and extends the state of their sequences: pages
+//! of positions, or a block of fixed size ([`crate::state`]). Other modules need to know only the size
+//! of this state ([`state_shape`]), the matrices that the mixer multiplies, and the widths of its
+//! buffers.
 
 mod attention;
 mod blockwise;
@@ -69,11 +69,11 @@ pub(crate) enum Mixer {
     DeltaNet(DeltaNet),
     Kda(Box<Kda>),
     Mamba(Mamba),
-    /// The layer has none.
+    /// No mixer.
     None,
 }
 
-/// What a mixer has read and stored, for an observer.
+/// Values that a mixer has read and stored, for an observer.
 pub(crate) struct Mixed<'a> {
     /// Input of its last projection, `[rows × width]`.
     pub mixed: &'a [f32],
@@ -82,7 +82,7 @@ pub(crate) struct Mixed<'a> {
 }
 
 impl Mixer {
-    /// Reads and verifies the weights of layer `layer`.
+    /// Loads and verifies the weights of layer `layer`.
     pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Self, Error> {
         Ok(match c.mixer_of(layer) {
             MixerKind::None => Self::None,
@@ -111,8 +111,8 @@ impl Mixer {
         })
     }
 
-    /// `s.out[row] = mixer(s.normed[row])` for the rows of the spans, each over its own sequence, whose
-    /// state it extends.
+    /// `s.out[row] = mixer(s.normed[row])` for the rows of the spans, each over its own sequence;
+    /// extends the sequences' state.
     pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         match self {
             Self::Attention(attention) => attention.run(on, at, spans, s),
@@ -126,7 +126,7 @@ impl Mixer {
         }
     }
 
-    /// What a pass of `rows` rows has left in the buffers.
+    /// The values that a pass of `rows` rows has left in the buffers, for an observer.
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
             Self::Attention(of) => rows * of.stored(),
@@ -139,7 +139,7 @@ impl Mixer {
         }
     }
 
-    /// The matrices that multiply its input.
+    /// The matrices that multiply the mixer's input.
     pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
         let all = match self {
             Self::Attention(of) => {
@@ -176,7 +176,7 @@ impl Mixer {
         all.into_iter().flatten()
     }
 
-    /// The matrices between those of its input and that of its output.
+    /// The matrices between input and output.
     pub fn between(&self) -> impl Iterator<Item = &Matrix> + Clone {
         let all = match self {
             Self::Latent(of) => {
@@ -190,7 +190,7 @@ impl Mixer {
         all.into_iter().flatten()
     }
 
-    /// The matrix that gives its output, unless there is none.
+    /// The output matrix, if any.
     pub fn output(&self) -> Option<&Matrix> {
         match self {
             Self::Attention(of) => Some(&of.o),
@@ -204,7 +204,7 @@ impl Mixer {
         }
     }
 
-    /// All of them, to be shared with a device.
+    /// All matrices, for sharing with a device.
     pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let all = match self {
             Self::Attention(of) => [
@@ -258,13 +258,13 @@ impl Mixer {
     }
 }
 
-/// The matrices of a mixer with one of its input and one of its output.
+/// The matrices of a mixer with one input matrix and one output matrix.
 fn of_input<'a>(input: &'a mut Matrix, output: &'a mut Matrix) -> [Option<&'a mut Matrix>; 6] {
     [Some(input), Some(output), None, None, None, None]
 }
 
-/// Rows and columns of the matrices of layer `layer`'s mixer, of one with keys and values of its own:
-/// those of its input, of its output, and up to three between.
+/// Rows and columns of the matrices of layer `layer`'s mixer, assuming its own keys and values: the
+/// input matrices, the output matrix, and up to three between.
 pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
     const NONE: [usize; 2] = [0; 2];
     let of = c.heads_of(layer);
@@ -315,9 +315,10 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
         }
         MixerKind::Kda(shape) => {
             let (values, dim) = (shape.values(), shape.dim as usize);
-            let (width, deeper) = match shape.direct {
-                true => (values, NONE),
-                false => (dim, [2 * values, dim]),
+            let (width, deeper) = if shape.direct {
+                (values, NONE)
+            } else {
+                (dim, [2 * values, dim])
             };
             let rows = 3 * values + shape.heads as usize + 2 * width;
             [[rows, d], [d, values], deeper, NONE, NONE]
@@ -327,7 +328,7 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
     }
 }
 
-/// What a sequence of up to `context` positions keeps.
+/// The state of a sequence of up to `context` positions.
 pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> StateShape {
     StateShape {
         pages: KvShape {
@@ -339,7 +340,7 @@ pub(crate) fn state_shape(c: &ModelConfig, dtype: DType, context: usize) -> Stat
     }
 }
 
-/// Vectors of pools, by the sizes of these.
+/// Pool vectors, by pool size.
 fn pool_shapes(c: &ModelConfig, dtype: DType, context: usize) -> [PoolShape; 2] {
     let sizes = c.form.pooled.as_ref().map(|pooled| pooled.sizes());
     sizes.unwrap_or_default().map(|(size, layers)| {
@@ -391,7 +392,7 @@ pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
     all[0].max(all[1])
 }
 
-/// Floats of the state behind those of all layers: of the convolution over rows for the last tokens.
+/// Floats of the state after those of all layers: of the convolution over n-gram rows.
 pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
     c.form.ngrams.as_ref().map_or(0, |of| {
         let reach = 1 + (of.taps as usize - 1) * of.longest();

@@ -1,5 +1,5 @@
-//! Attention over a window and over pools (DeepSeek-V4, `modeling_deepseek_v4.py`): one vector for each
-//! position is key and value of all heads, and pools of positions have vectors of their own.
+//! Attention over a window and over pools (DeepSeek-V4, `modeling_deepseek_v4.py`): one vector per
+//! position is key and value of all heads, and pools of positions have their own vectors.
 //!
 //! ```text
 //! q by head = rmsnorm(Q·rmsnorm(Qa·x)), its end rotated        v = rmsnorm(Kv·x), its end rotated: stored
@@ -7,12 +7,12 @@
 //! out = O·[Out_g·(y of the heads of group g)]
 //! ```
 //!
-//! A pool of `size` positions has one vector, element by element a mean of what its positions give:
+//! A pool of `size` positions has one vector, element by element a weighted mean over its positions:
 //! `p = rmsnorm(Σ softmax(g + bias) ∘ c)`, rotated as the first position of the pool, with `c = PoolKv·x`
-//! and `g = PoolGate·x`. Where pools overlap, a position gives two vectors: the second one to its own pool,
-//! the first one to the next. The sums run from position to position with the largest gate so far (online
-//! softmax), so that a text keeps three numbers for each element of an unfinished pool, and its bits do
-//! not depend on chunks.
+//! and `g = PoolGate·x`. If pools overlap, a position has two vectors: the second belongs to its own pool,
+//! the first to the next. The sums run from position to position with the largest gate so far (online
+//! softmax), so a text stores three numbers for each element of an unfinished pool, and its bits do not
+//! depend on chunks.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use emberflow_models::config::{ModelConfig, PooledShape};
 use emberflow_models::names::Role;
 
 use super::LayerPass;
-use super::blockwise::{self, Pass};
+use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -30,8 +30,8 @@ use crate::rope::RopeTable;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
 
-/// Numbers that are kept for an element of an unfinished pool: the largest gate, and sums of weights and of
-/// weighted elements.
+/// Numbers stored per element of an unfinished pool: the largest gate, and sums of weights and of weighted
+/// elements.
 const KEPT: usize = 3;
 
 /// The weights of one layer's attention.
@@ -60,7 +60,7 @@ pub(crate) struct PooledAttention {
     pub output: Matrix,
     /// Pools, in a layer that has some.
     pub pools: Option<Pools>,
-    /// Place of what it stores in a page.
+    /// Index of its vectors in a page.
     place: usize,
 }
 
@@ -74,17 +74,17 @@ pub(crate) struct Pools {
     /// Projections of positions to vectors and gates, `[series·head_dim × d_model]`.
     pub kv: Matrix,
     pub gate: Matrix,
-    /// Added to gates by position in the pool, `[size × series·head_dim]`.
+    /// Added to gates, by position in the pool, `[size × series·head_dim]`.
     bias: Vec<f32>,
     /// RMSNorm of a pool's vector.
     norm: Vec<f32>,
-    /// Where its vectors are among the sequence's, and in their pages.
+    /// Index of its vectors among the sequence's, and in their pages.
     place: (usize, usize),
     /// Its part of the recurrent state.
     part: Range<usize>,
 }
 
-/// Floats of recurrent state of such a layer over vectors of `head_dim` elements.
+/// Floats of recurrent state of a layer with vectors of `head_dim` elements.
 pub(super) fn state_floats(shape: PooledShape, head_dim: usize) -> usize {
     shape.series() * KEPT * head_dim
 }
@@ -115,15 +115,16 @@ impl Pools {
         }))
     }
 
-    /// Adds a position's vectors `kv` with `gates` to the sums in `state`. At the end of a pool its
-    /// vector replaces the beginning of `kv`.
+    /// Adds a position's vectors `kv` with `gates` to the sums in `state`. At the end of a pool,
+    /// its vector replaces the beginning of `kv`.
     fn add(&self, position: usize, kv: &mut [f32], gates: &[f32], state: &mut [f32]) {
         let (hd, at) = (self.head_dim, position % self.size);
         let (own, next) = state.split_at_mut(KEPT * hd);
         if at == 0 {
-            match self.overlap {
-                true => own.copy_from_slice(next),
-                false => own.fill(0.0),
+            if self.overlap {
+                own.copy_from_slice(next)
+            } else {
+                own.fill(0.0)
             }
             next.fill(0.0);
         }
@@ -142,8 +143,8 @@ impl Pools {
     }
 }
 
-/// Adds elements with their gates to sums, `[largest gate, sum of weights, weighted sum]` element by
-/// element. A sum of 0 is one of nothing.
+/// Adds elements with their gates to sums, `[largest gate, sum of weights, weighted sum]` for each
+/// element. A sum of weights of 0 means that nothing was added yet.
 fn add_to(sums: &mut [f32], values: &[f32], gates: &[f32], bias: &[f32]) {
     let width = values.len();
     let (largest, rest) = sums.split_at_mut(width);
@@ -165,7 +166,7 @@ fn add_to(sums: &mut [f32], values: &[f32], gates: &[f32], bias: &[f32]) {
     }
 }
 
-/// Rotates the last pairs of neighbours of `x` by `angle(pair)`, its cosine and sine.
+/// Rotates the last pairs of adjacent elements of `x` by `angle(pair)`, given as cosine and sine.
 fn rotate_pairs(x: &mut [f32], pairs: usize, angle: impl Fn(usize) -> (f32, f32)) {
     let first = x.len() - 2 * pairs;
     for (pair, values) in x[first..].chunks_exact_mut(2).enumerate() {
@@ -183,7 +184,7 @@ fn rotate_row(x: &mut [f32], rope: &RopeTable, row: usize, sign: f32) {
 }
 
 impl PooledAttention {
-    /// Reads the weights of layer `l`, whose recurrent state begins at float `state`.
+    /// Loads the weights of layer `l`, whose recurrent state begins at float `state`.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
@@ -228,8 +229,8 @@ impl PooledAttention {
         self.give(on, at.rope, rows, s);
     }
 
-    /// `s.v`: latent vectors of queries; `s.k`: vectors of positions; `s.gate` and `s.attended`: what
-    /// positions give to pools, and its gates.
+    /// `s.v`: latent vectors of queries; `s.k`: vectors of positions; `s.gate` and `s.attended`: the
+    /// positions' vectors for pools, and their gates.
     fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let d = self.output.rows();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
@@ -248,7 +249,7 @@ impl PooledAttention {
         });
     }
 
-    /// Adds what the rows give to pools, and stores the vectors of those that are complete.
+    /// Adds the rows to their pools, and stores the vectors of completed pools.
     fn fill(
         &self,
         on: &Compute,
@@ -330,35 +331,21 @@ impl PooledAttention {
 
     /// `s.attended`: sums of vectors, `[rows × heads·head_dim]`.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
-        let pools = self.pools.as_ref().map(|pools| (pools.size, pools.place));
-        let attended = &mut s.attended[..rows * width];
-        blockwise::run(
-            on,
-            spans,
-            attended,
-            &mut s.partials,
-            |sequence, row, tokens| Pass {
-                cpu: on.cpu,
-                kv: sequence.pages.layer(self.place),
-                queries: &s.q[row * width..],
-                head_dim: hd,
-                value_dim: hd,
-                kv_heads: 1,
-                group: self.heads,
-                first: sequence.len(),
-                tokens,
-                reach: at.config.reach(at.number as u32),
-                pools: pools
-                    .map(|(size, (place, layer))| (size, sequence.entries[place].layer(layer))),
-                sinks: Some(&self.sinks),
-                cap: None,
-            },
-        );
+        let layer = Layer {
+            place: self.place,
+            head_dim: self.head_dim,
+            value_dim: self.head_dim,
+            kv_heads: 1,
+            group: self.heads,
+            reach: at.config.reach(at.number as u32),
+            pools: self.pools.as_ref().map(|pools| (pools.size, pools.place)),
+            sinks: Some(&self.sinks),
+            cap: None,
+        };
+        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
     }
 
-    /// Rotates the sums back and projects them, group by group and then together, to `s.out`.
+    /// Rotates the sums back and projects them, first by group and then together, to `s.out`.
     fn give(&self, on: &Compute, rope: &RopeTable, rows: usize, s: &mut Scratch) {
         let (hd, width) = (self.head_dim, self.heads * self.head_dim);
         let groups = self.shape.groups as usize;

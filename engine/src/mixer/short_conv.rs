@@ -1,4 +1,4 @@
-//! Short convolution (LFM2): gates around a causal convolution of each channel over a few tokens.
+//! Short convolution (LFM2): a gated causal convolution of each channel over a few tokens.
 //!
 //! ```text
 //! [b, c, x] = In · input        y = c ∘ conv(b ∘ x)        out = Out · y
@@ -32,7 +32,7 @@ pub(crate) struct ShortConv {
 }
 
 impl ShortConv {
-    /// Reads the weights of layer `layer`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `layer`, whose state begins at float `at` of a sequence's block.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,

@@ -1,4 +1,4 @@
-//! What devices store and compute.
+//! Storage and computation of devices.
 
 use serde::Serialize;
 
@@ -175,7 +175,7 @@ impl DeviceReport {
             products_share,
             prompt_share,
             no_products: (products_share <= 0.0 && prompt_share <= 0.0).then_some(if same_bits {
-                "the CPU alone measured faster"
+                "the CPU alone was measured to be faster"
             } else {
                 "its results differ from the CPU's, and times must not change a text"
             }),

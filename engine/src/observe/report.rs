@@ -10,6 +10,7 @@ use super::seen::Seen;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::memory::TABLES;
 use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Stop};
 use crate::store::Foreseen;
@@ -141,9 +142,12 @@ pub struct MemoryReport {
     pub peak_rss_bytes: Option<u64>,
     /// Resident weights: attention, norms, head, scales.
     pub fixed: u64,
-    /// Resident tables of which tokens need few rows, the embedding among them; 0 if all rows are read on
-    /// demand.
+    /// The embedding; 0 if its rows are read on demand, or if it is the head, too.
     pub embedding: u64,
+    /// The table of inputs by layer (Gemma 3n and 4); 0 without one, or if its rows are read on demand.
+    pub layer_inputs: u64,
+    /// The table of rows for the last tokens (Qwen3.8-Flash-Next); the same.
+    pub ngrams: u64,
     /// Resident Gate rows.
     pub gates: u64,
     /// Hot clusters.
@@ -312,11 +316,14 @@ impl ReportTimes {
 impl MemoryReport {
     fn of(engine: &Engine) -> Self {
         let (plan, needs) = (engine.memory(), engine.needs());
+        let [embedding, layer_inputs, ngrams] = TABLES.map(|table| plan.ledger.held(table));
         Self {
             budget_bytes: plan.budget(),
             peak_rss_bytes: mem::peak_rss(),
             fixed: needs.fixed + needs.scales,
-            embedding: plan.ledger.held("embedding"),
+            embedding,
+            layer_inputs,
+            ngrams,
             gates: plan.ledger.held("gates"),
             hot: plan.ledger.held("hot"),
             cold: plan.ledger.held("cold"),
@@ -390,7 +397,7 @@ impl Expected {
         }
     }
 
-    /// The plan's forecast, or the forecast at the speed of this run's first tokens if profiles are
+    /// The plan's forecast, or the forecast corrected by this run's first tokens if profiles are
     /// missing, doubtful or far off.
     fn after(engine: &Engine, generation: &Generation) -> Result<Self, Error> {
         let plan = engine.plan()?;

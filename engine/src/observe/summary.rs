@@ -142,8 +142,8 @@ impl ReadAheadReport {
 }
 
 impl Expected {
-    /// Expected speed and its limit, or why both are unknown: a guess that is off by a factor of
-    /// ten would be worse than none.
+    /// Expected speed and its bottleneck, or why both are unknown: an estimate that is off by a
+    /// factor of ten would mislead.
     fn summary(&self) -> String {
         match self.doubt {
             None => format!(

@@ -8,15 +8,15 @@ use crate::device::Widths;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Needs};
 
-/// A longer chunk may take at most one part in so many of the neuron memory: prefill gains much,
-/// decode loses little.
+/// A longer chunk may use at most 1/`CHUNK_PART` of the neuron memory: prefill gains much, decode
+/// loses little.
 const CHUNK_PART: u64 = 32;
 
-/// The same limit where every missing cluster is read for every token, as a part of the missing
+/// The same limit if every missing cluster is read for every token, as a fraction of the missing
 /// bytes: a longer chunk reads as much per pass, in fewer passes.
 const READ_PART: u64 = 24;
 
-/// Smallest useful cache: room for this share of the neurons that fire per token.
+/// Smallest useful cache: this share of the neurons that fire per token.
 const USEFUL_SHARE: f64 = 0.5;
 
 /// The result of a division.

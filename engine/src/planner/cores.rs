@@ -13,9 +13,9 @@ pub fn io_core(threads: usize) -> Option<usize> {
     choose(&capacities(Path::new("/sys/devices/system/cpu")), threads)
 }
 
-/// Cores for `threads` compute threads, strongest first; the core of the I/O thread is left out.
-/// One small core among large ones would delay every barrier. `None` if cores are equal, unknown or
-/// too few.
+/// Cores for `threads` compute threads, strongest first, without the core of the I/O thread. One
+/// small core among large ones would delay every barrier. `None` if cores are equal, unknown or too
+/// few.
 pub fn compute_cores(threads: usize, io_core: Option<usize>) -> Option<Vec<usize>> {
     let cores = capacities(Path::new("/sys/devices/system/cpu"));
     strongest(cores, threads, io_core)

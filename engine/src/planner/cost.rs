@@ -352,7 +352,8 @@ impl CostModel<'_> {
         if tokens <= 1.0 {
             return one;
         }
-        let elements = bytes / dtype.row_bytes(32) as f64 * 32.0;
+        let some = if dtype.is_per_channel() { 1024 } else { 32 };
+        let elements = bytes / dtype.row_bytes(some) as f64 * some as f64;
         one.max(elements * tokens / kernel.gemm_at(tokens))
     }
 
@@ -421,10 +422,10 @@ impl CostModel<'_> {
 fn misses(chosen: usize, share: f64) -> impl Iterator<Item = (f64, f64)> {
     let n = chosen.max(1);
     let share = share.clamp(0.0, 1.0);
-    let mut ways = 1.0;
+    let mut choose = 1.0;
     (0..=n).map(move |k| {
-        let chance = ways * share.powi(k as i32) * (1.0 - share).powi((n - k) as i32);
-        ways *= (n - k) as f64 / (k + 1) as f64;
+        let chance = choose * share.powi(k as i32) * (1.0 - share).powi((n - k) as i32);
+        choose *= (n - k) as f64 / (k + 1) as f64;
         (chance, k as f64 / (n as f64 * share).max(1e-9))
     })
 }

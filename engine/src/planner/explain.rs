@@ -1,4 +1,4 @@
-//! The plan in prose, for `-v`.
+//! The plan as text, for `-v`.
 
 use super::plan::{DevicePlan, Plan};
 use crate::error::mib;

@@ -34,8 +34,8 @@ pub(crate) struct ChunkMemory {
 pub(crate) struct DeviceTier {
     /// The device shares the machine's memory.
     pub unified: bool,
-    /// Bytes for neurons; in separate memory these include the stream buffers, if any. `asked`: the
-    /// user chose this number.
+    /// Bytes for neurons; in separate memory including the stream buffers, if any. `asked`: chosen
+    /// by the user.
     pub memory: u64,
     /// See `memory`.
     pub asked: bool,
@@ -45,7 +45,7 @@ pub(crate) struct DeviceTier {
     pub names: Vec<String>,
     /// Of each device, measured seconds by neurons (rows of single-column products) and rows of a pass.
     pub times: Vec<Samples>,
-    /// The device computes the CPU's bits, so times may decide which of the two computes a neuron.
+    /// The device has the CPU's bits, so times may decide which of the two computes a neuron.
     pub same_bits: bool,
     /// Seconds per byte copied to separate memory while the device computes.
     pub copy: f64,
@@ -66,7 +66,7 @@ impl DeviceTier {
     /// same time: the weighted partition of [`split`](crate::split). `computed`: share of a cluster
     /// that the CPU computes.
     ///
-    /// 0 if that is less than one cluster per layer: launches would cost what they save.
+    /// 0 if that is less than one cluster per layer: the launches would take as long as they save.
     pub fn balanced(&self, hot: u64, computed: f64, layers: usize) -> u64 {
         let cpu = Linear {
             launch: 0.0,
@@ -123,7 +123,7 @@ pub struct Planner {
     pub(crate) batch: usize,
     /// Enabled mechanisms. Forecasts model only memory limits and prefetching.
     pub(crate) ablation: Ablation,
-    /// Gate rows stay resident whatever the forecast.
+    /// Gate rows stay resident regardless of the forecast.
     pub(crate) gates_stay: bool,
     pub(crate) predictor: PredictorNeeds,
     /// Two-phase loading where Gate rows are not resident.

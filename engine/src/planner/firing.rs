@@ -22,7 +22,7 @@ const UNKNOWN_SKEW: f64 = 2.74;
 /// Assumed probability that a firing neuron fires again for the next token.
 const UNKNOWN_PERSISTENCE: f64 = 0.6;
 
-/// Range of corrections: a few tokens say no more.
+/// Range of corrections; a few tokens are not enough evidence for more.
 const MISS_TIMES: (f64, f64) = (0.1, 2.0);
 
 /// Activation statistics of a model.
@@ -40,10 +40,10 @@ pub struct Firing {
     /// Whether the frequencies were measured.
     pub measured: bool,
     /// By layer: every token needs all neurons, while other layers are sparse. The cold region
-    /// holds none of these layers.
+    /// holds no neurons of such layers.
     pub always: Vec<bool>,
-    /// Misses of a cold region, relative to those assumed without a measured curve; `None` before tokens were
-    /// seen.
+    /// Misses of a cold region, relative to those assumed without a measured curve; `None` before the first
+    /// tokens.
     pub miss_times: Option<f64>,
     /// Whether the first tokens of a run correct these assumptions.
     pub assumed: bool,
@@ -97,7 +97,7 @@ impl Firing {
         Self::skewed(banks, neurons, UNKNOWN_SHARE)
     }
 
-    /// Assumptions for a model of which `share` of the neurons fire.
+    /// Assumptions for a model with `share` of the neurons firing.
     fn skewed(banks: usize, neurons: usize, share: f64) -> Self {
         let groups = neurons.div_ceil(GROUP);
         let often = |g: usize| {
@@ -113,7 +113,7 @@ impl Firing {
     }
 
     /// These assumptions, corrected: `share` of the neurons fire, and `missed` (0 to 1, if known) of the needed
-    /// ones missed in a cold region as [`absent`](Self::absent) has it.
+    /// neurons missed in a cold region as in [`absent`](Self::absent).
     pub fn corrected(&self, share: f64, missed: Option<f64>, slots: u64, first: &[usize]) -> Self {
         let new = Self {
             always: self.always.clone(),
@@ -140,7 +140,7 @@ impl Firing {
         }
     }
 
-    /// Whether frequencies were measured, or corrected by tokens of this run.
+    /// Whether frequencies were measured, or corrected by this run's tokens.
     pub fn known(&self) -> bool {
         self.measured || self.miss_times.is_some()
     }
@@ -219,11 +219,11 @@ impl Firing {
     }
 
     /// Miss rates of a cold region with `slots` neurons. It serves the first `first.len()` banks,
-    /// each from neuron `first[bank]` on; earlier neurons are resident. Layers that are needed
-    /// whole are left out.
+    /// each from neuron `first[bank]` on; earlier neurons are resident. Layers that need all
+    /// neurons are excluded.
     ///
     /// Modelled as one cache of the combined size: a frequency-aware policy keeps the hot neurons
-    /// anyway.
+    /// in it.
     pub fn absent(&self, slots: u64, first: &[usize]) -> Absent {
         let served = (0..first.len()).filter(|&bank| !self.is_always(bank));
         let hot: usize = served
@@ -364,7 +364,7 @@ mod tests {
             for class in [2, 9, 15] {
                 let counted = f.misses.unwrap().missed[i][class] as f64 / 1e4;
                 assert!((at(size, class, &[0, 0]) - counted).abs() < 2e-3);
-                // Neurons resident besides the cold region count as cached.
+                // Neurons that are resident outside the cold region count as cached.
                 if size > 0.3 {
                     assert_eq!(at(size, class, &[0, 0]), at(size, class, &[128, 64]));
                 }

@@ -23,8 +23,8 @@ struct ForecastInputs {
     absent: Absent,
 }
 
-/// Slots of the cold region for visited neurons, and the first neuron of each bank that it serves: those in `first`,
-/// or those with Gate rows in memory.
+/// Slots of the cold region for visited neurons, and the first neuron that it serves of each bank in `first`, or of
+/// each bank with resident Gate rows.
 fn cold<'a>(of: &Planner, division: &Division, first: &'a [usize]) -> (u64, &'a [usize]) {
     let memory = &division.memory;
     if memory.gates_partly() {
@@ -101,7 +101,7 @@ impl Planner {
             () => (self.shape.gate_read, if memory.slots == 0 { 1 } else { 2 }),
         };
         let experts = self.shape.visited < 1.0;
-        // With resident Gate rows, models with exact zeros are served neuron by neuron.
+        // With resident Gate rows, neurons of models with exact zeros are read one by one.
         let visits = experts && streams(&self.shape, needs, memory);
         let misses = memory.hot_clusters < needs.host_clusters();
         let scan = division.scans(&self.shape);
@@ -140,7 +140,7 @@ impl Planner {
         })
     }
 
-    /// What is assumed about the neurons' firing, corrected by what tokens did with this division.
+    /// The assumed firing statistics, corrected by measured tokens with this division.
     pub(crate) fn corrected_firing(&self, division: &Division, seen: &Counters) -> Firing {
         let share = seen.fired as f64 / seen.possible.max(1) as f64;
         let missed = 1.0 - seen.hits as f64 / seen.looked_up.max(1) as f64;

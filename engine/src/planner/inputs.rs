@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::DType;
+use emberflow_kernels::{Cpu, DType};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::limits::Limits;
@@ -65,7 +65,7 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Planner {
-    /// Collects the planner's inputs, and what the statistics say about neurons and experts.
+    /// Collects the planner's inputs, including the statistics of neurons and experts.
     pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
@@ -73,7 +73,8 @@ impl Planner {
         // Loaded first, so that the measured process size includes it.
         let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
-            Rates::assumed(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+            let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+            Rates::assumed(cores, Cpu::detect().isa())
         });
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
         let mut known = Temperature::read(layout, of.config, most)?;
@@ -125,7 +126,7 @@ impl Planner {
     }
 }
 
-/// Adds all clusters of layers that are needed whole to each bank's `hot` ones. Returns their
+/// Adds all clusters of layers that need all neurons to each bank's `hot` ones. Returns their
 /// number.
 fn add_always(hot: &mut [Vec<u32>], layout: &Layout, firing: &Firing) -> u64 {
     let clusters = layout.clusters_of_each();
@@ -261,18 +262,18 @@ impl Opened<'_> {
         })
     }
 
-    /// What a text keeps.
+    /// Shape of a text's state.
     fn state(&self) -> StateShape {
         state_shape(self.config, self.options.kv, self.options.context)
     }
 
-    /// The predictors, where they determine the active set.
+    /// The predictors, if they determine the active set.
     fn naming_predictors(&self) -> Option<&StoredPredictors> {
         self.stored.filter(|_| self.naming == Naming::Predictor)
     }
 
-    /// Firing statistics, as far as known. A model with experts is planned as the neurons that one
-    /// token visits.
+    /// Firing statistics, as far as known. For a model with experts: of the neurons that one token
+    /// visits.
     fn firing(&self, known: &Temperature) -> Firing {
         let layout = self.layout;
         let (banks, neurons) = (layout.layers(), layout.neurons_visited());
@@ -314,7 +315,7 @@ impl Opened<'_> {
         self.naming_predictors().map(needs).unwrap_or_default()
     }
 
-    /// Share of the neurons that fire, where predictors were measured.
+    /// Share of the neurons that fire, if predictors were measured.
     fn firing_share(&self) -> Option<f64> {
         let quality = self.naming_predictors()?.quality?;
         Some(quality.active_share()).filter(|&share| share > 0.0)
@@ -339,7 +340,7 @@ impl Opened<'_> {
         let attention = dtype(&self.quant.attention);
         let d = c.d_model as usize;
         let layers = self.layout.layers().max(1);
-        // of a layer with an FFN, on average
+        // per layer with an FFN, on average
         let of_layer = |layer| {
             let apart = matrices_apart(c, layer);
             projections(c, layer).into_iter().chain(apart)
@@ -399,7 +400,7 @@ impl Opened<'_> {
         let lanes = self.threads + emberflow_storage::trace::OTHERS + self.devices.len();
         let lanes = lanes as u64;
         let batch = o.batch as u64;
-        let row = self.config.d_model as usize + streams::beside(self.config);
+        let row = self.config.d_model as usize + streams::aux_width(self.config);
         let parts = [
             Scratch::bytes_for(
                 self.config,
@@ -462,7 +463,7 @@ impl Opened<'_> {
         Ok(Needs {
             process,
             process_peak,
-            fixed: Weights::bytes_for(&layout.container, c) + tables.kept,
+            fixed: Weights::bytes_for(&layout.container, c) + tables.always,
             tables: tables.all,
             scales: layout.resident_scales(),
             predictor: least.predictor,

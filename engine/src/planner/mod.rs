@@ -31,4 +31,4 @@ pub use facts::Planner;
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};
 pub use plan::{Basis, DevicePlan, HotCut, LayerTime, Plan};
-pub(crate) use search::{FORECAST_MARGIN, Ways};
+pub(crate) use search::{Candidates, FORECAST_MARGIN};

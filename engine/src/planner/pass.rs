@@ -14,7 +14,7 @@ pub struct PredictorNeeds {
     pub bytes: u64,
     /// Products of 4 bits with 8 that scoring takes for a token, over all layers.
     pub products: f64,
-    /// `1 / precision`: predicted neurons per firing one.
+    /// `1 / precision`: predicted neurons per firing neuron.
     pub named: f64,
 }
 
@@ -27,7 +27,7 @@ pub struct Shape {
     pub d: usize,
     /// Rows of the head.
     pub vocab: usize,
-    /// Neurons per layer that a token visits: with experts, those of the chosen ones.
+    /// Neurons per layer that a token visits: with experts, those of the chosen experts.
     pub neurons: usize,
     /// Their share of all; 1 without experts.
     pub visited: f64,
@@ -137,7 +137,7 @@ pub struct CostModel<'a> {
     pub two_phases: bool,
     /// Prefetching one layer ahead.
     pub foresees: bool,
-    /// What a device computes next to the threads.
+    /// The device's work in parallel with the threads.
     pub device_part: DevicePart,
 }
 
@@ -150,7 +150,7 @@ pub struct DevicePart {
     pub ns: f64,
     /// Rows of the pass, if it computes all neurons for some rows.
     pub rows: usize,
-    /// Nanoseconds for which the threads copy neurons that the device does not hold, and wait for those
+    /// Nanoseconds in which the threads copy neurons that the device does not hold, or wait for neurons
     /// that only the device holds.
     pub copying: f64,
 }

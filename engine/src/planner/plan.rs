@@ -68,7 +68,7 @@ pub struct Plan {
     pub prefetch_clusters: u32,
     /// Compute threads.
     pub compute_threads: usize,
-    /// Core of the I/O thread; `null` where the scheduler chooses.
+    /// Core of the I/O thread; `null` if the scheduler chooses.
     pub io_core: Option<usize>,
     /// Prompt tokens per pass.
     pub chunk: usize,
@@ -95,12 +95,12 @@ pub struct Basis {
     pub device_measured: bool,
     /// Whether the device was under load when measured, so that the numbers may be wrong.
     pub device_doubtful: bool,
-    /// Source of the device's numbers, in words.
+    /// Source of the device's numbers, as text.
     pub device: String,
-    /// Whether the container has the statistics the forecast uses: of neurons, or of experts where
-    /// whole experts are read.
+    /// Whether the container has the statistics that the forecast uses: of neurons, or of experts
+    /// if whole experts are read.
     pub statistics: bool,
-    /// Whether the forecast assumes how often an expert's neurons fire, for lack of statistics.
+    /// Whether the forecast assumes, without statistics, how often an expert's neurons fire.
     pub neurons_assumed: bool,
 }
 
@@ -130,7 +130,7 @@ impl Basis {
                 Some("the model has no activation statistics; pack it with --stats")
             }
             () if reads && self.neurons_assumed => {
-                Some("how often the neurons of an expert fire is assumed, for lack of statistics")
+                Some("the firing rate of experts' neurons is assumed, without statistics")
             }
             () => None,
         }

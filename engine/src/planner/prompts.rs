@@ -8,8 +8,11 @@ use super::budget::Division;
 use super::facts::{ChunkMemory, Planner};
 use super::search::FORECAST_MARGIN;
 
-/// Time to shrink the cache and grow it back, whatever the model.
-const MOVE_TIME: Duration = Duration::from_millis(20);
+/// Time to shrink the cache and grow it back: 1 ms with 1 MB of buffers for a chunk, 10 ms with 20 MB.
+const MOVE_TIME: Duration = Duration::from_micros(500);
+
+/// Bytes of a chunk's buffers that are made per nanosecond: their pages are touched first.
+const BUFFERS_PER_NS: u64 = 2;
 
 impl Planner {
     /// The fastest division for a prompt of `tokens` tokens, with a longer chunk that takes memory
@@ -30,17 +33,16 @@ impl Planner {
             Some(long)
         });
         let timed = all.map(|d| {
-            (
-                seconds(&d) + refill(self, usual, &d) + MOVE_TIME.as_secs_f64(),
-                d,
-            )
+            let moves = MOVE_TIME + Duration::from_nanos(d.needs.scratch / BUFFERS_PER_NS);
+            let seconds = seconds(&d) + refill(self, usual, &d) + moves.as_secs_f64();
+            (seconds, d)
         });
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
         (best * FORECAST_MARGIN < seconds(usual)).then_some(division)
     }
 
-    /// Expected prefill speed in tokens per second. A single text uses the long chunks that it
-    /// would get.
+    /// Expected prefill speed in tokens per second. A single text uses the long chunks of its
+    /// prompt division.
     pub(super) fn prompt_speed(&self, division: &Division) -> f64 {
         match self.long(division) {
             Some(long) => self.speed(&long, long.chunk),
@@ -64,7 +66,7 @@ fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
         s.cluster_read,
         (planner.stream).read_ns(s.cluster_read, Pattern::Sequential),
     );
-    lost("cold") * short + lost("hot") * long
+    lost("cold") * short + (lost("hot") + lost("gates")) * long
 }
 
 #[cfg(test)]
@@ -73,7 +75,7 @@ mod tests {
 
     use crate::planner::tests::{planner, sparse};
 
-    /// A longer chunk pays off where the prompt waits for reads and is long enough.
+    /// A longer chunk pays off if the prompt waits for reads and is long enough.
     #[test]
     fn long_prompts_take_memory_from_the_cache_where_they_wait_for_reads() {
         let chunk = |profile, share, tokens| {

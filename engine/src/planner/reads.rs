@@ -80,7 +80,7 @@ impl LayerReads {
 
 impl CostModel<'_> {
     /// Expected reads of misses from neuron `first` on, cluster by cluster: single neurons, or the
-    /// whole cluster where that is cheaper (`store/costs.rs`).
+    /// whole cluster if that is cheaper (`store/costs.rs`).
     pub(super) fn on_demand(
         &self,
         layer: usize,
@@ -142,7 +142,7 @@ impl CostModel<'_> {
         let density = (wanted / units).min(1.0);
         // The gap to the next wanted neuron is geometric: P(n) = density × (1 − density)^(n − 1).
         let beyond = (1.0 - density).powf(reach as f64);
-        // A command has a limited number of memory segments; a gap takes one as well.
+        // A command has a limited number of memory segments; a gap uses one as well.
         let most = limits.pieces as f64 / 2.0;
         let commands = wanted * beyond.max(1.0 / most);
         let joined = wanted - commands;

@@ -16,7 +16,8 @@ impl Planner {
         self.with_chunk(division, long?)
     }
 
-    /// A division of the same kind with another chunk.
+    /// A division of the same budget with another chunk and the same tables in memory. A long chunk may take the memory
+    /// of Gate rows: nearly all neurons fire for one of its rows.
     pub(super) fn with_chunk(&self, usual: &Division, chunk: usize) -> Option<Division> {
         let needs = Needs {
             process_peak: 0,
@@ -24,16 +25,13 @@ impl Planner {
         };
         let budget = usual.memory.budget();
         let divided = self.divided(budget, needs, chunk, usual.batch).ok()?;
-        let (before, after) = (&usual.memory, &divided.memory);
-        let same = before.gate_banks == after.gate_banks
-            && before.tables == after.tables
-            && (before.slots > 0) == (after.slots > 0);
+        let same = usual.memory.tables == divided.memory.tables;
         let widths = self.widths(&divided, self.threads);
         same.then_some(Division { widths, ..divided })
     }
 
-    /// Clusters in each of the two stream buffers of a device. In separate memory the buffers take
-    /// room from neurons, so there are none if no row of a chunk would use them.
+    /// Clusters in each of the two stream buffers of a device. In separate memory the buffers
+    /// displace neurons, so there are none if no row of a chunk would use them.
     pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
         let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
         let used = |tier: &&DeviceTier| {

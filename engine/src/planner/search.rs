@@ -18,8 +18,8 @@ const GATE_STEPS: u64 = 8;
 /// Largest slowdown of decode for a longer chunk that a device computes: prompts gain more.
 const MAX_SLOWDOWN: f64 = 1.08;
 
-/// A forecast is about 10 % off, so a choice that moves more bytes must promise a larger gain: whole
-/// clusters instead of single neurons, or a long chunk in place of cached weights.
+/// A forecast has an error of about 10 %, so a choice that moves more bytes must promise a larger
+/// gain: whole clusters instead of single neurons, or a long chunk instead of cached weights.
 pub(crate) const FORECAST_MARGIN: f64 = 1.1;
 
 /// Smallest speedup for which a device is used: less is within the noise of its measured times.
@@ -32,11 +32,11 @@ struct Candidate {
     division: Division,
 }
 
-/// Which ways to serve neurons a new division may take.
+/// Which ways of loading neurons a new division may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ways {
+pub(crate) enum Candidates {
     /// The one in use.
-    Settled,
+    Current,
     /// The fastest of all.
     All,
 }
@@ -57,8 +57,8 @@ impl Planner {
     /// # Errors
     /// [`Error::BudgetTooSmall`], which names the smallest that works.
     pub fn divide(&self, budget: u64) -> Result<Division, Error> {
-        let division = self.fastest(|way| {
-            let (chunk, needs) = self.chunk(way, budget)?;
+        let division = self.fastest(|needs| {
+            let (chunk, needs) = self.chunk(needs, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
         let found = self.with_device(budget, division.clone());
@@ -131,7 +131,8 @@ impl Planner {
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
-        // Experts go there only if somebody asks for it: each is a piece of work, and few tokens visit it.
+        // Experts use a device only on explicit request: each is a separate launch, and few tokens visit
+        // it.
         if self.shape.visited < 1.0 {
             return division;
         }
@@ -186,16 +187,16 @@ impl Planner {
         settled: &Division,
         budget: u64,
         batch: usize,
-        ways: Ways,
+        candidates: Candidates,
     ) -> Result<Division, Error> {
         let hot = self.hot(batch).iter().map(|&n| u64::from(n)).sum();
-        let again = |way: &Needs| {
+        let again = |needs: &Needs| {
             let needs = Needs {
                 process_peak: 0,
                 hot_clusters: hot,
-                gates_help: way.gates_help,
-                two_phases: way.two_phases,
-                gate_banks: way.gate_banks,
+                gates_help: needs.gates_help,
+                two_phases: needs.two_phases,
+                gate_banks: needs.gate_banks,
                 ..settled.needs
             };
             let divided = self.divided(budget, needs, settled.chunk, batch)?;
@@ -204,36 +205,36 @@ impl Planner {
                 ..divided
             })
         };
-        match ways {
-            Ways::Settled => again(&settled.needs),
-            Ways::All => self.fastest(again),
+        match candidates {
+            Candidates::Current => again(&settled.needs),
+            Candidates::All => self.fastest(again),
         }
     }
 
-    /// All ways to serve neurons, as byte sizes: with resident Gate rows; for models with exact
-    /// zeros also as whole clusters, as in a dense model; for experts with exact zeros also Gate
-    /// rows first, from flash. The fastest depends on how many neurons fire and on the storage
+    /// The candidate loading strategies, as byte sizes: with resident Gate rows; for models with
+    /// exact zeros also as whole clusters, as in a dense model; for experts with exact zeros also
+    /// Gate rows first, from flash. The fastest depends on how many neurons fire and on the storage
     /// device: resident Gate rows take a third of the memory from clusters that would hit, and
-    /// single neurons are short reads. The text is the same in all of them.
-    fn ways(&self) -> Vec<Needs> {
-        let mut ways = vec![self.needs];
+    /// single neurons are short reads. The text is the same for all of them.
+    fn candidates(&self) -> Vec<Needs> {
+        let mut candidates = vec![self.needs];
         if self.needs.gates_divide && self.firing.known() && self.compares() {
-            ways.push(Needs {
+            candidates.push(Needs {
                 gates_help: false,
                 ..self.needs
             });
         }
         if self.shape.visited < 1.0 && self.needs.gates_help && !self.needs.predicts {
-            ways.extend([false, true].map(|two_phases| Needs {
+            candidates.extend([false, true].map(|two_phases| Needs {
                 gates_help: false,
                 two_phases,
                 ..self.needs
             }));
         }
-        ways
+        candidates
     }
 
-    /// Whether forecasts of single neurons and of whole clusters are compared. They are for one
+    /// Whether forecasts of single neurons and of whole clusters are compared. They apply to one
     /// text: with several, the border between the regions follows the batch. With a device, its own
     /// search divides the memory.
     fn compares(&self) -> bool {
@@ -244,9 +245,9 @@ impl Planner {
     /// The division with the highest expected speed, the first of equal ones.
     ///
     /// If not everything fits, Gate rows may be resident in the first n layers only: those layers
-    /// have room for the neurons that fire, and the others stream. A bisection around the best of
-    /// [`GATE_STEPS`] values finds n. Where forecasts are compared, this runs up to the budget that
-    /// holds everything, so that more memory is never slower; elsewhere, up to
+    /// have memory for the neurons that fire, and the others stream. A bisection around the best of
+    /// [`GATE_STEPS`] values finds n. If forecasts are compared, this runs up to the budget that
+    /// holds everything, so that more memory is never slower; otherwise up to
     /// [`USEFUL_SHARE`](super::budget::USEFUL_SHARE).
     fn fastest(
         &self,
@@ -260,16 +261,16 @@ impl Planner {
             }
         };
         let partly = self.needs.gates_divide && !divide(&self.needs).is_ok_and(|d| enough(&d));
-        let ways = self.ways();
-        if let ([way], false) = (ways.as_slice(), partly) {
-            return divide(way);
+        let candidates = self.candidates();
+        if let ([needs], false) = (candidates.as_slice(), partly) {
+            return divide(needs);
         }
         let mut best: Option<(f64, Division)> = None;
         let mut outcome = Ok(());
-        let mut consider = |way: &Needs| {
-            match divide(way) {
+        let mut consider = |needs: &Needs| {
+            match divide(needs) {
                 Ok(division) => {
-                    let reads_more = self.needs.gates_divide && !way.gates_help;
+                    let reads_more = self.needs.gates_divide && !needs.gates_help;
                     let least = if reads_more { FORECAST_MARGIN } else { 1.0 };
                     let speed = self.speed(&division, 1) / least;
                     if best.as_ref().is_none_or(|(other, _)| speed > *other) {
@@ -280,7 +281,7 @@ impl Planner {
             }
             best.as_ref().map_or(0, |(_, best)| best.needs.gate_banks)
         };
-        ways.iter().for_each(|way| _ = consider(way));
+        candidates.iter().for_each(|needs| _ = consider(needs));
         if partly {
             let banks = self.needs.banks;
             let with = |gate_banks: u64| Needs {
@@ -308,7 +309,7 @@ impl Planner {
 
     /// The smallest feasible budget.
     pub fn smallest_budget(&self) -> u64 {
-        let least = self.ways().iter().map(Needs::smallest_budget).min();
+        let least = self.candidates().iter().map(Needs::smallest_budget).min();
         least.unwrap_or(u64::MAX)
     }
 
@@ -319,19 +320,19 @@ impl Planner {
     }
 
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose
-    /// fastest division does so. If there is none, or only one way to serve neurons: the budget
-    /// with all Gate rows, or the smallest budget if they do not fit.
+    /// fastest division does so. If there is none, or only one candidate: the budget with all Gate
+    /// rows, or the smallest budget if they do not fit.
     pub(crate) fn budget_for_share(&self, share: f64) -> u64 {
         let kind = |n: &Needs| (n.gates_help, n.two_phases, n.gate_banks);
         let taken = |budget: u64| self.divide(budget).map_or(self.needs, |d| d.needs);
-        let ways = self.ways();
-        if ways.len() == 1 {
+        let candidates = self.candidates();
+        if candidates.len() == 1 {
             return self.needs.budget_for_share(share);
         }
-        let budgets = ways
+        let budgets = candidates
             .into_iter()
-            .map(|way| (way.budget_for_share(share), way));
-        let settled = budgets.filter(|(budget, way)| kind(&taken(*budget)) == kind(way));
+            .map(|needs| (needs.budget_for_share(share), needs));
+        let settled = budgets.filter(|(budget, needs)| kind(&taken(*budget)) == kind(needs));
         let most = settled.map(|(budget, _)| budget).max();
         most.unwrap_or_else(|| self.needs.budget_for_share(share))
     }
@@ -342,7 +343,7 @@ mod tests {
     use emberflow_storage::io::Profile;
 
     use crate::counters::Counters;
-    use crate::planner::Ways;
+    use crate::planner::Candidates;
     use crate::planner::firing::Firing;
     use crate::planner::tests::{LAYERS, NEURONS, planner, sparse};
 
@@ -357,7 +358,7 @@ mod tests {
             let budget = p.needs.budget_for_share(0.6);
             let division = p.divide(budget).unwrap();
             let again = p
-                .divide_again(&division, budget, batch, Ways::Settled)
+                .divide_again(&division, budget, batch, Candidates::Current)
                 .unwrap();
             assert_eq!(again.memory.gate_banks, division.memory.gate_banks);
             let share = p.divide(p.budget_for_share(0.6)).unwrap();
@@ -365,7 +366,7 @@ mod tests {
             division.memory.gates_resident()
         };
         assert!(!gates(&busy, 1));
-        // Forecasts compare ways for one text only.
+        // Forecasts compare candidates for one text only.
         assert!(gates(&busy, 2));
         assert!(gates(&sparse(), 1));
     }
@@ -385,9 +386,9 @@ mod tests {
         };
         p.firing = p.corrected_firing(&before, &seen);
         assert!((p.firing.share() - 0.08).abs() < 0.01);
-        let same = (p.divide_again(&before, budget, 1, Ways::Settled)).unwrap();
+        let same = (p.divide_again(&before, budget, 1, Candidates::Current)).unwrap();
         assert_eq!(same.memory.gate_banks, before.memory.gate_banks);
-        let after = p.divide_again(&before, budget, 1, Ways::All).unwrap();
+        let after = p.divide_again(&before, budget, 1, Candidates::All).unwrap();
         assert_eq!(after.memory.budget(), before.memory.budget());
         let [old, new] = [&before, &after].map(|d| d.memory.gate_banks);
         assert!(new > old, "{new} of {old}");

@@ -14,11 +14,11 @@ pub(crate) struct Temperature {
     pub hot_clusters: Vec<Vec<u32>>,
     /// By bank: each neuron's activation frequency; empty without statistics.
     pub frequencies: Vec<Vec<f32>>,
-    /// Probability that a firing neuron fires for the next token too, where measured.
+    /// Probability that a firing neuron also fires for the next token, if measured.
     pub persistence: Option<f64>,
     /// Measured miss curve, if any.
     pub misses: Option<Misses>,
-    /// How experts are chosen, in a mixture.
+    /// Routing statistics, with experts.
     pub popularity: Popularity,
     /// By layer: activation frequency of the neurons of visited experts; empty if not counted.
     pub visited: Vec<Vec<f32>>,

@@ -1,4 +1,4 @@
-use emberflow_kernels::DType;
+use emberflow_kernels::{DType, Isa};
 use emberflow_models::config::{Activation, FfnKind, Form, ModelConfig, Rope, RopeScaling};
 use emberflow_storage::container::{BundleGeometry, Prefer};
 use emberflow_storage::io::{Profile, SimOptions};
@@ -11,7 +11,7 @@ use super::firing::Firing;
 use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
 use super::rates::Rates;
-use super::search::Ways;
+use super::search::Candidates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::device::shared::{Sample, Samples};
@@ -75,7 +75,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         shape: shape(),
         firing,
         expert_misses: None,
-        rates: Rates::assumed(4),
+        rates: Rates::assumed(4, Isa::Neon),
         device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
         stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
         threads: 4,
@@ -225,7 +225,7 @@ fn faster_devices_and_machines_raise_the_forecast() {
     let [emmc, nvme] = [Profile::Emmc, Profile::Nvme].map(|d| planner(d, sparse()));
     assert!(speed(&nvme) > 2.0 * speed(&emmc));
     let mut slow = nvme.clone();
-    slow.rates = Rates::assumed(1);
+    slow.rates = Rates::assumed(1, Isa::Neon);
     slow.threads = 1;
     assert!(speed(&nvme) > speed(&slow));
 }
@@ -236,7 +236,7 @@ fn faster_devices_and_machines_raise_the_forecast() {
 fn a_busy_core_pays_for_wakeup_calls_not_for_latency() {
     let mut p = planner(Profile::Nvme, sparse());
     p.needs.gates_divide = false;
-    // Few misses; otherwise the I/O thread's share of a core is at its limit.
+    // Few misses; otherwise the I/O thread uses its maximum share of a core.
     let budget = p.full_budget() - (128 << 20);
     let with = |wake: f64, tell: f64| {
         let mut p = p.clone();
@@ -260,8 +260,8 @@ fn long_chunks_are_chosen_where_they_cost_little() {
     let chunk = |budget| p.plan(budget).unwrap().chunk;
     assert_eq!(chunk(p.smallest_budget()), 16);
     // 24 MiB is 1/32 of 768 MiB, 104 MiB of 3.3 GiB.
-    let beside = |cache: u64| p.needs.smallest_budget() + cache;
-    assert_eq!(chunk(beside(1200 << 20)), 128);
+    let with_cache = |cache: u64| p.needs.smallest_budget() + cache;
+    assert_eq!(chunk(with_cache(1200 << 20)), 128);
     assert_eq!(chunk(p.full_budget()), 512);
     assert_eq!(chunks(0, 40), [16, 32, 64]);
     assert_eq!(chunks(0, 4096), CHUNKS);
@@ -512,7 +512,7 @@ fn a_budget_is_divided_in_microseconds() {
     let best = (0..50).map(|i| {
         let start = std::time::Instant::now();
         let again = p
-            .divide_again(&division, budget, 1 + i % 2, Ways::Settled)
+            .divide_again(&division, budget, 1 + i % 2, Candidates::Current)
             .unwrap();
         assert!(again.memory.budget() == budget);
         start.elapsed()

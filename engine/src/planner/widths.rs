@@ -1,5 +1,5 @@
-//! The device's part of a layer, by the number of rows of a pass. It is chosen so that the device
-//! and the CPU finish at the same time, by the device's measured times and the CPU's forecast.
+//! The device's part of a layer, by the number of rows of a pass: the device and the CPU should
+//! finish at the same time, by the device's measured times and the CPU's forecast.
 
 use arrayvec::ArrayVec;
 
@@ -20,11 +20,11 @@ const COPY_BYTES_PER_NS: f64 = 4.0;
 const LONGEST_PASS: usize = 512;
 
 impl Planner {
-    /// Clusters per layer and streamed rows that the device computes next to `threads` compute
-    /// threads. They follow the times if the CPU can compute what the device leaves with the same
-    /// bits. Otherwise the device computes all it holds, since times must not change a text.
+    /// Clusters per layer and streamed rows that the device computes in parallel with `threads`
+    /// compute threads. They follow the times if the CPU can compute the rest with the same bits.
+    /// Otherwise the device computes all that it holds, since times must not change a text.
     pub(crate) fn widths(&self, division: &Division, threads: usize) -> Widths {
-        // Which experts a pass visits is not known.
+        // The experts of a pass are not known.
         let follows = |tier: &&DeviceTier| tier.same_bits && self.shape.visited == 1.0;
         let tier = self.tier.as_ref().filter(follows);
         let (Some(tier), Some(pass)) = (tier, self.pass(division, threads)) else {
@@ -77,7 +77,7 @@ impl Planner {
             (0..self.shape.layers).map(time).sum::<f64>()
         };
         let held = division.needs.device_clusters as usize / self.shape.layers.max(1);
-        // Such passes are computed in groups of clusters, so the device and the CPU take turns.
+        // Such passes are computed in groups of clusters, so the device and the CPU alternate.
         let apart: f64 = (clusters.iter().enumerate())
             .map(|(layer, &best)| {
                 let neurons = (held.min(best as usize) * CLUSTER).min(self.shape.neurons);
@@ -101,7 +101,7 @@ impl Planner {
             })
         };
         let device = |its: usize| streamed(its).ns * self.shape.layers as f64;
-        // The CPU computes the last rows: they decide what stays in the cache.
+        // The CPU computes the last rows: they determine what stays in the cache.
         let its = pieces_of_second(rows - RECENT, own, device);
         if its > 0 && all(streamed(its)) < apart {
             its
@@ -336,7 +336,7 @@ mod tests {
         assert!(its(1e-9, 512) <= fast);
     }
 
-    /// Stream buffers in separate memory take room from neurons only if they are used.
+    /// Stream buffers in separate memory displace neurons only if they are used.
     #[test]
     fn what_does_not_stream_leaves_its_memory_to_neurons() {
         for (neuron, used) in [(1e-9, true), (1e-2, false)] {

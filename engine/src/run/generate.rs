@@ -145,7 +145,7 @@ fn follow(
     let (mut done, mut tokens) = (0, 0);
     loop {
         let Stepped::Passed { rows, events } = stepper.step()? else {
-            unreachable!("the only text wants something, and nobody makes it yield");
+            unreachable!("the only text has rows to compute and is never preempted");
         };
         done += rows;
         let event = events.pop();

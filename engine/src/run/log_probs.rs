@@ -19,7 +19,7 @@ pub struct LogProbs {
 }
 
 impl LogProbs {
-    /// For `token` among `logits`, with the `top` most likely tokens.
+    /// Log-probabilities of `token` among `logits`, with the `top` most likely tokens.
     pub fn of(logits: &[f32], token: u32, top: usize) -> Self {
         let norm = log_sum(logits);
         let log_prob = |token: u32, logit: f32| LogProb {

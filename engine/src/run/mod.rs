@@ -7,13 +7,13 @@ mod batch;
 mod clock;
 mod events;
 mod generate;
+mod groups;
 mod log_probs;
 mod prompt;
 mod request;
 pub mod spans;
 mod stepper;
 mod text;
-mod turns;
 
 pub use batch::{Batch, Continuation};
 pub use clock::{Energy, Step};

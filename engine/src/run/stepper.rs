@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::events::{Admission, Event, Finished, Stepped};
+use super::groups::{self, Groups};
 use super::log_probs::LogProbs;
 use super::prompt::prompt_events;
 use super::request::{Request, RequestId, Stop};
 use super::spans::{Wants, divide};
 use super::text::LiveText;
-use super::turns::{self, Turns};
 use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
@@ -40,9 +40,9 @@ struct Parked {
     part: RequestRows,
     /// Number of completed layers.
     layers: usize,
-    /// Activations: the residual stream; further streams and per-layer inputs (`beside`).
+    /// Activations: the residual stream; further streams and per-layer inputs (`aux`).
     x: Vec<f32>,
-    beside: Vec<f32>,
+    aux: Vec<f32>,
 }
 
 /// Admits requests and runs them in batches, one pass at a time.
@@ -58,7 +58,7 @@ pub struct Stepper<'e> {
     /// Set from any thread to make the pass yield between two layers.
     yields: Arc<AtomicBool>,
     next: u64,
-    turns: Turns,
+    groups: Groups,
     /// The last request for whose prompt a memory division was considered.
     considered: Option<RequestId>,
 }
@@ -75,7 +75,7 @@ impl<'e> Stepper<'e> {
             events: Vec::new(),
             yields: Arc::new(AtomicBool::new(false)),
             next: 0,
-            turns: Turns::new(),
+            groups: Groups::new(),
             considered: None,
         }
     }
@@ -106,7 +106,7 @@ impl<'e> Stepper<'e> {
     /// already has are shared instead of recomputed.
     ///
     /// # Errors
-    /// An invalid request, or no room for it; the stepper is then unchanged.
+    /// An invalid request, or not enough memory for it; the stepper is then unchanged.
     pub fn admit(&mut self, admission: Admission) -> Result<RequestId, Error> {
         let Admission {
             mut sequence,
@@ -126,7 +126,7 @@ impl<'e> Stepper<'e> {
         }
         let vocab = self.engine.config().vocab as usize;
         let rules = self.engine.text().rules().clone();
-        // Whoever asks the same again, or goes on from it, computes the last token of the prompt anew.
+        // A repeated or continued prompt recomputes the last token of this prompt.
         sequence.mark(sequence.len() + prompt.len() - 1);
         let mut forks = Vec::with_capacity(samples - 1);
         for _ in 1..samples {
@@ -166,7 +166,7 @@ impl<'e> Stepper<'e> {
             text.constraint = constraint.as_ref().map(|c| c.fork());
             self.texts.push(text);
         }
-        self.turns.admitted();
+        self.groups.admitted();
         self.set_batch()?;
         Ok(first)
     }
@@ -204,7 +204,7 @@ impl<'e> Stepper<'e> {
             return Ok(Stepped::Yielded);
         }
         if whole {
-            self.count_turn(rows, start.elapsed(), before)?;
+            self.count_pass(rows, start.elapsed(), before)?;
         }
         self.take_tokens()?;
         Ok(Stepped::Passed {
@@ -214,9 +214,9 @@ impl<'e> Stepper<'e> {
     }
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.
-    fn count_turn(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
+    fn count_pass(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
-        if decoding.clone().filter(|t| self.turns.has(t.id)).count() != rows {
+        if decoding.clone().filter(|t| self.groups.has(t.id)).count() != rows {
             return Ok(());
         }
         let counted = self.engine.counters().since(before);
@@ -224,7 +224,7 @@ impl<'e> Stepper<'e> {
         // Streamed neurons are read once per pass for any number of requests.
         let streamed = store.residency.banks.streamed();
         let needed = counted.hot_hits + counted.hits + counted.misses;
-        let pass = turns::PassCost {
+        let pass = groups::PassCost {
             tokens: rows,
             needed: needed.saturating_sub(streamed),
             neurons: store.layout.total() - streamed,
@@ -232,13 +232,13 @@ impl<'e> Stepper<'e> {
             time,
             wait: Duration::from_nanos(counted.wait_ns),
         };
-        self.turns.passed(pass, decoding.count());
+        self.groups.passed(pass, decoding.count());
         self.set_batch()
     }
 
     /// Plans memory for the requests that run together.
     fn set_batch(&mut self) -> Result<(), Error> {
-        let together = self.texts.len().min(self.turns.group_size());
+        let together = self.texts.len().min(self.groups.group_size());
         self.engine.set_batch(together)
     }
 
@@ -270,10 +270,10 @@ impl<'e> Stepper<'e> {
     /// Schedules the next pass. Returns false if no request can run.
     fn choose(&mut self) -> bool {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
-        self.turns.choose(decoding.map(|text| text.id));
-        let turns = &self.turns;
+        self.groups.choose(decoding.map(|text| text.id));
+        let groups = &self.groups;
         let wants = self.texts.iter().map(|text| match text.wants() {
-            Wants::Decode if !turns.has(text.id) => Wants::Nothing,
+            Wants::Decode if !groups.has(text.id) => Wants::Nothing,
             wants => wants,
         });
         let rows = divide(wants, self.engine.most_rows());
@@ -301,7 +301,7 @@ impl<'e> Stepper<'e> {
             let ours = |p: &Parked| p.part.id == text.id && p.layers == layers;
             if let Some(at) = self.parked.iter().position(ours) {
                 let parked = self.parked.remove(at);
-                for (all, part) in [(&mut pass.x, &parked.x), (&mut pass.beside, &parked.beside)] {
+                for (all, part) in [(&mut pass.x, &parked.x), (&mut pass.aux, &parked.aux)] {
                     let width = part.len() / parked.part.rows;
                     all[pass.rows * width..][..part.len()].copy_from_slice(part);
                 }
@@ -446,7 +446,7 @@ impl<'e> Stepper<'e> {
 
     /// Preempts a request until [`Stepper::resume`]. Its rows of a yielded pass keep their
     /// activations if the engine was opened with
-    /// [`Options::preemption`](crate::Options::preemption) and there is room; otherwise they are
+    /// [`Options::preemption`](crate::Options::preemption) and a buffer is free; otherwise they are
     /// recomputed.
     pub fn preempt(&mut self, id: RequestId) {
         let Some(text) = self.texts.iter_mut().find(|text| text.id == id) else {
@@ -460,7 +460,7 @@ impl<'e> Stepper<'e> {
         } else {
             0
         };
-        if let Some((part, x, beside)) = self.leave_pass(id)
+        if let Some((part, x, aux)) = self.leave_pass(id)
             && let Some(layers) = self.engine.pass.layers.filter(|_| part.rows <= room)
         {
             debug_assert_eq!(x.len(), part.rows * d);
@@ -468,7 +468,7 @@ impl<'e> Stepper<'e> {
                 part,
                 layers,
                 x,
-                beside,
+                aux,
             });
         }
     }
@@ -479,7 +479,7 @@ impl<'e> Stepper<'e> {
         let before: usize = self.running[..at].iter().map(|part| part.rows).sum();
         let part = self.running.remove(at);
         let d = self.engine.config().d_model as usize;
-        let width = streams::beside(self.engine.config());
+        let width = streams::aux_width(self.engine.config());
         let pass = &mut self.engine.pass;
         let all = pass.rows;
         let take = |values: &mut Vec<f32>, width: usize| {
@@ -489,9 +489,9 @@ impl<'e> Stepper<'e> {
             part
         };
         let x = take(&mut pass.x, d);
-        let beside = take(&mut pass.beside, width);
+        let aux = take(&mut pass.aux, width);
         pass.rows -= part.rows;
-        Some((part, x, beside))
+        Some((part, x, aux))
     }
 
     /// Resumes a preempted request.
@@ -513,7 +513,7 @@ impl<'e> Stepper<'e> {
         self.parked.retain(|parked| parked.part.id != id);
         let text = self.texts.remove(at);
         self.hand_over(&text);
-        // Cannot fail: a plan for as many sequences was made before.
+        // Cannot fail: a plan for the same number of sequences succeeded before.
         let _ = self.set_batch();
         // The next pass reports a failed read.
         let _ = self.rest();

@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn rarer_filters_keep_what_they_should() {
         let ids = |c: &[(f32, u32)]| c.iter().map(|c| c.1).collect::<Vec<u32>>();
-        // Mean 0.2, standard deviation 2.2045: above 3 - 2.2045 lie 3 and 2.
+        // Mean 0.2, standard deviation 2.2045: 3 and 2 are above 3 - 2.2045.
         let mut c: Vec<(f32, u32)> = [3.0, 2.0, 0.5, -1.5, -3.0].into_iter().zip(0..).collect();
         keep_within_sigma(&mut c, 1.0);
         assert_eq!(ids(&c), [0, 1]);

@@ -1,4 +1,4 @@
-//! Vectors of pools of positions, of one size of pools: the pages of a sequence that hold them.
+//! Vectors of pools of positions, for one pool size: the pages of a sequence that hold them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::pages::{KvPages, KvPool};
 use super::shape::PoolShape;
 use crate::error::Error;
 
-/// The memory of all sequences for pools of a size.
+/// The memory of all sequences for pools of one size.
 #[derive(Debug)]
 pub(super) struct EntryPool {
     shape: PoolShape,
@@ -29,7 +29,7 @@ impl EntryPool {
         Ok(Some(Self { shape, pages }))
     }
 
-    /// Those of an empty sequence of up to `positions` positions.
+    /// The pool vectors of an empty sequence of up to `positions` positions.
     ///
     /// # Errors
     /// [`Error::KvFull`] if other sequences reserve too much.
@@ -49,7 +49,7 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// Readies them for `count` positions from `first` on.
+    /// Prepares them for `count` positions from `first` on.
     pub fn prepare(&mut self, first: usize, count: usize) {
         let before = self.shape.pools(first);
         let new = self.shape.pools(first + count) - before;
@@ -68,7 +68,8 @@ impl Entries {
         self.pages.layer(layer)
     }
 
-    /// Those of a sequence of up to `positions` positions that goes on from position `len`.
+    /// The pool vectors of a sequence of up to `positions` positions that continues from position
+    /// `len`.
     ///
     /// # Errors
     /// As [`EntryPool::sequence`].
@@ -85,12 +86,12 @@ impl Entries {
         self.pages.adopt(&other.pages, self.shape.pools(len));
     }
 
-    /// Drops what is behind position `len`.
+    /// Drops the contents after position `len`.
     pub fn truncate(&mut self, len: usize) {
         self.pages.truncate(self.shape.pools(len));
     }
 
-    /// Fills those of `len` positions with a small constant, for benchmarks.
+    /// Fills the vectors of `len` positions with a small constant, for benchmarks.
     pub fn pretend(&mut self, len: usize) {
         self.pages.pretend(self.shape.pools(len));
     }

@@ -1,13 +1,13 @@
-//! What a sequence keeps between passes.
+//! State of a sequence between passes.
 //!
 //! ```text
-//! pages       keys and values of positions; cut back and shared at any length
-//! pools       vectors of pools of positions: as pages, a vector for each pool that is complete
-//! recurrent   one block of fixed size; goes back only to where a snapshot was kept
+//! pages       keys and values of positions; truncated and shared at any length
+//! pools       vectors of pools of positions: in pages, one vector for each complete pool
+//! recurrent   one block of fixed size; goes back only to snapshots
 //! ```
 //!
-//! A layer's mixer says how much it keeps of which kind ([`StateShape`]). Both kinds come from pools
-//! that the ledger is charged for when the engine is opened.
+//! A layer's mixer determines how much state of each kind it needs ([`StateShape`]). All kinds come
+//! from pools that are charged to the ledger when the engine is opened.
 
 mod entries;
 mod layer;

@@ -15,12 +15,12 @@ impl Page {
         self.0.as_slice()
     }
 
-    /// All of it, to be changed anywhere.
+    /// The whole page, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.0.as_mut_slice()
     }
 
-    /// The same as floats. Pages of floats begin where a float may: their length is a multiple of
+    /// The same as floats. Pages of floats are aligned for them, and their length is a multiple of
     /// four.
     pub fn floats(&self) -> &[f32] {
         bytemuck::cast_slice(self.bytes())

@@ -100,8 +100,8 @@ impl KvPages {
         Ok(fork)
     }
 
-    /// Replaces the contents by the first `len` positions of `other`, of the same pool, shared and
-    /// within the capacity.
+    /// Replaces the contents by the first `len` positions of `other`, of the same pool; pages are
+    /// shared. `len` is within the capacity.
     pub fn adopt(&mut self, other: &Self, len: usize) {
         self.truncate(0);
         let shared = self.of.shape.pages(len.min(self.positions));
@@ -109,7 +109,7 @@ impl KvPages {
         self.pages.extend(pages);
     }
 
-    /// Drops the pages behind position `len`.
+    /// Drops the pages after position `len`.
     pub fn truncate(&mut self, len: usize) {
         let kept = self.of.shape.pages(len).min(self.pages.len());
         self.of.pool.give_back(self.pages.drain(kept..), 0);
@@ -120,7 +120,7 @@ impl KvPages {
         let shape = self.of.shape;
         match Arc::get_mut(&mut self.pages[position / shape.page]) {
             Some(page) => PageWriter::new(shape, page, position % shape.page),
-            None => unreachable!("a prepared page is shared with nobody"),
+            None => unreachable!("a prepared page has one owner"),
         }
     }
 

@@ -17,8 +17,8 @@ struct Free {
 
 /// Pages of one size.
 ///
-/// A sequence reserves as many as it will ever hold. Since pages can be shared, those in use are never
-/// more than those reserved, and [`Pool::take`] always has one.
+/// A sequence reserves as many as it will ever hold. Since pages can be shared, there are never more
+/// in use than reserved, and [`Pool::take`] always succeeds.
 #[derive(Debug)]
 pub(super) struct Pool {
     total: usize,
@@ -57,7 +57,7 @@ impl Pool {
     /// Reserves `count` pages.
     ///
     /// # Errors
-    /// The number of pages that could be reserved, if it is less.
+    /// The number of pages that could be reserved, if fewer.
     pub fn reserve(&self, count: usize) -> Result<(), usize> {
         let mut free = self.lock();
         if count > free.uncharged {
@@ -86,7 +86,7 @@ impl Pool {
         free.uncharged += charged;
     }
 
-    /// Pages that nobody holds, and those that nobody has reserved.
+    /// Pages without owner, and unreserved pages.
     #[cfg(test)]
     pub fn free(&self) -> (usize, usize) {
         let free = self.lock();

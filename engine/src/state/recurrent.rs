@@ -1,9 +1,8 @@
 //! State of fixed size: one block of floats per sequence, and snapshots of it.
 //!
-//! A recurrence cannot be undone, so a sequence can go back only to lengths at which its block was
-//! kept. A pass reads one block and writes another, and a completed pass swaps them: rows that are
-//! dropped in the middle of a pass leave no trace, and the block before the pass becomes a snapshot
-//! without a copy.
+//! A recurrence cannot be undone, so a sequence can go back only to lengths with a snapshot. A pass
+//! reads one block and writes another, and a completed pass swaps them: rows dropped in the middle
+//! of a pass leave no trace, and the block before the pass becomes a snapshot without a copy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,15 +12,15 @@ use arrayvec::ArrayVec;
 use super::page::Page;
 use super::pool::Pool;
 
-/// Snapshots of a sequence beside its present state: one token before the ends of the last
-/// prompts that went through it.
-/// Two, because a conversation is asked again from its last turn, or from the one before.
+/// Snapshots of a sequence in addition to its current state: one token before the ends of its last
+/// prompts.
+/// Two, because a conversation continues from its last message, or from the one before it.
 const SNAPSHOTS: usize = 2;
 
-/// Blocks of a sequence: its present state, the one that a pass writes, and snapshots.
+/// Blocks of a sequence: its current state, the one that a pass writes, and snapshots.
 pub(super) const BLOCKS: usize = 2 + SNAPSHOTS;
 
-/// The state behind the first `len` tokens.
+/// The state after the first `len` tokens.
 #[derive(Debug, Clone)]
 struct Snapshot {
     len: usize,
@@ -33,26 +32,26 @@ struct Snapshot {
 pub(super) struct Recurrent {
     pool: Arc<Pool>,
     charged: usize,
-    /// Tokens behind which `now` is the state. It is zeros where there are none.
+    /// `now` is the state after these tokens. It is zeros if there are none.
     len: usize,
     now: Option<Arc<Page>>,
-    /// The block that the pass under way writes.
+    /// The block that the current pass writes.
     next: Option<Arc<Page>>,
-    /// The length to keep a snapshot at; 0 for none.
+    /// The length at which to take a snapshot; 0 for none.
     mark: usize,
-    /// The snapshot that the pass under way writes.
+    /// The snapshot that the current pass writes.
     marked: Option<Snapshot>,
-    /// The least recently used first.
-    kept: ArrayVec<Snapshot, SNAPSHOTS>,
+    /// Least recently used first.
+    snapshots: ArrayVec<Snapshot, SNAPSHOTS>,
 }
 
 /// One layer's part of a sequence's block, during a pass.
 pub(crate) struct RecurrentPart<'a> {
     /// The state before the pass.
     pub before: &'a [f32],
-    /// Receives the state behind all of its rows.
+    /// Receives the state after all rows of the pass.
     pub after: &'a mut [f32],
-    /// Receives the state behind so many of its rows.
+    /// Receives the state after this number of its rows.
     pub marked: Option<(usize, &'a mut [f32])>,
 }
 
@@ -60,7 +59,7 @@ impl Recurrent {
     /// The state of an empty sequence of up to `positions` positions.
     ///
     /// # Errors
-    /// The numbers of free blocks and of all, if the free ones do not suffice.
+    /// The numbers of free blocks and of all blocks, if there are too few.
     pub fn new(pool: &Arc<Pool>, positions: usize) -> Result<Self, [usize; 2]> {
         let charged = if positions == 0 { 0 } else { BLOCKS };
         (pool.reserve(charged)).map_err(|free| [free, pool.total()])?;
@@ -72,11 +71,11 @@ impl Recurrent {
             next: None,
             mark: 0,
             marked: None,
-            kept: ArrayVec::new(),
+            snapshots: ArrayVec::new(),
         })
     }
 
-    /// The same for a fork of up to `positions` positions, which wants the same snapshot.
+    /// The same for a fork of up to `positions` positions, with the same mark.
     ///
     /// # Errors
     /// As [`Recurrent::new`].
@@ -87,7 +86,7 @@ impl Recurrent {
         Ok(fork)
     }
 
-    /// Asks for a snapshot behind `len` tokens.
+    /// Requests a snapshot after `len` tokens.
     pub fn mark(&mut self, len: usize) {
         self.mark = len;
         self.unmark();
@@ -98,11 +97,11 @@ impl Recurrent {
         if len >= self.len {
             return self.len;
         }
-        let lens = self.kept.iter().map(|kept| kept.len);
-        lens.filter(|&kept| kept <= len).max().unwrap_or(0)
+        let lens = self.snapshots.iter().map(|snapshot| snapshot.len);
+        lens.filter(|&snapshot| snapshot <= len).max().unwrap_or(0)
     }
 
-    /// Readies the blocks for a pass of `count` tokens. To do it twice changes nothing.
+    /// Prepares the blocks for a pass of `count` tokens. Idempotent.
     pub fn prepare(&mut self, count: usize) {
         if self.now.is_none() {
             let mut zeros = self.pool.take();
@@ -135,7 +134,7 @@ impl Recurrent {
     /// The part `range` of the blocks, after [`Recurrent::prepare`].
     pub fn part(&mut self, range: Range<usize>) -> RecurrentPart<'_> {
         let (Some(now), Some(next)) = (&self.now, self.next.as_mut().and_then(Arc::get_mut)) else {
-            unreachable!("a prepared block is shared with nobody");
+            unreachable!("a prepared block has one owner");
         };
         let len = self.len;
         RecurrentPart {
@@ -164,42 +163,52 @@ impl Recurrent {
     pub fn truncate(&mut self, len: usize) -> usize {
         let reached = self.reach(len);
         if reached < self.len {
-            let to = self.kept.iter().position(|kept| kept.len == reached);
-            let to = to.map(|at| self.kept[at].block.clone());
+            let to = self
+                .snapshots
+                .iter()
+                .position(|snapshot| snapshot.len == reached);
+            let to = to.map(|at| self.snapshots[at].block.clone());
             self.go_to(reached, to);
         }
         reached
     }
 
-    /// Replaces the contents by those of `other` behind its first `len` tokens, which it can reach.
+    /// Replaces the contents by the state of `other` after its first `len` tokens, which it can
+    /// reach.
     pub fn adopt(&mut self, other: &Self, len: usize) {
         self.truncate(0);
         let now = (len == other.len).then_some(&other.now);
-        let mut kept = other.kept.iter();
-        let kept_there = kept.find(|kept| kept.len == len).map(|kept| &kept.block);
-        let to = now.and_then(Option::as_ref).or(kept_there).cloned();
-        for snapshot in other.kept.iter().filter(|kept| kept.len < len) {
+        let mut snapshots = other.snapshots.iter();
+        let of_other = snapshots
+            .find(|snapshot| snapshot.len == len)
+            .map(|snapshot| &snapshot.block);
+        let to = now.and_then(Option::as_ref).or(of_other).cloned();
+        for snapshot in other.snapshots.iter().filter(|snapshot| snapshot.len < len) {
             self.keep(snapshot.clone());
         }
         self.go_to(len, to);
     }
 
-    /// Makes `block`, the state behind `len` tokens, the present one. Forgets what is behind it.
+    /// Makes `block`, the state after `len` tokens, the current one. Drops snapshots after it.
     fn go_to(&mut self, len: usize, block: Option<Arc<Page>>) {
         let old = std::mem::replace(&mut self.now, block);
         self.len = len;
         self.release(old);
         self.unmark();
-        while let Some(at) = self.kept.iter().position(|kept| kept.len > len) {
-            let gone = self.kept.remove(at);
+        while let Some(at) = self
+            .snapshots
+            .iter()
+            .position(|snapshot| snapshot.len > len)
+        {
+            let gone = self.snapshots.remove(at);
             self.release(Some(gone.block));
         }
-        if self.kept.iter().any(|kept| kept.len == len) {
+        if self.snapshots.iter().any(|snapshot| snapshot.len == len) {
             self.keep_now();
         }
     }
 
-    /// Keeps the present state.
+    /// Takes a snapshot of the current state.
     fn keep_now(&mut self) {
         if let (Some(block), 1..) = (&self.now, self.len) {
             let block = block.clone();
@@ -210,20 +219,24 @@ impl Recurrent {
         }
     }
 
-    /// Keeps a snapshot, which is now the most recently used one.
+    /// Stores a snapshot as the most recently used one.
     fn keep(&mut self, snapshot: Snapshot) {
-        if let Some(at) = self.kept.iter().position(|kept| kept.len == snapshot.len) {
-            let same = self.kept.remove(at);
+        if let Some(at) = self
+            .snapshots
+            .iter()
+            .position(|other| other.len == snapshot.len)
+        {
+            let same = self.snapshots.remove(at);
             self.release(Some(same.block));
         }
         self.make_room();
-        self.kept.push(snapshot);
+        self.snapshots.push(snapshot);
     }
 
-    /// Drops the least recently used snapshot if there is no room for another one.
+    /// Drops the least recently used snapshot if there is no slot for another one.
     fn make_room(&mut self) {
-        if self.kept.is_full() {
-            let oldest = self.kept.remove(0);
+        if self.snapshots.is_full() {
+            let oldest = self.snapshots.remove(0);
             self.release(Some(oldest.block));
         }
     }
@@ -244,7 +257,7 @@ impl Recurrent {
 impl Drop for Recurrent {
     fn drop(&mut self) {
         let blocks = [self.now.take(), self.next.take()].into_iter().flatten();
-        let snapshots = self.kept.drain(..).chain(self.marked.take());
+        let snapshots = self.snapshots.drain(..).chain(self.marked.take());
         let blocks = blocks.chain(snapshots.map(|snapshot| snapshot.block));
         self.pool.give_back(blocks, self.charged);
     }
@@ -260,8 +273,8 @@ mod tests {
         Arc::new(Pool::new(4 * FLOATS, sequences * BLOCKS).unwrap())
     }
 
-    /// Runs tokens through a recurrence that remembers all of them: `s = 2·s + token` in the first part
-    /// of the block, and their number in the second.
+    /// Runs tokens through a recurrence that depends on all of them: `s = 2·s + token` in the first
+    /// part of the block, and their number in the second.
     fn pass(state: &mut Recurrent, tokens: &[u8]) {
         state.prepare(tokens.len());
         for (range, factor, counts) in [(0..2, 2.0, false), (2..3, 1.0, true)] {
@@ -288,7 +301,7 @@ mod tests {
         state.commit(tokens.len());
     }
 
-    /// The state behind tokens, by the definition.
+    /// The state after the tokens, by the definition.
     fn expected(tokens: &[u8]) -> Vec<f32> {
         let sum = tokens.iter().fold(0.0, |s, &t| 2.0 * s + f32::from(t));
         vec![sum, sum, tokens.len() as f32]
@@ -299,8 +312,8 @@ mod tests {
         let zeros = [0.0; FLOATS];
         let found = state.now.as_ref().map_or(&zeros[..], |now| now.floats());
         assert_eq!(found, expected(tokens));
-        for kept in &state.kept {
-            assert_eq!(kept.block.floats(), expected(&tokens[..kept.len]));
+        for snapshot in &state.snapshots {
+            assert_eq!(snapshot.block.floats(), expected(&tokens[..snapshot.len]));
         }
     }
 
@@ -316,7 +329,7 @@ mod tests {
         assert_eq!([2, 3, 5, 6, 9].map(|len| state.reach(len)), [0, 3, 3, 6, 6]);
         assert_eq!(state.truncate(5), 3);
         check(&state, &text[..3]);
-        // again, with the snapshot at the border of a pass
+        // again, with the snapshot at the end of a pass
         state.mark(5);
         run(&mut state, &text[3..5]);
         run(&mut state, &text[5..]);

@@ -17,9 +17,9 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct StatePool {
     pages: Arc<KvPool>,
-    /// Blocks of recurrent state, where the model has some.
+    /// Blocks of recurrent state, if the model has any.
     blocks: Option<Arc<Pool>>,
-    /// Vectors of pools of positions, by their size.
+    /// Vectors of pools of positions, by pool size.
     entries: [Option<EntryPool>; 2],
     shape: StateShape,
 }
@@ -44,7 +44,7 @@ impl StatePool {
         })
     }
 
-    /// What a sequence keeps.
+    /// Shape of a sequence's state.
     pub fn shape(&self) -> StateShape {
         self.shape
     }
@@ -67,7 +67,8 @@ impl StatePool {
     }
 }
 
-/// There are `free` of `all` blocks left, and a sequence of `positions` positions needs more.
+/// The error for a pool with `free` of `all` blocks left, too few for a sequence of `positions`
+/// positions.
 fn full(positions: usize, free: usize, all: usize) -> Error {
     Error::KvFull {
         positions,
@@ -82,7 +83,7 @@ fn full(positions: usize, free: usize, all: usize) -> Error {
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) pages: KvPages,
-    /// Vectors of pools of positions, by their size.
+    /// Vectors of pools of positions, by pool size.
     pub(crate) entries: ArrayVec<Entries, 2>,
     recurrent: Option<Recurrent>,
     tokens: Vec<u32>,
@@ -129,23 +130,23 @@ impl Sequence {
         &self.tokens
     }
 
-    /// The longest length up to `len` from which it can go on: `len`, unless its state is recurrent
-    /// and was not kept there.
+    /// The longest length up to `len` at which the sequence can continue: `len`, unless its state
+    /// is recurrent and has no snapshot there.
     pub fn reach(&self, len: usize) -> usize {
         let len = len.min(self.len());
         self.recurrent.as_ref().map_or(len, |r| r.reach(len))
     }
 
-    /// A sequence that continues from here, with the same capacity. Keys and values are shared,
-    /// copy-on-write.
+    /// A sequence that continues from this point, with the same capacity. Keys and values are
+    /// shared, copy-on-write.
     ///
     /// # Errors
-    /// [`Error::KvFull`] if the engine has no room for another sequence of this length.
+    /// [`Error::KvFull`] if the engine has no memory for another sequence of this length.
     pub fn fork(&self) -> Result<Self, Error> {
         self.fork_at(self.len())
     }
 
-    /// Like [`Sequence::fork`], from position `len` on, or from the one before it that it
+    /// Like [`Sequence::fork`], from position `len`, or from the earlier one that it
     /// [reaches](Sequence::reach).
     ///
     /// # Errors
@@ -184,8 +185,8 @@ impl Sequence {
         self.truncate(0);
     }
 
-    /// Removes the tokens from position `len` on, or from the one before it that it
-    /// [reaches](Sequence::reach). Returns the number of those that are left.
+    /// Removes the tokens from position `len` on, or from the earlier one that it
+    /// [reaches](Sequence::reach). Returns the number of remaining tokens.
     pub fn truncate(&mut self, len: usize) -> usize {
         let len = len.min(self.len());
         let reached = self.recurrent.as_mut().map_or(len, |r| r.truncate(len));
@@ -197,7 +198,7 @@ impl Sequence {
         reached
     }
 
-    /// Others may want to go on from position `len`: its state is kept there.
+    /// Takes a snapshot at position `len`, so that other sequences can continue from it.
     pub(crate) fn mark(&mut self, len: usize) {
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.mark(len);
@@ -213,11 +214,11 @@ impl Sequence {
     pub(crate) fn recurrent(&mut self, part: Range<usize>) -> RecurrentPart<'_> {
         match &mut self.recurrent {
             Some(recurrent) => recurrent.part(part),
-            None => unreachable!("the shape of the state says which layers are recurrent"),
+            None => unreachable!("only recurrent layers request recurrent state"),
         }
     }
 
-    /// Readies the state for a pass of `count` tokens. To do it twice changes nothing.
+    /// Prepares the state for a pass of `count` tokens. Idempotent.
     pub(crate) fn prepare(&mut self, count: usize) {
         self.pages.prepare(self.tokens.len(), count);
         for entries in &mut self.entries {

@@ -1,4 +1,4 @@
-//! What a sequence keeps: the geometry of keys and values, and the size of recurrent state.
+//! Shape of a sequence's state: the geometry of keys and values, and the size of recurrent state.
 //!
 //! ```text
 //! page       [layer] of keys and values, layers with equal heads together; a multiple of 32 positions
@@ -6,11 +6,11 @@
 //! values     [kv_head][position][width]      width = head_dim rounded up to a multiple of 32
 //! ```
 //!
-//! Of latent attention (MLA) there are values alone: one vector for each position, which is the key of
-//! all heads, and whose first elements are their value.
+//! Latent attention (MLA) has only values: one vector per position, which is the key of all heads and
+//! whose first elements are their value.
 //!
-//! The attention kernels dictate the layout: they compute scores for 32 positions at once and read
-//! both halves of a head sequentially. Elements are f16 (default) or f32.
+//! The layout follows from the attention kernels: they compute scores for 32 positions at once and
+//! read both halves of a head sequentially. Elements are f16 (default) or f32.
 
 use emberflow_kernels::{DType, GROUP};
 
@@ -26,18 +26,18 @@ const LARGEST: usize = BLOCK;
 /// A page has at most 1/8 of a sequence's positions, which bounds the waste.
 const SHARE: usize = 8;
 
-/// What a sequence keeps.
+/// Shape of a sequence's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StateShape {
     /// Keys and values of its positions.
     pub pages: KvShape,
-    /// Vectors of pools of positions, by the size of these.
+    /// Vectors of pools of positions, by pool size.
     pub pools: [PoolShape; 2],
-    /// Floats of its recurrent state, whatever its length.
+    /// Floats of its recurrent state, independent of its length.
     pub recurrent: usize,
 }
 
-/// Vectors of pools of positions, in pages of their own.
+/// Vectors of pools of positions, in separate pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PoolShape {
     /// Positions of a pool; 0 for none.
@@ -46,14 +46,14 @@ pub(crate) struct PoolShape {
 }
 
 impl PoolShape {
-    /// Pools that are complete at `positions` positions.
+    /// Number of pools completed by `positions` positions.
     pub fn pools(self, positions: usize) -> usize {
         positions.checked_div(self.size).unwrap_or(0)
     }
 }
 
 impl StateShape {
-    /// Bytes that a position adds: its keys and values, and its part of the vectors of pools.
+    /// Bytes that a position adds: its keys and values, and its share of pool vectors.
     pub fn position_bytes(self) -> u64 {
         let of_pool = |shape: PoolShape| {
             let bytes = shape.pages.position_bytes();
@@ -71,7 +71,7 @@ impl StateShape {
     }
 }
 
-/// Layers whose heads of keys and values are alike.
+/// Layers with equal heads of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct HeadLayers {
     pub layers: usize,
@@ -83,16 +83,16 @@ pub(crate) struct HeadLayers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvShape {
     pub dtype: DType,
-    /// The layers: those of a kind follow each other.
+    /// The layers, grouped by kind.
     pub kinds: [HeadLayers; 2],
     /// Positions per page: a power of two ≥ 32 that divides [`BLOCK`].
     pub page: usize,
-    /// Value vectors hold the keys, too, and no others are stored.
+    /// Value vectors also hold the keys; no separate keys are stored.
     pub latent: bool,
 }
 
 impl KvShape {
-    /// Of these layers, for sequences of up to `context` positions.
+    /// The geometry of these layers, for sequences of up to `context` positions.
     pub fn new(dtype: DType, kinds: [HeadLayers; 2], context: usize) -> Self {
         Self {
             dtype,
@@ -107,7 +107,7 @@ impl KvShape {
         self.kinds.iter().map(|kind| kind.layers).sum()
     }
 
-    /// The kind of a layer, and its place among those of its kind.
+    /// The kind of a layer, and its index among those of its kind.
     fn kind(self, layer: usize) -> (HeadLayers, usize) {
         let [first, second] = self.kinds;
         match layer.checked_sub(first.layers) {
@@ -136,7 +136,7 @@ impl KvShape {
         elements.saturating_mul(self.dtype.row_bytes(1))
     }
 
-    /// Elements of a position's key, if it is stored apart, and of its value in one head.
+    /// Elements of a position's key, if stored separately, and of its value in one head.
     fn vectors(self, of: HeadLayers) -> [usize; 2] {
         let keys = if self.latent { 0 } else { of.head_dim };
         [keys, of.head_dim.next_multiple_of(GROUP)]
@@ -145,9 +145,10 @@ impl KvShape {
     /// Byte offset of a layer's head in a page; `part`: keys (0) or values (1).
     pub fn at(self, layer: usize, part: usize, head: usize) -> usize {
         let (of, place) = self.kind(layer);
-        let before = match layer < self.kinds[0].layers {
-            true => 0,
-            false => self.position(self.kinds[0]),
+        let before = if layer < self.kinds[0].layers {
+            0
+        } else {
+            self.position(self.kinds[0])
         };
         let vectors = self.vectors(of);
         let [keys, values] = vectors;
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!((page_for(256), page_for(2048)), (32, 256));
     }
 
-    /// What 64 positions keep is 64 times what one adds, if they complete all pools and pages.
+    /// The state of 64 positions is 64 times what one adds, if they complete all pools and pages.
     #[test]
     fn pools_are_counted_by_position() {
         let of = |layers, page| KvShape {

@@ -26,14 +26,13 @@ pub(crate) struct NeuronBytes<'a> {
     pub scales: &'a [u8],
 }
 
-/// Where a ready cluster's bytes are.
+/// Location of a ready cluster's bytes.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'a> {
     Nowhere,
     /// A slot of the hot region.
     Hot(&'a [u8]),
-    /// Rows of a device's part of the bank, which has this many neurons; one matrix after the
-    /// other.
+    /// Rows of a device's part of the bank, which has this many neurons; matrix after matrix.
     Shared(&'a [u8], usize),
     /// A stream buffer with bundles as on flash.
     Stream {
@@ -45,7 +44,7 @@ pub(super) enum Place<'a> {
     Mapped,
 }
 
-/// The memory that clusters are in.
+/// The memory that holds clusters.
 #[derive(Clone, Copy)]
 pub(super) struct ClusterMemory<'a> {
     pub layout: &'a Layout,

@@ -7,9 +7,9 @@ use crate::bundle::NeuronFormat;
 /// Alignment of direct I/O in bytes; 1 for buffered I/O.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Align {
-    /// Of file offsets and lengths.
+    /// Alignment of file offsets and lengths.
     pub offset: usize,
-    /// Of memory addresses.
+    /// Alignment of memory addresses.
     pub memory: usize,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct SlotContent {
     /// Bytes of Up and Down together; of Up.
     pub rest_len: usize,
     pub up_len: usize,
-    /// Offset at which a read of Up and Down alone begins.
+    /// Offset at which a read of only Up and Down begins.
     pub rest_read: usize,
     /// Bytes of a slot.
     pub slot_len: usize,

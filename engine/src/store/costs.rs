@@ -1,4 +1,4 @@
-//! Read costs of the storage device, and the decisions that follow from them.
+//! Read costs of the storage device, and the decisions based on them.
 
 /// Nanoseconds per read at high queue depth.
 #[derive(Debug, Clone, Copy)]

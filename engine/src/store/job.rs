@@ -1,4 +1,4 @@
-//! The current layer: which neurons it needs, and which reads each cluster still waits for.
+//! The current layer: the neurons it needs, and the outstanding reads of each cluster.
 //!
 //! A layer has one *unit* per visited bank. The clusters of all units in sequence are the layer's
 //! *items*; the needed neurons of all items are its *places*. This module only keeps indices; it
@@ -19,7 +19,7 @@ use crate::cluster::CLUSTER;
 /// PowerInfer-2 §3.1), so layers are read whole.
 pub(super) const MANY: usize = 32;
 
-/// State of a needed neuron in a cluster that is served neuron by neuron.
+/// State of a needed neuron in a cluster that is read neuron by neuron.
 #[derive(Debug)]
 pub(super) enum Held {
     Nothing,
@@ -129,7 +129,7 @@ pub(crate) struct Job {
     /// Number of clusters in all units.
     total: usize,
     pub(super) items: Vec<Item>,
-    /// By place: packed id, and where the neuron is.
+    /// By place: packed id, and location of the neuron.
     pub(super) ids: Vec<u32>,
     pub(super) held: Vec<Held>,
     /// All reads of items before this one have been requested.

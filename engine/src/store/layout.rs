@@ -40,8 +40,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Groups the banks of `container` by layer, and opens its file for reading. `layers` are those that have
-    /// banks, ascending; they are numbered by their place among them.
+    /// Groups the banks of `container` by layer, and opens its file for reading. `layers`: the layers with
+    /// banks, ascending; they are numbered by their index in this list.
     ///
     /// # Errors
     /// Banks out of order, or a file that cannot be reopened.
@@ -60,7 +60,7 @@ impl Layout {
         for (number, bank) in (0..).zip(container.banks()) {
             let Ok(place) = layers.binary_search(&bank.layer) else {
                 return Err(bad(format!(
-                    "bank {number} is of layer {}, where the model has none",
+                    "bank {number} is of layer {}, which has none in the model",
                     bank.layer
                 )));
             };
@@ -94,8 +94,8 @@ impl Layout {
         Ok((layout, source))
     }
 
-    /// Limits what a layer visits at once to what one row visits: the `chosen` largest experts of a
-    /// layer with several banks, plus its last bank if `shared`.
+    /// Limits the clusters of a layer visited at once to those that one row visits: the `chosen`
+    /// largest experts of a layer with several banks, plus its last bank if `shared`.
     pub fn set_visited(&mut self, chosen: usize, shared: bool) {
         let of_layer = |banks: &Range<u32>, of: &dyn Fn(u32) -> usize| {
             let experts = banks.len() - usize::from(shared && banks.len() > 1);
@@ -246,7 +246,7 @@ impl Layout {
         Error::Bundles {
             path: self.container.path().to_path_buf(),
             reason: format!(
-                "{} neurons in {} banks are more than a cache can number",
+                "{} neurons in {} banks are more than a cache can index",
                 self.total(),
                 self.banks()
             ),
@@ -285,7 +285,7 @@ impl Layout {
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
     }
 
-    /// Two reads in place of one, for the ablation without bundles.
+    /// Two reads instead of one, for the ablation without bundles.
     pub fn halves(&self, whole: Cover) -> [Cover; 2] {
         let unit = self.slack() as u32;
         let first = (whole.len / 2).next_multiple_of(unit).min(whole.len);

@@ -8,9 +8,9 @@ use super::layout::Layout;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 
-/// Bytes beside the pages that are used: a fault maps the pages around it, too, and those of the program
-/// itself where the model lies in it. Peaks were up to 0.13 MiB above a plan without them where three
-/// processes ran side by side.
+/// Bytes of pages around the used ones: a fault also maps the pages around it, including those of the
+/// program if the model is inside it. Without this margin, peaks were up to 0.13 MiB above the plan with
+/// three processes running at the same time.
 const AROUND: u64 = 1 << 20;
 
 /// A mapped container, and the banks whose pages may be resident.

@@ -8,11 +8,12 @@
 //!                 NeuronStore
 //!    ┌──────────┬──────┴────┬───────────┐
 //! Residency   Reads       Prefetch     Job
-//! in memory   on the way  what next    needed now
+//! in memory   in flight   proposals    needed now
 //! ```
 //!
-//! No part knows another one or its owner. [`rules`] decide where a cluster's bytes come from,
-//! [`bytes`] exposes them to compute threads. Every byte from flash is verified against its
+//! No part refers to another one or to its owner. [`rules`] decide where a cluster's bytes come
+//! from, [`bytes`] exposes them to compute threads. Every byte from flash is verified against its
+//! checksum before it is used.
 //! checksum before it is used.
 
 mod bits;

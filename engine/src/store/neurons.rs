@@ -45,7 +45,7 @@ fn region_memory(lock: bool) -> ArenaOptions {
     }
 }
 
-/// Takes the rows of a cluster that lies outside: a bank, and the cluster's number.
+/// Receives the rows of a cluster outside the regions: bank, and index of the cluster.
 pub(crate) type Upload<'a> =
     dyn FnMut([u32; 2], &mut dyn Iterator<Item = NeuronRows<'_>>) -> Result<(), Error> + 'a;
 
@@ -78,20 +78,20 @@ pub(crate) struct NeuronStore {
     pub reads: Reads,
     pub prefetch: Prefetch,
     pub job: Job,
-    /// Clusters that lie outside of these regions.
+    /// Clusters outside of these regions.
     pub outside: Outside,
     /// The mapped file, for the mmap ablation.
     mapped: Option<Mapping>,
     /// Number of compute threads; they are idle while memory is filled.
     threads: usize,
     counters: Counters,
-    /// The first failure, of a lane too, ends all passes.
+    /// The first failure, including one of a device, ends all passes.
     pub latch: Arc<Latch>,
     pub tracer: Tracer,
 }
 
 impl NeuronStore {
-    /// Starts the I/O thread and makes empty regions; [`NeuronStore::warm`] fills them.
+    /// Starts the I/O thread and creates empty regions; [`NeuronStore::warm`] fills them.
     pub fn open(setup: StoreSetup<'_>) -> Result<Self, Error> {
         let StoreSetup {
             memory: plan,
@@ -142,8 +142,8 @@ impl NeuronStore {
         })
     }
 
-    /// Warms the regions from the front of every bank: the hottest neurons, if the container is sorted by temperature. The
-    /// first ones, which lie outside, are handed to `upload`.
+    /// Fills the regions from the front of every bank: the hottest neurons, if the container is sorted by temperature. The
+    /// first clusters, which are outside the regions, are passed to `upload`.
     pub fn warm(
         &mut self,
         plan: &MemoryPlan,
@@ -170,7 +170,7 @@ impl NeuronStore {
             self.wait()?;
         }
         self.prefetch.forget();
-        self.reads.drop_kept(|_, _| false);
+        self.reads.drop_unclaimed(|_, _| false);
         if let Some(mapped) = &mut self.mapped {
             mapped.set_plan(&self.layout, plan)?;
         }

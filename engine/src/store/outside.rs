@@ -1,33 +1,33 @@
-//! Clusters that lie outside of the store's regions: the first ones of each bank, the hottest, which somebody else
-//! holds. They are read once, when memory is filled, and handed over.
+//! Clusters outside of the store's regions: the first and hottest ones of each bank, held by a device. They are
+//! read once, when memory is filled, and passed to the device.
 //!
 //! ```text
-//! a bank    │ computed where they lie │ held outside, computed by the CPU │ hot │ cold …
+//! a bank    │ computed by device    │ held outside, computed by the CPU │ hot │ cold …
 //!           └──── more for more rows of a pass ──▶
 //! ```
 
 use std::sync::Arc;
 
-/// Bytes that another holds too.
+/// Bytes shared with another owner.
 type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// What lies outside, and what is computed there in the current layer's pass.
+/// The clusters outside, and those of them that the device computes in the current layer's pass.
 #[derive(Clone)]
 pub(crate) struct Outside {
-    /// By bank: how many clusters.
+    /// By bank: number of clusters outside.
     prefix: Vec<u32>,
-    /// How many of these, from the first one on, are computed where they lie.
+    /// How many of these, from the first on, the device computes.
     pub computed: Vec<u32>,
-    /// Where the CPU may read them: rows matrix by matrix, each with its scales behind it, and the number of neurons.
+    /// Rows that the CPU may read: matrix by matrix, each row followed by its scales, and the number of neurons.
     pub bytes: Vec<Option<(SharedBytes, usize)>>,
-    /// Some rows of the pass are computed elsewhere with all neurons, so that all are needed.
+    /// The device computes some rows of the pass with all neurons, so all are needed.
     pub all_needed: bool,
-    /// What the CPU cannot read of it is lost.
+    /// The parts that the CPU cannot read are lost.
     pub lost: bool,
 }
 
 impl Outside {
-    /// So many clusters of each bank, all of which are computed where they lie.
+    /// The first `prefix[b]` clusters of each bank, all computed by the device.
     pub fn new(prefix: Vec<u32>) -> Self {
         Self {
             computed: prefix.clone(),
@@ -38,30 +38,33 @@ impl Outside {
         }
     }
 
-    /// How many clusters of each bank there are, lost or not.
+    /// Number of clusters outside by bank, lost or not.
     pub fn prefix(&self) -> &[u32] {
         &self.prefix
     }
 
-    /// How many clusters of a bank, from the first one on, are computed where they lie.
+    /// How many clusters of a bank, from the first on, the device computes.
     #[inline]
     pub fn computes(&self, bank: u32) -> usize {
-        match self.lost {
-            true => 0,
-            false => self.computed[bank as usize] as usize,
+        if self.lost {
+            0
+        } else {
+            self.computed[bank as usize] as usize
         }
     }
 
-    /// How many clusters of a bank nobody has to read: they are computed where they lie, or the CPU has their bytes.
+    /// How many clusters of a bank need no read: the device computes them, or the CPU has their bytes.
     #[inline]
     pub fn holds(&self, bank: u32) -> usize {
-        match self.lost && self.bytes[bank as usize].is_none() {
-            true => 0,
-            false => self.prefix[bank as usize] as usize,
+        if self.lost && self.bytes[bank as usize].is_none() {
+            0
+        } else {
+            self.prefix[bank as usize] as usize
         }
     }
 
-    /// The bytes of a bank's clusters, and the number of their neurons, if the CPU may read them and `cluster` is there.
+    /// The bytes of a bank's clusters, and the number of their neurons, if the CPU may read them and they contain
+    /// `cluster`.
     pub(super) fn shared(&self, bank: u32, cluster: u32) -> Option<(&[u8], usize)> {
         let (bytes, neurons) = self.bytes[bank as usize].as_ref()?;
         (cluster < self.prefix[bank as usize]).then(|| ((**bytes).as_ref(), *neurons))

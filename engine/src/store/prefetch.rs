@@ -1,7 +1,7 @@
-//! What to read when no needed neuron is missing: whole clusters of later layers that are certain
-//! to be read, experts that a router has chosen or is likely to choose, and single neurons named by
-//! a predictor. These reads overlap with the rest of the layer, with attention and, after the last
-//! layer, with the head.
+//! Reads to make when no needed neuron is missing: whole clusters of later layers that are certain
+//! to be read, experts that a router has chosen or is likely to choose, and single neurons selected
+//! by a predictor. These reads overlap with the rest of the layer, with attention and, after the
+//! last layer, with the head.
 //!
 //! This module only proposes. The caller knows which neurons are resident, and evicts nothing for a
 //! proposal.
@@ -68,7 +68,7 @@ pub(super) struct Want {
     pub bank: u32,
     pub cluster: u32,
     pub priority: Priority,
-    /// The cluster may turn out not to be needed.
+    /// The cluster may not be needed.
     pub guessed: bool,
 }
 
@@ -84,7 +84,7 @@ impl Want {
     }
 }
 
-/// What follows the current layer.
+/// Proposals after the current layer.
 pub(crate) struct Prefetch {
     layout: Arc<Layout>,
     /// The current layer.
@@ -124,7 +124,7 @@ impl Prefetch {
         self.experts.begin_pass(single);
     }
 
-    /// Moves on to a layer, or to a part of it that is followed by the banks `after`.
+    /// Advances to a layer, or to a part of it that is followed by the banks `after`.
     pub(super) fn begin_layer(&mut self, layer: usize, after: impl Iterator<Item = u32>) {
         let layers = self.layout.layers();
         let moved = (layer + layers - self.layer) % layers;
@@ -187,7 +187,7 @@ impl Prefetch {
             }
             let cluster = self.ahead.cluster as u32;
             self.ahead.cluster += 1;
-            // Misses of the layers in between go first.
+            // Misses of the layers in between have priority.
             let priority = if self.ahead.layers > 1 && partly {
                 Priority::Prefetch
             } else {

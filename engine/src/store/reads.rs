@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cluster, part, row ──► batch ──► I/O ──► next ──► Arrival
-//! a free buffer ──► coming ──► kept ──► claim           whole clusters
+//! a free buffer ──► coming ──► unclaimed ──► claim           whole clusters
 //! ```
 
 mod tag;
@@ -36,7 +36,7 @@ const BATCH: usize = 256;
 /// 1 MB this is up to 1.9 times as fast; with 19 MB it makes no difference.
 const SMALL: usize = 4 << 20;
 
-/// Who submits reads.
+/// The thread that submits reads.
 enum IoDriver {
     /// A dedicated I/O thread.
     Thread(IoThread),
@@ -99,7 +99,7 @@ pub(crate) struct Reads {
     /// Whole clusters in flight.
     coming: Vec<(u32, u32)>,
     /// Whole clusters that have arrived and are not yet claimed.
-    kept: Vec<(u32, u32, Slot)>,
+    unclaimed: Vec<(u32, u32, Slot)>,
     /// Rows of tables that have arrived: (table, row, bytes).
     pub(super) rows: Vec<(u32, u32, Slot)>,
     /// Time that computation was stalled on reads.
@@ -113,7 +113,7 @@ fn error(e: IoError) -> Error {
 }
 
 impl Reads {
-    /// Opens the file, with room for up to `buffers` stream buffers; none is allocated yet.
+    /// Opens the file, with capacity for up to `buffers` stream buffers; none is allocated yet.
     pub(super) fn start(
         layout: Arc<Layout>,
         source: FileSource,
@@ -137,7 +137,7 @@ impl Reads {
             batch: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(2 * layout.neurons_at_once()),
             coming: Vec::with_capacity(64),
-            kept: Vec::with_capacity(64),
+            unclaimed: Vec::with_capacity(64),
             rows: Vec::new(),
             waited: Duration::ZERO,
             latch,
@@ -317,35 +317,35 @@ impl Reads {
     /// Whether a whole cluster is in flight or has arrived unclaimed.
     pub(super) fn is_underway(&self, bank: u32, cluster: u32) -> bool {
         let key = (bank, cluster);
-        self.coming.contains(&key) || self.kept.iter().any(|a| (a.0, a.1) == key)
+        self.coming.contains(&key) || self.unclaimed.iter().any(|a| (a.0, a.1) == key)
     }
 
     /// The whole clusters in flight or unclaimed.
     pub(super) fn underway(&self) -> impl Iterator<Item = (u32, u32)> {
-        let kept = self.kept.iter().map(|a| (a.0, a.1));
-        self.coming.iter().copied().chain(kept)
+        let unclaimed = self.unclaimed.iter().map(|a| (a.0, a.1));
+        self.coming.iter().copied().chain(unclaimed)
     }
 
     /// Holds a whole cluster that has arrived until it is claimed.
     pub(super) fn keep(&mut self, bank: u32, cluster: u32, buffer: Slot) {
-        self.kept.push((bank, cluster, buffer));
+        self.unclaimed.push((bank, cluster, buffer));
     }
 
     /// Takes the buffer of an unclaimed whole cluster.
     pub(super) fn claim(&mut self, bank: u32, cluster: u32) -> Option<Slot> {
-        let mut kept = self.kept.iter();
-        let i = kept.position(|a| (a.0, a.1) == (bank, cluster))?;
-        Some(self.kept.swap_remove(i).2)
+        let mut unclaimed = self.unclaimed.iter();
+        let i = unclaimed.position(|a| (a.0, a.1) == (bank, cluster))?;
+        Some(self.unclaimed.swap_remove(i).2)
     }
 
     /// Frees the buffers of unclaimed clusters for which `follows` is false.
-    pub(super) fn drop_kept(&mut self, follows: impl Fn(u32, u32) -> bool) {
+    pub(super) fn drop_unclaimed(&mut self, follows: impl Fn(u32, u32) -> bool) {
         let mut i = 0;
-        while let Some(&(bank, cluster, _)) = self.kept.get(i) {
+        while let Some(&(bank, cluster, _)) = self.unclaimed.get(i) {
             if follows(bank, cluster) {
                 i += 1;
             } else {
-                self.buffers.put(self.kept.swap_remove(i).2);
+                self.buffers.put(self.unclaimed.swap_remove(i).2);
             }
         }
     }

@@ -91,7 +91,7 @@ pub(crate) struct Residency {
     hot_wanted: Vec<u32>,
     /// By bank: share of the tokens that visit it; empty without routing statistics.
     visits: Vec<f32>,
-    /// By bank: the first clusters, which lie outside of these regions.
+    /// By bank: the first clusters, which are outside of these regions.
     outside: Vec<u32>,
     /// Target of the border between the two regions, while it moves.
     goal: Option<Goal>,
@@ -138,7 +138,7 @@ impl Residency {
         })
     }
 
-    /// Leaves the first clusters of each bank to somebody else.
+    /// Excludes the first clusters of each bank, which a device holds.
     pub(super) fn begin_behind(&mut self, outside: &[u32]) {
         self.outside.copy_from_slice(outside);
         self.hot.begin_behind(outside);
@@ -163,7 +163,7 @@ impl Residency {
             return Ok(Some(0));
         }
         // Slots keep their layout: some banks gain or lose their Gate rows, and the neurons of the
-        // others stay.
+        // others remain.
         self.banks.with_gates = after;
         if after < before {
             for bank in after as u32..before as u32 {
@@ -257,7 +257,7 @@ impl Residency {
         exclusive(&mut self.gates)
     }
 
-    /// Whether the hot region has room for the whole model.
+    /// Whether the hot region can hold the whole model.
     pub(super) fn is_whole(&self) -> bool {
         self.hot.units() >= self.layout.total_clusters()
     }
@@ -339,13 +339,14 @@ impl Residency {
     /// Hot clusters of each bank for a hot region of `units` clusters.
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
-        match !self.visits.is_empty() && self.banks.scans(0) {
-            true => border::most_visited(units, &self.visits, &clusters),
-            false => border::behind(units, &self.wanted(), &clusters, &self.outside),
+        if !self.visits.is_empty() && self.banks.scans(0) {
+            border::most_visited(units, &self.visits, &clusters)
+        } else {
+            border::behind(units, &self.wanted(), &clusters, &self.outside)
         }
     }
 
-    /// How many clusters of each bank are to be hot.
+    /// Number of hot clusters wanted per bank.
     pub fn wanted(&self) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
         (0..)
@@ -438,9 +439,9 @@ impl Residency {
         }
     }
 
-    /// Caches what stays of a whole cluster in `buffer`: in the hot region if it belongs there,
-    /// otherwise in the cold region those of its needed neurons `ids` for which `keeps` returns
-    /// true. `again`: the next token is likely to visit its bank.
+    /// Caches the retained part of a whole cluster in `buffer`: in the hot region if it belongs
+    /// there, otherwise in the cold region those of its needed neurons `ids` for which `keeps`
+    /// returns true. `again`: the next token is likely to visit its bank.
     pub(super) fn keep_read(
         &mut self,
         [bank, cluster]: [u32; 2],
@@ -515,6 +516,6 @@ impl Residency {
 fn exclusive(gates: &mut Arc<Resident>) -> &mut Resident {
     match Arc::get_mut(gates) {
         Some(gates) => gates,
-        None => unreachable!("lent while a layer's neurons are named only"),
+        None => unreachable!("shared only while a layer's active set is determined"),
     }
 }

@@ -1,6 +1,6 @@
 //! Where a cluster's bytes come from: pure decisions without clock, I/O or cache.
 //!
-//! [`Rules`] are fixed per bank and layer, [`ClusterState`] is the residency of one cluster, [`Way`] the
+//! [`Rules`] are fixed per bank and layer, [`ClusterState`] is the residency of one cluster, [`ClusterSource`] the
 //! decision. [`super::NeuronStore`] executes it.
 //!
 //! ```text
@@ -103,7 +103,7 @@ pub(super) struct ClusterState {
 
 /// Source of a cluster's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ClusterSource {
     /// No neuron is needed.
     Unused,
     Mapped,
@@ -119,19 +119,21 @@ pub(super) enum Way {
 
 impl Rules {
     /// The decision before the lookup in the cold region; `None` if it depends on the lookup.
-    pub fn before_lookup(&self, found: &ClusterState) -> Option<Way> {
+    pub fn before_lookup(&self, found: &ClusterState) -> Option<ClusterSource> {
         match () {
-            () if found.needed == 0 => Some(Way::Unused),
-            () if self.mapped => Some(Way::Mapped),
-            () if found.hot => Some(Way::Hot),
-            () if found.underway => Some(Way::Whole),
-            () if self.always_whole(found.belongs_hot, found.promoting) => Some(Way::Whole),
+            () if found.needed == 0 => Some(ClusterSource::Unused),
+            () if self.mapped => Some(ClusterSource::Mapped),
+            () if found.hot => Some(ClusterSource::Hot),
+            () if found.underway => Some(ClusterSource::Whole),
+            () if self.always_whole(found.belongs_hot, found.promoting) => {
+                Some(ClusterSource::Whole)
+            }
             () => None,
         }
     }
 
     /// The decision after a lookup with `found.absent` misses.
-    pub fn after_lookup(&self, found: &ClusterState) -> Way {
+    pub fn after_lookup(&self, found: &ClusterState) -> ClusterSource {
         let whole = if self.gates_resident {
             self.costs.whole_cluster(found.absent)
         } else {
@@ -139,9 +141,9 @@ impl Rules {
         };
         let gates_first = self.gates_first;
         if !gates_first && self.bundles && whole {
-            Way::Whole
+            ClusterSource::Whole
         } else {
-            Way::Neurons { gates_first }
+            ClusterSource::Neurons { gates_first }
         }
     }
 
@@ -150,9 +152,9 @@ impl Rules {
         self.scans && !self.cold && !self.mapped
     }
 
-    /// Whether a missing cluster is read whole whatever its active set.
+    /// Whether a missing cluster is read whole regardless of its active set.
     fn always_whole(&self, belongs_hot: bool, promoting: bool) -> bool {
-        // Without a cold region nothing else can be read: in a scan, or after a device failed.
+        // Without a cold region no other read is possible: in a scan, or after a device failed.
         !self.cold || belongs_hot && !promoting
     }
 
@@ -188,12 +190,12 @@ mod tests {
         },
     };
 
-    fn way(rules: Rules, found: ClusterState) -> Way {
+    fn source(rules: Rules, found: ClusterState) -> ClusterSource {
         let before = rules.before_lookup(&found);
         before.unwrap_or_else(|| rules.after_lookup(&found))
     }
 
-    const SINGLE: Way = Way::Neurons { gates_first: false };
+    const SINGLE: ClusterSource = ClusterSource::Neurons { gates_first: false };
 
     #[test]
     fn residency_decides_before_reads() {
@@ -202,18 +204,27 @@ mod tests {
             absent: 3,
             ..ClusterState::default()
         };
-        assert_eq!(way(RULES, ClusterState::default()), Way::Unused);
-        assert_eq!(way(RULES, ClusterState { hot: true, ..found }), Way::Hot);
-        assert_eq!(way(RULES, found), SINGLE);
+        assert_eq!(
+            source(RULES, ClusterState::default()),
+            ClusterSource::Unused
+        );
+        assert_eq!(
+            source(RULES, ClusterState { hot: true, ..found }),
+            ClusterSource::Hot
+        );
+        assert_eq!(source(RULES, found), SINGLE);
         let mapped = Rules {
             mapped: true,
             ..RULES
         };
         assert_eq!(
-            way(mapped, ClusterState { hot: true, ..found }),
-            Way::Mapped
+            source(mapped, ClusterState { hot: true, ..found }),
+            ClusterSource::Mapped
         );
-        assert_eq!(way(mapped, ClusterState::default()), Way::Unused);
+        assert_eq!(
+            source(mapped, ClusterState::default()),
+            ClusterSource::Unused
+        );
     }
 
     #[test]
@@ -224,26 +235,29 @@ mod tests {
             ..ClusterState::default()
         };
         // 20 reads of Up and Down cost as much as the cluster; 12.5 reads of bundles do.
-        assert_eq!(way(RULES, absent(20)), SINGLE);
-        assert_eq!(way(RULES, absent(21)), Way::Whole);
+        assert_eq!(source(RULES, absent(20)), SINGLE);
+        assert_eq!(source(RULES, absent(21)), ClusterSource::Whole);
         let bundles = Rules {
             gates_resident: false,
             ..RULES
         };
-        assert_eq!(way(bundles, absent(12)), SINGLE);
-        assert_eq!(way(bundles, absent(13)), Way::Whole);
+        assert_eq!(source(bundles, absent(12)), SINGLE);
+        assert_eq!(source(bundles, absent(13)), ClusterSource::Whole);
         // Without bundles, one read cannot cover a neuron.
         let apart = Rules {
             bundles: false,
             ..RULES
         };
-        assert_eq!(way(apart, absent(40)), SINGLE);
+        assert_eq!(source(apart, absent(40)), SINGLE);
         // Two-phase: the misses are not known yet.
         let two = Rules {
             gates_first: true,
             ..bundles
         };
-        assert_eq!(way(two, absent(40)), Way::Neurons { gates_first: true });
+        assert_eq!(
+            source(two, absent(40)),
+            ClusterSource::Neurons { gates_first: true }
+        );
     }
 
     #[test]
@@ -257,25 +271,25 @@ mod tests {
             belongs_hot: true,
             ..found
         };
-        assert_eq!(way(RULES, belongs), Way::Whole);
+        assert_eq!(source(RULES, belongs), ClusterSource::Whole);
         // One at a time, if a cold region can hold the neurons of the others.
         let second = ClusterState {
             promoting: true,
             ..belongs
         };
-        assert_eq!(way(RULES, second), SINGLE);
+        assert_eq!(source(RULES, second), SINGLE);
         let no_cold = Rules {
             cold: false,
             ..RULES
         };
-        assert_eq!(way(no_cold, second), Way::Whole);
+        assert_eq!(source(no_cold, second), ClusterSource::Whole);
         // A prefetched cluster is not read again.
         let underway = ClusterState {
             underway: true,
             promoting: true,
             ..found
         };
-        assert_eq!(way(RULES, underway), Way::Whole);
+        assert_eq!(source(RULES, underway), ClusterSource::Whole);
     }
 
     #[test]
@@ -294,13 +308,16 @@ mod tests {
             cold: false,
             ..scan
         };
-        assert_eq!(way(streams, found), Way::Whole);
+        assert_eq!(source(streams, found), ClusterSource::Whole);
         assert!(streams.read_ahead(false, || 0));
         let two = Rules {
             gates_first: true,
             ..scan
         };
-        assert_eq!(way(two, found), Way::Neurons { gates_first: true });
+        assert_eq!(
+            source(two, found),
+            ClusterSource::Neurons { gates_first: true }
+        );
         assert!(!two.read_ahead(false, || 128));
         assert!(two.read_ahead(true, || 0));
     }

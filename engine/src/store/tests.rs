@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::memory::MemoryPlan;
 use fastrand::Rng;
 
-use crate::testing::{Ways, World, chance};
+use crate::testing::{StoreOptions, World, chance};
 
 /// Layers of one bank and of several, with partial clusters.
 fn world() -> World {
@@ -173,16 +173,16 @@ fn partly(world: &World, random: &mut Rng) -> MemoryPlan {
     world.plan_partly(random.u64(1..5), 0, 256 + random.u64(..600))
 }
 
-/// A random plan that is valid for `ways`.
-fn any_plan(world: &World, ways: &Ways, random: &mut Rng) -> MemoryPlan {
+/// A random plan that is valid for `options`.
+fn any_plan(world: &World, options: &StoreOptions, random: &mut Rng) -> MemoryPlan {
     let slots = match random.usize(..4) {
         0 => 0,
         1 => 256,
         _ => 256 + random.u64(..NEURONS - 256),
     };
     // Without a cold region everything streams, which requires a scan.
-    let streams = ways.naming == Naming::All || !ways.gates_first && slots == 0;
-    let resident = ways.naming != Naming::All && chance(random, 0.5);
+    let streams = options.naming == Naming::All || !options.gates_first && slots == 0;
+    let resident = options.naming != Naming::All && chance(random, 0.5);
     let slots = if streams && !resident {
         0
     } else {
@@ -195,27 +195,27 @@ fn any_plan(world: &World, ways: &Ways, random: &mut Rng) -> MemoryPlan {
 }
 
 /// Runs a random sequence of passes, budgets and border moves. Returns [needed, seen] neurons.
-fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
+fn live(options: &StoreOptions, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
     let world = world();
     let mut random = Rng::with_seed(seed);
-    let mut ways = ways.clone();
-    let first = any_plan(&world, &ways, &mut random);
+    let mut options = options.clone();
+    let first = any_plan(&world, &options, &mut random);
     if first.slots == 0 && !first.gates_resident() {
-        ways.naming = Naming::All;
+        options.naming = Naming::All;
     }
-    let mut store = world.store(&first, &ways)?;
+    let mut store = world.store(&first, &options)?;
     let [mut needed, mut seen] = [0, 0];
     for _ in 0..passes {
         match random.usize(..5) {
-            0 if ways.naming == Naming::Gates && chance(&mut random, 0.5) => {
+            0 if options.naming == Naming::Gates && chance(&mut random, 0.5) => {
                 store.set_plan(&partly(&world, &mut random))?;
             }
-            0 if ways.naming != Naming::All => store.set_plan(&world.plan(
+            0 if options.naming != Naming::All => store.set_plan(&world.plan(
                 chance(&mut random, 0.5),
                 random.u64(..5),
                 256 + random.u64(..NEURONS - 256),
             ))?,
-            1 if ways.naming != Naming::All => {
+            1 if options.naming != Naming::All => {
                 let hot = random.u64(..5);
                 let slots = 256 + random.u64(..200);
                 let plan = if store.residency.banks.gates_partly() {
@@ -231,7 +231,7 @@ fn live(ways: &Ways, seed: u64, passes: usize) -> Result<[usize; 2], Error> {
         store.begin_pass(chance(&mut random, 0.7));
         let share = [0.02, 0.2, 0.6, 1.0][random.usize(..4)];
         for layer in 0..world.layers() {
-            let share = if ways.naming == Naming::All {
+            let share = if options.naming == Naming::All {
                 1.0
             } else {
                 share
@@ -258,26 +258,26 @@ proptest! {
         seed: u64, naming in 0..3usize, ablation in 0..8usize, buffers in 1..5u32, short in 0..300u16
     ) {
         let faults = Faults { short, again: short / 2, shuffle: true, ..Faults::default() };
-        let ways = Ways {
+        let options = StoreOptions {
             naming: [Naming::All, Naming::Gates, Naming::Predictor][naming],
             ablation: Ablation::ALL[ablation],
             buffers,
             io: sim(seed, faults),
-            ..Ways::default()
+            ..StoreOptions::default()
         };
-        let [needed, seen] = live(&ways, seed, 12).unwrap();
+        let [needed, seen] = live(&options, seed, 12).unwrap();
         prop_assert_eq!(needed, seen);
     }
 
     #[test]
     fn two_phases_read_exactly_the_firing_neurons(seed: u64, buffers in 1..5u32) {
-        let ways = Ways {
+        let options = StoreOptions {
             gates_first: true,
             buffers,
             io: sim(seed, Faults { shuffle: true, ..Faults::default() }),
-            ..Ways::default()
+            ..StoreOptions::default()
         };
-        let [needed, seen] = live(&ways, seed, 8).unwrap();
+        let [needed, seen] = live(&options, seed, 8).unwrap();
         prop_assert!(seen <= needed && seen > needed / 5, "{} of {}", seen, needed);
     }
 
@@ -289,8 +289,8 @@ proptest! {
         } else {
             Faults { flip: 20, ..Faults::default() }
         };
-        let ways = Ways { io: sim(seed, faults), ..Ways::default() };
-        match live(&ways, seed, 40) {
+        let options = StoreOptions { io: sim(seed, faults), ..StoreOptions::default() };
+        match live(&options, seed, 40) {
             Ok([needed, seen]) => prop_assert_eq!(needed, seen),
             Err(Error::Storage(_)) => {}
             Err(other) => prop_assert!(false, "{}", other),
@@ -307,11 +307,11 @@ fn after_a_failure_the_store_refuses_to_work() {
             flip: 60,
             ..Faults::default()
         };
-        let ways = Ways {
+        let options = StoreOptions {
             io: sim(seed, faults),
-            ..Ways::default()
+            ..StoreOptions::default()
         };
-        let Ok(mut store) = world.store(&world.plan(true, 0, 256), &ways) else {
+        let Ok(mut store) = world.store(&world.plan(true, 0, 256), &options) else {
             continue;
         };
         let mut random = Rng::with_seed(seed);
@@ -340,12 +340,12 @@ fn every_policy_that_keeps_neurons_fills_its_slots() {
         if ablation == Ablation::Mmap {
             continue;
         }
-        let ways = Ways {
+        let options = StoreOptions {
             ablation,
-            ..Ways::default()
+            ..StoreOptions::default()
         };
         let world = world();
-        let mut store = world.store(&world.plan(true, 0, 500), &ways).unwrap();
+        let mut store = world.store(&world.plan(true, 0, 500), &options).unwrap();
         let mut random = Rng::with_seed(7);
         for pass in 0..24 {
             let held = store.residency.cold.cache.resident();
@@ -368,13 +368,13 @@ fn every_policy_that_keeps_neurons_fills_its_slots() {
 fn scan() -> (World, NeuronStore) {
     let banks: Vec<_> = (0..4).map(|layer| (layer, 0, 384)).collect();
     let world = World::new(&banks, 24, DType::F32, 3);
-    let ways = Ways {
+    let options = StoreOptions {
         naming: Naming::All,
         buffers: 8,
         io: sim(1, Faults::default()),
-        ..Ways::default()
+        ..StoreOptions::default()
     };
-    let store = world.store(&world.plan(false, 0, 0), &ways).unwrap();
+    let store = world.store(&world.plan(false, 0, 0), &options).unwrap();
     (world, store)
 }
 
@@ -449,7 +449,7 @@ fn a_scan_reads_every_cluster_once_a_pass() {
     assert!((20 * 12..=20 * 12 + 8).contains(&reads), "{reads} reads");
 }
 
-/// A parked pass leaves buffers filled for its next layer; other passes may run meanwhile.
+/// A parked pass leaves buffers filled for its next layer; other passes may run in between.
 #[test]
 fn a_scan_may_go_on_at_any_layer() {
     let (world, mut store) = scan();
@@ -468,8 +468,8 @@ fn a_scan_may_go_on_at_any_layer() {
 #[test]
 fn the_border_moves_without_a_burst_of_reads() {
     let world = World::new(&[(0, 0, 640)], 24, DType::F32, 9);
-    let ways = Ways::default();
-    let mut store = world.store(&world.plan(true, 0, 500), &ways).unwrap();
+    let options = StoreOptions::default();
+    let mut store = world.store(&world.plan(true, 0, 500), &options).unwrap();
     let mut random = Rng::with_seed(3);
     let all = [Needs {
         bank: 0,

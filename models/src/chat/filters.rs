@@ -1,4 +1,4 @@
-//! jinja2's filters and tests where the template engine has none, or others.
+//! jinja2's filters and tests that the template engine lacks or implements differently.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, ValueKind};
@@ -74,14 +74,13 @@ pub(super) fn add(environment: &mut Environment<'_>) {
 /// Name of the filter for `text % arguments`.
 pub(super) const PRINTF: &str = "__printf";
 
-/// `text % arguments`: a tuple has one for each place.
+/// `text % arguments`: a tuple has one argument for each placeholder.
 fn printf(text: String, arguments: &Value) -> Result<String, Error> {
-    match arguments.is_tuple() {
-        true => {
-            let arguments: Vec<Value> = arguments.try_iter()?.collect();
-            format(FormatStyle::Printf, &text, &arguments)
-        }
-        false => format(FormatStyle::Printf, &text, std::slice::from_ref(arguments)),
+    if arguments.is_tuple() {
+        let arguments: Vec<Value> = arguments.try_iter()?.collect();
+        format(FormatStyle::Printf, &text, &arguments)
+    } else {
+        format(FormatStyle::Printf, &text, std::slice::from_ref(arguments))
     }
 }
 
@@ -143,12 +142,11 @@ fn default(
         None => options.get::<Option<bool>>("boolean")?.unwrap_or(false),
     };
     options.assert_all_used()?;
-    Ok(
-        match value.is_undefined() || (boolean && !value.is_true()) {
-            true => instead.or(named).unwrap_or_else(|| Value::from("")),
-            false => value.clone(),
-        },
-    )
+    Ok(if value.is_undefined() || (boolean && !value.is_true()) {
+        instead.or(named).unwrap_or_else(|| Value::from(""))
+    } else {
+        value.clone()
+    })
 }
 
 fn truncate(
@@ -178,7 +176,7 @@ fn truncate(
     Ok(format!("{kept}{end}"))
 }
 
-/// As an integer; what is none is `default`, or 0.
+/// As an integer; `default`, or 0, if the value is none.
 fn int(
     value: &Value,
     default: Option<Value>,
@@ -190,9 +188,12 @@ fn int(
         .unwrap_or(Value::from(0));
     let base = base.or(options.get("base")?).unwrap_or(10);
     options.assert_all_used()?;
-    let float = |number: f64| match number.is_finite() {
-        true => Value::from(number as i128),
-        false => default.clone(),
+    let float = |number: f64| {
+        if number.is_finite() {
+            Value::from(number as i128)
+        } else {
+            default.clone()
+        }
     };
     let Some(text) = value.as_str() else {
         return Ok(match (python::as_float(value), value.kind()) {
@@ -220,7 +221,7 @@ fn int(
     }
 }
 
-/// As a number; what is none is `default`, or 0.
+/// As a number; `default`, or 0, if the value is none.
 fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     let default = default
         .or(options.get("default")?)
@@ -238,18 +239,20 @@ fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
-        match byte.is_ascii_alphanumeric() || b"_.-~/".contains(&byte) {
-            true => out.push(char::from(byte)),
-            false => out.push_str(&format!("%{byte:02X}")),
+        if byte.is_ascii_alphanumeric() || b"_.-~/".contains(&byte) {
+            out.push(char::from(byte))
+        } else {
+            out.push_str(&format!("%{byte:02X}"))
         }
     }
     out
 }
 
 fn length(value: &Value) -> Result<usize, Error> {
-    match value.is_undefined() {
-        true => Ok(0),
-        false => minijinja::filters::length(value),
+    if value.is_undefined() {
+        Ok(0)
+    } else {
+        minijinja::filters::length(value)
     }
 }
 

@@ -109,7 +109,7 @@ fn number(number: f64) -> String {
     }
 }
 
-/// A key that is no text is written as its value.
+/// A key that is not a string is written as its value.
 fn key_text(key: &Value) -> String {
     match (key.kind(), python::as_float(key)) {
         (_, Some(float)) => number(float),

@@ -24,7 +24,7 @@ pub(super) fn call(
     }
 }
 
-/// Methods of strings that look for a text.
+/// Methods of strings that search for a text.
 fn searched(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let one = |args: &[Value]| -> Result<String, Error> {
         let (text,): (String,) = from_args(args)?;
@@ -144,7 +144,7 @@ fn invalid(why: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, why)
 }
 
-/// What Python's `strip` takes away beside Unicode's white space.
+/// Characters that Python's `strip` removes in addition to Unicode's white space.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
@@ -186,29 +186,31 @@ fn lines(text: &str, keep: bool) -> Vec<Value> {
 fn swapped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_uppercase() {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(c.to_uppercase()),
+        if c.is_uppercase() {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
         }
     }
     out
 }
 
-/// Every letter behind one that is none is a capital.
+/// Every letter after a non-letter is capitalised.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for c in text.chars() {
-        match inside {
-            true => out.extend(c.to_lowercase()),
-            false => out.extend(c.to_uppercase()),
+        if inside {
+            out.extend(c.to_lowercase())
+        } else {
+            out.extend(c.to_uppercase())
         }
         inside = c.is_alphabetic();
     }
     out
 }
 
-/// Where a text is filled up.
+/// Position of the padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Before,
@@ -216,17 +218,17 @@ pub(super) enum Side {
     Both,
 }
 
-/// Longest text that is filled up.
+/// Longest padded text.
 const MAX_WIDTH: usize = 1 << 16;
 
-/// The text with as many `fill` that it has `width` characters.
+/// The text padded with `fill` to `width` characters.
 pub(super) fn padded(text: &str, width: usize, fill: char, side: Side) -> String {
     let width = width.min(MAX_WIDTH);
     let missing = width.saturating_sub(text.chars().count());
     let before = match side {
         Side::Before => missing,
         Side::Behind => 0,
-        // As CPython divides them.
+        // divided as in CPython
         Side::Both => missing / 2 + (missing & width & 1),
     };
     let fill = |n: usize| std::iter::repeat_n(fill, n).collect::<String>();

@@ -1,4 +1,4 @@
-//! Values as Python writes them.
+//! Values in Python's notation.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Output, Value};
 
-/// How deep lists and dictionaries are written.
+/// Maximum nesting of written lists and dictionaries.
 const MAX_DEPTH: usize = 100;
 
 /// A number that Python writes with an exponent. The template engine writes it without, so it has a type of its
-/// own; it can be written and tested, not calculated with.
+/// own, for output and tests only; it does not support arithmetic.
 #[derive(Debug)]
 pub(super) struct Exponent(pub(super) f64);
 
@@ -26,13 +26,14 @@ impl Object for Exponent {
 
 /// A number from outside.
 pub(super) fn float(number: f64) -> Value {
-    match has_exponent(number) {
-        true => Value::from_object(Exponent(number)),
-        false => Value::from(number),
+    if has_exponent(number) {
+        Value::from_object(Exponent(number))
+    } else {
+        Value::from(number)
     }
 }
 
-/// The number, if the value is one that is no integer.
+/// The number, if the value is a non-integer.
 pub(super) fn as_float(value: &Value) -> Option<f64> {
     match value.downcast_object_ref::<Exponent>() {
         Some(number) => Some(number.0),
@@ -136,9 +137,10 @@ fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
 }
 
 fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
-    let quote = match text.contains('\'') && !text.contains('"') {
-        true => '"',
-        false => '\'',
+    let quote = if text.contains('\'') && !text.contains('"') {
+        '"'
+    } else {
+        '\''
     };
     out.write_char(quote)?;
     for c in text.chars() {
@@ -159,10 +161,12 @@ fn write_quoted(out: &mut dyn Write, text: &str) -> fmt::Result {
     out.write_char(quote)
 }
 
-/// As `str.isprintable` says. Rust escapes the same characters, and a mark that begins a text.
+/// As `str.isprintable`. Rust escapes the same characters, and a combining mark at the start of a
+/// text.
 fn is_printable(c: char) -> bool {
-    match c.is_ascii() {
-        true => !c.is_ascii_control(),
-        false => !format!("a{c}").escape_debug().any(|c| c == '\\'),
+    if c.is_ascii() {
+        !c.is_ascii_control()
+    } else {
+        !format!("a{c}").escape_debug().any(|c| c == '\\')
     }
 }

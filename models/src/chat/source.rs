@@ -1,12 +1,13 @@
-//! Templates before they are compiled: what jinja2 reads and the template engine does not.
+//! Template source before compilation: rewrites syntax that jinja2 has and the template engine
+//! lacks.
 
 use super::filters::PRINTF;
 
-/// How deep operands are read in each other.
+/// Maximum nesting of operands.
 const MAX_DEPTH: usize = 20;
 
 /// The template with `{% generation %}`, which marks the assistant's words for training and writes nothing, as an
-/// `if` that always holds, and with `'text' % arguments` as a filter.
+/// `if` that is always true, and with `'text' % arguments` as a filter.
 pub(super) fn prepared(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -30,7 +31,7 @@ pub(super) fn prepared(template: &str) -> String {
     out
 }
 
-/// Writes a statement, and what it says not to read. Returns the rest.
+/// Writes a statement, and its raw contents. Returns the rest.
 fn statement<'a>(out: &mut String, tag: &str, rest: &'a str) -> &'a str {
     let inner = tag.trim_start_matches("{%").trim_end_matches("%}");
     let name = inner.trim_matches(['-', '+']).trim();
@@ -86,7 +87,7 @@ fn literal(text: &str) -> usize {
     text.len()
 }
 
-/// Writes an expression. Beyond `MAX_DEPTH` operands in each other it stays as it is.
+/// Writes an expression. Operands nested deeper than `MAX_DEPTH` are not rewritten.
 fn expression(out: &mut String, text: &str, depth: usize) {
     let mut rest = text;
     while depth < MAX_DEPTH
@@ -113,7 +114,7 @@ fn expression(out: &mut String, text: &str, depth: usize) {
     out.push_str(rest);
 }
 
-/// Length of the operand that `text` begins with: a name, a number, a literal or what stands in brackets, with its
+/// Length of the operand that `text` begins with: a name, a number, a literal or a bracketed expression, with its
 /// attributes, indices, calls and filters.
 fn operand_end(text: &str) -> usize {
     let unsigned = text.trim_start_matches(['-', '+']);

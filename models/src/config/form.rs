@@ -1,4 +1,4 @@
-//! What few families do differently from the plain decoder.
+//! Properties in which a few families differ from the plain decoder.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,29 +7,28 @@ use super::{
     MambaShape, Mixing, NGrams, PooledAttention, PooledShape, Rope, Streams,
 };
 
-/// How attention and FFN follow each other in a layer.
+/// Order of attention and FFN in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Parallel {
-    /// The FFN reads what attention has added.
+    /// The FFN reads the residual stream after attention.
     #[default]
     No,
-    /// Both read the layer's input after one norm (Falcon 7B).
+    /// Both read the layer's input after a shared norm (Falcon 7B).
     OneNorm,
-    /// Both read the layer's input, each after a norm of its own (Falcon 40B).
+    /// Both read the layer's input, each after its own norm (Falcon 40B).
     TwoNorms,
 }
 
 impl Parallel {
-    /// Whether the FFN does not read what attention has added.
+    /// Whether the FFN does not read attention's output.
     pub(super) fn is_parallel(self) -> bool {
         self != Self::No
     }
 }
 
-/// Parts of a decoder that most families have in common. The default is the common form: RMSNorm
-/// without biases before attention and before the FFN, one after the other, rotary positions in
-/// every layer, no scales.
+/// Deviations from the common form. The default is the common form: RMSNorm without biases before
+/// attention and before the FFN, sequential, rotary positions in every layer, no scales.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Form {
@@ -43,8 +42,8 @@ pub struct Form {
     pub post_norm: bool,
     /// Order of attention and FFN.
     pub parallel: Parallel,
-    /// A learned vector is added for each position, and this many rows lie before that of position
-    /// 0 (OPT: 2).
+    /// A learned vector is added for each position; this many rows precede that of position 0 (OPT:
+    /// 2).
     pub learned_positions: Option<u32>,
     /// Layers without rotary positions, ascending.
     pub nope_layers: Vec<u32>,
@@ -53,11 +52,12 @@ pub struct Form {
     /// The head has a bias.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub head_bias: bool,
-    /// Each query head has one more logit in the softmax, whose share is dropped (gpt-oss).
+    /// Attention sinks: each query head has one more logit in the softmax, whose share is dropped
+    /// (gpt-oss).
     pub sinks: bool,
     /// Factor of the embedding.
     pub embedding_scale: f32,
-    /// Factor of what attention and FFN add to the residual stream.
+    /// Factor of the outputs of attention and FFN before they are added to the residual stream.
     pub residual_scale: f32,
     /// Factor of the logits.
     pub logit_scale: f32,
@@ -68,30 +68,30 @@ pub struct Form {
     pub query_scale: Option<QueryScale>,
     /// Scores `s` become `cap · tanh(s / cap)`.
     pub attention_cap: Option<f32>,
-    /// So do logits, after their factor.
+    /// The same cap for logits, after their factor.
     pub logit_cap: Option<f32>,
-    /// Rotary embedding of the layers that have a window and no pools, where it is another one.
+    /// Rotary embedding of layers with a window and without pools, if it differs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_rope: Option<Rope>,
     /// Values are divided by their root mean square, head by head.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub value_norm: bool,
-    /// Last layers that have no keys and values of their own: each reads those of the last other
-    /// layer with or without a window, as it has one itself.
+    /// Number of last layers without keys and values of their own: each reads those of the last
+    /// earlier layer of its kind (with or without a window).
     #[serde(skip_serializing_if = "is_zero")]
     pub shared_kv: u32,
-    /// Gaussian top-k of each layer, or empty: of the gates `g` of a token, all that are not above
-    /// `mean(g) + quantile(share) * deviation(g)` are zero, and the others are less that much. 0 for
-    /// a layer without.
+    /// Gaussian top-k of each layer, or empty: of a token's gates `g`, those not above
+    /// `mean(g) + quantile(share) * deviation(g)` become zero, and the others are reduced by it. 0
+    /// for a layer without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gate_top: Vec<f32>,
-    /// Layers with a short convolution in place of attention (LFM2).
+    /// Layers with a short convolution instead of attention (LFM2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_conv: Option<ShortConvs>,
-    /// Layers with a gated DeltaNet in place of attention (Qwen3-Next, Qwen3.5).
+    /// Layers with a gated DeltaNet instead of attention (Qwen3-Next, Qwen3.5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNets>,
-    /// Layers with Kimi Delta Attention in place of attention (Kimi Linear, Ling 3).
+    /// Layers with Kimi Delta Attention instead of attention (Kimi Linear, Ling 3).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kda: Option<KdaLayers>,
     /// Every layer with attention has latent attention (DeepSeek-V2).
@@ -100,47 +100,47 @@ pub struct Form {
     /// Every layer has attention over a window and over pools (DeepSeek-V4).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooled: Option<PooledAttention>,
-    /// Norms of the heads of queries and keys come after their rotation (Hunyuan).
+    /// Norms of query and key heads are applied after the rotation (Hunyuan).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rotated_qk_norm: bool,
-    /// Heads of queries and keys are divided by their root mean square after their rotation, in
-    /// layers that rotate them (Llama 4).
+    /// Query and key heads are divided by their root mean square after the rotation, in layers that
+    /// rotate them (Llama 4).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plain_qk_norm: bool,
     /// The windows of layers are chunks ([`Reach::Chunk`](super::Reach::Chunk)).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub chunked: bool,
-    /// Layers with Mamba-2 in place of attention (Granite 4 H).
+    /// Layers with Mamba-2 instead of attention (Granite 4 H).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mamba: Option<MambaLayers>,
-    /// Attention's output is multiplied by sigmoids of gates, which its input gives.
+    /// Attention's output is multiplied by sigmoids of gates, which are computed from its input.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
-    /// Layers without a mixer, ascending: an FFN alone (Nemotron-H).
+    /// Layers without a mixer, ascending: only an FFN (Nemotron-H).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_mixer: Vec<u32>,
-    /// Layers without an FFN, ascending: a mixer alone (Nemotron-H).
+    /// Layers without an FFN, ascending: only a mixer (Nemotron-H).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_ffn: Vec<u32>,
-    /// Several residual streams (AltUp) and inputs by layer (Gemma 3n).
+    /// Several residual streams (AltUp) and per-layer inputs (Gemma 3n).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
-    /// Heads of the layers without a window, where they are others (Gemma 4).
+    /// Heads of the layers without a window, if they differ (Gemma 4).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub global_heads: Option<GlobalHeads>,
-    /// Neurons of the layers with shared keys, where they have another number; 0 otherwise.
+    /// Neurons of the layers with shared keys, if their number differs; 0 otherwise.
     #[serde(skip_serializing_if = "is_zero")]
     pub shared_kv_ffn: u32,
     /// The residual stream is multiplied by a factor at the end of each layer.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub layer_scale: bool,
-    /// Inputs by layer without further streams (Gemma 4); see [`Form::inputs_by_layer`].
+    /// Per-layer inputs without further streams (Gemma 4); see [`Form::inputs_by_layer`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_inputs: Option<LayerInputs>,
-    /// Several residual streams, all of which mixers and FFNs read and change (Qwen3.8-Flash-Next).
+    /// Several residual streams; mixers and FFNs read and change all of them (Qwen3.8-Flash-Next).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyper: Option<HyperConnections>,
-    /// Rows for the last tokens, which one layer reads (Qwen3.8-Flash-Next).
+    /// N-gram rows, read by one layer (Qwen3.8-Flash-Next).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ngrams: Option<NGrams>,
 }
@@ -158,14 +158,15 @@ pub struct QueryScale {
 }
 
 impl QueryScale {
-    /// That of every release of Llama 4.
+    /// The values of every release of Llama 4.
     pub(crate) const LLAMA4: Self = Self {
         beta: 0.1,
         original_context: 8192,
         unrotated: true,
     };
 
-    /// `1 + beta·ln(1 + ⌊position / original_context⌋)` in a layer that rotates queries, or does not.
+    /// `1 + beta·ln(1 + ⌊position / original_context⌋)` in a layer that does or does not rotate
+    /// queries.
     pub fn at(self, position: usize, rotates: bool) -> f32 {
         if self.unrotated && rotates {
             return 1.0;
@@ -176,7 +177,7 @@ impl QueryScale {
     }
 }
 
-/// What mixes the tokens of a layer.
+/// The token mixer of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MixerKind {
     /// Attention over keys and values.
@@ -187,7 +188,7 @@ pub enum MixerKind {
     Pooled(PooledShape),
     /// A gated causal convolution over `taps` tokens.
     ShortConv {
-        /// Tokens, its own included.
+        /// Number of tokens, including the current one.
         taps: u32,
     },
     /// A gated DeltaNet.
@@ -196,11 +197,11 @@ pub enum MixerKind {
     Kda(KdaShape),
     /// Mamba-2.
     Mamba(MambaShape),
-    /// Nothing: the layer is an FFN alone.
+    /// None: the layer is only an FFN.
     None,
 }
 
-/// Gated DeltaNets in place of attention.
+/// Gated DeltaNets instead of attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeltaNets {
     /// The layers that have one, ascending.
@@ -212,7 +213,7 @@ pub struct DeltaNets {
 /// Sizes of a gated DeltaNet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeltaNetShape {
-    /// Tokens that its convolution reaches over, its own included.
+    /// Taps of its convolution, including the current token.
     pub taps: u32,
     /// Heads of queries and keys.
     pub key_heads: u32,
@@ -222,11 +223,11 @@ pub struct DeltaNetShape {
     pub key_dim: u32,
     /// Width of a value.
     pub value_dim: u32,
-    /// Value head `j` belongs to key head `j mod key_heads`, as in GGUF; otherwise, consecutive ones
-    /// belong to the same.
+    /// Value head `j` belongs to key head `j mod key_heads`, as in GGUF; otherwise consecutive value
+    /// heads share a key head.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tiled: bool,
-    /// The gates of its output are sigmoids, not SiLU.
+    /// The output gates are sigmoids, not SiLU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sigmoid_gate: bool,
 }
@@ -249,19 +250,20 @@ impl DeltaNetShape {
 
     /// The key head of a value head.
     pub fn key_head(self, value_head: u32) -> u32 {
-        match self.tiled {
-            true => value_head % self.key_heads,
-            false => value_head / (self.value_heads / self.key_heads),
+        if self.tiled {
+            value_head % self.key_heads
+        } else {
+            value_head / (self.value_heads / self.key_heads)
         }
     }
 }
 
-/// Short convolutions in place of attention.
+/// Short convolutions instead of attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShortConvs {
     /// The layers that have one, ascending.
     pub layers: Vec<u32>,
-    /// Tokens that a convolution reaches over, its own included.
+    /// Taps of a convolution, including the current token.
     pub taps: u32,
 }
 
@@ -317,7 +319,7 @@ impl Default for Form {
 }
 
 impl Form {
-    /// Whether a position's key is its value, one vector for all heads.
+    /// Whether a position's key is also its value, one vector for all heads.
     pub fn stores_one_vector(&self) -> bool {
         self.latent.is_some() || self.pooled.is_some()
     }
@@ -327,8 +329,8 @@ impl Form {
         *self == Self::default()
     }
 
-    /// Elements of a row of the residual streams beside the one that layers read and change, which has
-    /// `d_model`; of all streams of hyper-connections.
+    /// Elements of a row of the further residual streams, without the one of `d_model` that layers
+    /// read and change; of all streams with hyper-connections.
     pub fn further_streams(&self, d_model: u32) -> usize {
         if let Some(hyper) = self.hyper {
             return hyper.width(d_model);
@@ -342,7 +344,7 @@ impl Form {
         !matches!(self.hyper.map(|of| of.mixing), Some(Mixing::Gated { .. }))
     }
 
-    /// The inputs by layer, with or without further streams.
+    /// The per-layer inputs, with or without further streams.
     pub fn inputs_by_layer(&self) -> Option<LayerInputs> {
         let of_streams = self.streams.map(|streams| LayerInputs {
             width: streams.per_layer,
@@ -351,12 +353,12 @@ impl Form {
         self.layer_inputs.or(of_streams)
     }
 
-    /// Whether some layers have gates that are zero for most tokens, whatever the activation.
+    /// Whether some layers have gates that are zero for most tokens, regardless of the activation.
     pub fn has_gate_top(&self) -> bool {
         self.gate_top.iter().any(|&share| share > 0.0)
     }
 
-    /// A factor or a cap that is no finite number above 0, and its name.
+    /// A factor or cap that is not a finite number above 0, and its name.
     pub(super) fn bad_scale(&self) -> Option<(&'static str, f32)> {
         let scales = [
             ("embedding scale", Some(self.embedding_scale)),

@@ -1,4 +1,4 @@
-//! Heads of keys and values by layer, and layers that read those of others.
+//! Heads of keys and values by layer, and layers that share those of other layers.
 
 use serde::{Deserialize, Serialize};
 
@@ -69,14 +69,15 @@ impl ModelConfig {
         self.global_before(self.first_shared())
     }
 
-    /// Place of the keys and values that layer `layer` reads among those of all layers: layers whose
-    /// heads are [`super::Form::global_heads`] follow the others.
+    /// Index of the keys and values that layer `layer` reads among those of all layers: layers with
+    /// [`super::Form::global_heads`] come after the others.
     pub fn kv_place(&self, layer: u32) -> u32 {
         let of = self.kv_layer(layer);
         let global = self.global_before(of);
-        match self.form.global_heads.is_some() && !self.windowed(of) {
-            true => self.kv_layers() - self.global_kv_layers() + global,
-            false => self.kv_before(of) - global,
+        if self.form.global_heads.is_some() && !self.windowed(of) {
+            self.kv_layers() - self.global_kv_layers() + global
+        } else {
+            self.kv_before(of) - global
         }
     }
 
@@ -102,13 +103,14 @@ impl ModelConfig {
     pub fn kv_layer(&self, layer: u32) -> u32 {
         let own = self.first_shared();
         let alike = |l: &u32| self.windowed(*l) == self.windowed(layer);
-        match layer < own {
-            true => layer,
-            false => (0..own).rev().find(alike).unwrap_or(0),
+        if layer < own {
+            layer
+        } else {
+            (0..own).rev().find(alike).unwrap_or(0)
         }
     }
 
-    /// Layers that share what no layer has, or a share of gates that is none.
+    /// Invalid shared keys and values, or an invalid share of gates.
     pub(super) fn bad_sharing(&self) -> Option<BadField> {
         let (form, own) = (&self.form, self.first_shared());
         let has = |l: u32| (0..own).any(|first| self.windowed(first) == self.windowed(l));
@@ -129,7 +131,7 @@ impl ModelConfig {
         None
     }
 
-    /// Heads of layers without a window that cannot be.
+    /// Invalid heads of layers without a window.
     pub(super) fn bad_global_heads(&self) -> Option<BadField> {
         if self.form.shared_kv_ffn > 0 && self.mixture.is_some() {
             let expected = "0, with experts";

@@ -1,28 +1,28 @@
-//! Hyper-connections: several residual streams, all of which each part of a layer reads and changes.
+//! Hyper-connections: several residual streams, all read and changed by each mixer and each FFN.
 
 use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_WIDTH, ModelConfig};
 
-/// Residual streams at most.
+/// Most residual streams.
 pub const MAX_STREAMS: u32 = 8;
 
-/// Residual streams of which each mixer and each FFN reads one mixture, and to all of which its output
-/// is added. The embedding begins every stream, and the head reads one more mixture.
+/// Residual streams: each mixer and each FFN reads a mixture of them, and its output is added to all.
+/// The embedding initialises every stream, and the head reads one more mixture.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HyperConnections {
     /// Streams, of `d_model` elements each.
     pub count: u32,
-    /// How they are mixed.
+    /// Kind of mixture.
     pub mixing: Mixing,
 }
 
-/// How streams are mixed into what a part of a layer reads.
+/// Mixture of the streams that a mixer or an FFN reads.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mixing {
     /// The mean of the normed streams, each element times a gate from a low-rank path
-    /// (`modeling_qwen4_exp.py`). This norm stands for all norms before mixers, FFNs and the head.
+    /// (`modeling_qwen4_exp.py`). This norm replaces all norms before mixers, FFNs and the head.
     Gated {
         /// Width of the low-rank path.
         rank: u32,
@@ -32,7 +32,7 @@ pub enum Mixing {
     Sinkhorn {
         /// Steps that divide rows and columns by their sums.
         iterations: u32,
-        /// What is added to weights and to sums.
+        /// Added to weights and to sums.
         eps: f32,
     },
 }
@@ -41,7 +41,7 @@ pub enum Mixing {
 const MAX_ITERATIONS: u32 = 1000;
 
 impl Mixing {
-    /// Whether its numbers can be, and whether there are norms before mixers and FFNs as it demands.
+    /// Whether its numbers are valid, and norms before mixers and FFNs are as it requires.
     fn is_sound(self, pre_norm: bool) -> bool {
         match self {
             Self::Gated { rank } => (1..=MAX_WIDTH).contains(&rank) && !pre_norm,
@@ -59,7 +59,7 @@ impl HyperConnections {
         self.count as usize * d_model as usize
     }
 
-    /// What is out of range, or cannot be in such a model.
+    /// The first invalid or unsupported field.
     pub(super) fn bad(self, config: &ModelConfig) -> Option<BadField> {
         let (form, hyper) = (&config.form, self);
         let widest = MAX_WIDTH / config.d_model.max(1);

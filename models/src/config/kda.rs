@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig};
 
-/// Kimi Delta Attention in place of attention.
+/// Kimi Delta Attention instead of attention.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KdaLayers {
     /// The layers that have it, ascending.
@@ -16,18 +16,18 @@ pub struct KdaLayers {
 /// Sizes of Kimi Delta Attention.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KdaShape {
-    /// Tokens that its convolutions reach over, their own included.
+    /// Taps of its convolutions, including the current token.
     pub taps: u32,
     /// Heads of queries, of keys and of values.
     pub heads: u32,
-    /// Width of a query, a key, a value, and of what decays and gates are projected from.
+    /// Width of a query, a key, a value, and of the low-rank inputs of decays and gates.
     pub dim: u32,
-    /// Decays and gates are projected from the layer's input in one step, not by way of `dim` elements
-    /// (Ling 3).
+    /// Decays and gates are projected directly from the layer's input, without low rank `dim` (Ling
+    /// 3).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub direct: bool,
-    /// Least logarithm of a decay, below 0 (Ling 3): decays are `exp(bound · σ(−rate · x))` of what a
-    /// projection gives, not `exp(rate · softplus(x))`.
+    /// Least logarithm of a decay, below 0 (Ling 3): decays are `exp(bound · σ(−rate · x))` of a
+    /// projection `x`, not `exp(rate · softplus(x))`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<f32>,
 }
@@ -40,7 +40,7 @@ impl KdaShape {
 }
 
 impl ModelConfig {
-    /// Kimi Delta Attention that cannot be.
+    /// Invalid Kimi Delta Attention.
     pub(super) fn bad_kda(&self) -> Option<BadField> {
         let layers = self.form.kda.as_ref()?;
         let kda = layers.shape;

@@ -9,8 +9,8 @@ use super::{BadField, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig};
 /// [`Rope::dims`](super::Rope::dims) elements of which are rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LatentShape {
-    /// Elements of the latent vector that queries are projected from; `None` if they are projected from
-    /// the layer's input.
+    /// Elements of the latent vector from which queries are projected; `None` if they are projected
+    /// from the layer's input.
     pub query_rank: Option<u32>,
     /// Elements of the latent vector of keys and values.
     pub rank: u32,
@@ -18,7 +18,8 @@ pub struct LatentShape {
     pub value_dim: u32,
     /// Epsilon of the norms of latent vectors.
     pub norm_eps: f32,
-    /// Each head's output is multiplied by the sigmoid of a gate, which the layer's input gives (Ling 3).
+    /// Each head's output is multiplied by the sigmoid of a gate, computed from the layer's input (Ling
+    /// 3).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gated: bool,
 }
@@ -28,22 +29,22 @@ pub struct LatentShape {
 pub struct LatentSizes {
     /// Heads.
     pub heads: usize,
-    /// Of a query.
+    /// Elements of a query.
     pub query: usize,
-    /// Of its part that is rotated.
+    /// Rotated elements of a query.
     pub rotated: usize,
-    /// Of the latent vector.
+    /// Elements of the latent vector.
     pub rank: usize,
-    /// Of the queries' own; 0 without.
+    /// Elements of the queries' latent vector; 0 without.
     pub query_rank: usize,
-    /// Of a head's value.
+    /// Elements of a head's value.
     pub value: usize,
     /// Gates of a token: one for each head, or 0.
     pub gates: usize,
 }
 
 impl LatentSizes {
-    /// Of a model whose layers are so.
+    /// Sizes for a model with latent attention.
     pub fn new(c: &ModelConfig, shape: LatentShape) -> Self {
         let n = |number: u32| number as usize;
         Self {
@@ -62,7 +63,7 @@ impl LatentSizes {
         self.query - self.rotated
     }
 
-    /// Elements that are stored for a position.
+    /// Elements stored per position.
     pub fn stored(self) -> usize {
         self.rank + self.rotated
     }
@@ -75,7 +76,7 @@ impl ModelConfig {
         latent.map_or(self.head_dim as usize, LatentSizes::stored)
     }
 
-    /// Latent attention that cannot be.
+    /// Invalid latent attention.
     pub(super) fn bad_latent(&self) -> Option<BadField> {
         let latent = self.form.latent?;
         for (key, value, most) in [

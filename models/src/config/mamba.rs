@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig};
 
-/// Mamba-2 layers in place of attention.
+/// Mamba-2 layers instead of attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MambaLayers {
     /// The layers that have one, ascending.
@@ -16,15 +16,15 @@ pub struct MambaLayers {
 /// Sizes of a Mamba-2 layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MambaShape {
-    /// Tokens that its convolution reaches over, its own included.
+    /// Taps of its convolution, including the current token.
     pub taps: u32,
     /// Heads.
     pub heads: u32,
     /// Width of a head.
     pub head_dim: u32,
-    /// Groups of as many consecutive heads each, which share what writes to their states and reads them.
+    /// Groups of consecutive heads, which share `B` and `C`.
     pub groups: u32,
-    /// Numbers of state for each element of a head.
+    /// State elements for each element of a head.
     pub state_dim: u32,
 }
 
@@ -34,7 +34,7 @@ impl MambaShape {
         self.heads as usize * self.head_dim as usize
     }
 
-    /// Channels of the convolution: the heads' inputs, what writes and what reads each group's states.
+    /// Channels of the convolution: the heads' inputs, `B` and `C` of each group.
     pub fn channels(self) -> usize {
         self.values() + 2 * self.groups as usize * self.state_dim as usize
     }
@@ -51,7 +51,7 @@ impl MambaShape {
 }
 
 impl ModelConfig {
-    /// Mamba-2 layers that cannot be.
+    /// Invalid Mamba-2 layers.
     pub(super) fn bad_mamba(&self) -> Option<BadField> {
         let mambas = self.form.mamba.as_ref()?;
         let mamba = mambas.shape;

@@ -4,35 +4,35 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_BANKS, MAX_WIDTH, ModelConfig};
 
-/// How the FFNs of a mixture of experts are put together. In every layer but those of
-/// `dense_layers`, a router chooses some of [`ModelConfig::experts`] experts for each token.
+/// Structure of a mixture of experts. In every layer but those of `dense_layers`, a router chooses
+/// some of [`ModelConfig::experts`] experts for each token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Mixture {
     /// Experts that a token visits in a layer: those with the highest scores.
     pub chosen: u32,
-    /// Whether the weights of the chosen ones are divided by their sum.
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub renormalise: bool,
-    /// Neurons of the expert that every token visits, weighted by the sigmoid of a gate of its own;
-    /// 0 without one. It follows the others and is numbered [`ModelConfig::experts`].
+    /// Neurons of the shared expert, which every token visits, weighted by the sigmoid of its own
+    /// gate; 0 without one. It follows the others and has number [`ModelConfig::experts`].
     pub shared: u32,
     /// The shared expert has no gate: its weight is 1.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared_is_plain: bool,
-    /// The shared expert is a dense FFN in parallel with the others (Gemma 4): both have a norm before them and a
-    /// norm of their output of their own, the router reads the residual stream through a norm of its
-    /// own, and each expert's weight has a factor.
+    /// The shared expert is a dense FFN in parallel with the others (Gemma 4): each has its own input norm and
+    /// output norm, the router reads the residual stream through its own norm, and each expert's weight has a
+    /// factor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub parallel_dense: bool,
-    /// Width of what the chosen experts read and give, where matrices project the layer's input to it and
-    /// their sum from it (LatentMoE, Nemotron 3 Super); 0 without these. A shared expert is then no bank:
-    /// its matrices are held in memory.
+    /// Width of the chosen experts' input and output, if matrices project the layer's input to it and
+    /// their sum back (LatentMoE, Nemotron 3 Super); 0 without. A shared expert is then not a bank: its
+    /// matrices are resident.
     #[serde(default, skip_serializing_if = "is_zero_width")]
     pub width: u32,
     /// Layers that have a dense FFN instead, ascending.
     pub dense_layers: Vec<u32>,
     /// Neurons of these dense FFNs; 0 without any.
     pub dense_ffn: u32,
-    /// What an expert's weight is made of.
+    /// Source of an expert's weight.
     #[serde(default, skip_serializing_if = "Scoring::is_softmax")]
     pub scoring: Scoring,
     /// The router reads the residual stream before the attention norm (SmallThinker), instead of the
@@ -42,26 +42,26 @@ pub struct Mixture {
     /// The router's scores carry a bias.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub router_bias: bool,
-    /// Biases are added to what experts are chosen by, which do not weigh.
+    /// Biases are added to the scores for choosing experts, but not to the weights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub choice_bias: bool,
-    /// Experts are chosen from the best groups alone.
+    /// Experts are chosen only from the best groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<ExpertGroups>,
-    /// What is added to the sum that weights are divided by.
+    /// Added to the sum by which weights are divided.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub epsilon: f32,
     /// Factor of the weights.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub scale: f32,
-    /// With [`Scoring::SparseMixer`], half of the relative distance from the highest score up to
-    /// which others have a share; 0 otherwise.
+    /// With [`Scoring::SparseMixer`], half of the relative distance from the highest score within
+    /// which other experts have a share; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub jitter: f32,
-    /// Weights are factors of what an expert reads, not of what it gives (Llama 4).
+    /// Weights scale an expert's input, not its output (Llama 4).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scales_input: bool,
-    /// Layers whose experts are those that a table has for the token, ascending; the router weighs them
+    /// Layers that look up the token's experts in a table, ascending; the router weights them
     /// (DeepSeek-V4).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_token: Vec<u32>,
@@ -70,11 +70,11 @@ pub struct Mixture {
 /// Groups of consecutive experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertGroups {
-    /// Groups in all.
+    /// Total number of groups.
     pub count: u32,
-    /// Groups that experts are chosen from.
+    /// Number of groups from which experts are chosen.
     pub chosen: u32,
-    /// A group is as good as the best of its experts, not as the sum of the two best.
+    /// A group is ranked by its best expert, not by the sum of the two best.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_best: bool,
 }
@@ -106,12 +106,12 @@ impl Default for Mixture {
 }
 
 impl Mixture {
-    /// Whether experts are chosen by something else than their scores.
+    /// Whether experts are chosen by something other than their scores.
     pub fn chooses_apart(&self) -> bool {
         self.choice_bias || self.groups.is_some()
     }
 
-    /// Neurons of the shared expert, where it is a bank among the others; 0 otherwise.
+    /// Neurons of the shared expert, if it is a bank; 0 otherwise.
     pub fn shared_bank(&self) -> u32 {
         match self.width {
             0 => self.shared,
@@ -141,7 +141,7 @@ fn is_zero(value: &f32) -> bool {
     *value == 0.0
 }
 
-/// How a router's scores become weights.
+/// Conversion of a router's scores to weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scoring {
@@ -152,8 +152,8 @@ pub enum Scoring {
     Sigmoid,
     /// `sqrt(ln(1 + exp(score)))` of each (DeepSeek-V4).
     SqrtSoftplus,
-    /// sparsemixer (PhiMoE): of two experts, one after the other, its share among those whose scores
-    /// are hardly lower ([`Mixture::jitter`]).
+    /// sparsemixer (PhiMoE): two experts, chosen one after the other; the weight of each is its
+    /// share among experts with hardly lower scores ([`Mixture::jitter`]).
     SparseMixer,
 }
 
@@ -163,7 +163,7 @@ impl Scoring {
     }
 }
 
-/// Numbers of a choice that cannot be.
+/// Invalid numbers of the choice.
 fn bad_choice(mixture: &Mixture, experts: u32) -> Option<BadField> {
     if !(mixture.scale.is_finite() && mixture.scale > 0.0) {
         let expected = "a finite number above 0";
@@ -229,7 +229,7 @@ impl ModelConfig {
         let plain = !(mixture.parallel_dense || mixture.early_router || mixture.scales_input);
         let even = mixture.dense_layers.is_empty() && !form.ffn_bias && form.streams.is_none();
         if mixture.width > MAX_WIDTH || mixture.width > 0 && !(alone && plain && even) {
-            let expected = "0, beside dense layers, biases or gates of a shared expert";
+            let expected = "0, with dense layers, biases or gates of a shared expert";
             return BadField::some("width of experts", &mixture.width, expected);
         }
         let jitter = mixture.jitter;
@@ -263,7 +263,7 @@ impl ModelConfig {
     }
 }
 
-/// Whether the layers that take a token's experts from a table can.
+/// Whether the layers with a table of experts support it.
 fn tables_are_sound(config: &ModelConfig, mixture: &Mixture) -> bool {
     let by_token = &mixture.by_token;
     let routed = |&layer: &u32| config.mixture_of(layer).is_some();

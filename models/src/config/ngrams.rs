@@ -1,12 +1,12 @@
-//! A table of rows for the last tokens of a text (n-grams), which one layer reads.
+//! N-gram embeddings: a table of rows for the last tokens of a text, read by one layer.
 
 use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_TAPS, MAX_WIDTH, ModelConfig};
 
-/// Rows by hashes of the last two, three, … tokens, whose values enter all streams before one layer
-/// (Qwen3.8-Flash-Next). A hash is the exclusive or of each token times a factor, modulo the rows of a
-/// head; the tokens of a hash do not reach over an end of text.
+/// Rows selected by hashes of the last two, three, … tokens, whose values are added to all streams
+/// before one layer (Qwen3.8-Flash-Next). A hash is the exclusive or of each token times a factor,
+/// modulo the rows of a head; hashes do not cross an end-of-text token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NGrams {
     /// The layer.
@@ -15,14 +15,14 @@ pub struct NGrams {
     pub rows: u32,
     /// Elements of a row.
     pub width: u32,
-    /// Tokens that the values' convolution reaches over, its own included, every
-    /// [`NGrams::longest`]-th.
+    /// Taps of the values' convolution, including the current token, with a dilation of
+    /// [`NGrams::longest`].
     pub taps: u32,
-    /// Token that ends a text.
+    /// End-of-text token.
     pub end: u32,
-    /// Factor of the token itself, of the one before it, and so on.
+    /// Factors of the current token, of the one before it, and so on.
     pub factors: Vec<u64>,
-    /// Rows of each head, all heads of two tokens first: the first one, and their number.
+    /// Rows of each head, all heads of two tokens first: the first row, and their number.
     pub heads: Vec<[u32; 2]>,
 }
 
@@ -38,7 +38,7 @@ impl NGrams {
     }
 
     /// Row of head `head` for the text that ends with `before`, then `token`. Missing tokens count as
-    /// ends.
+    /// end-of-text tokens.
     pub fn row(&self, head: usize, token: u32, before: impl Iterator<Item = u32>) -> u32 {
         let end = u64::from(self.end);
         let reach = 1 + head / self.each();
@@ -54,12 +54,12 @@ impl NGrams {
         first + (hash % u64::from(rows)) as u32
     }
 
-    /// Heads of each number of tokens.
+    /// Heads per n-gram length.
     fn each(&self) -> usize {
         self.heads.len() / (self.factors.len() - 1)
     }
 
-    /// Whether all sizes fit together.
+    /// Whether all sizes are consistent.
     fn is_sound(&self) -> bool {
         const LONGEST: usize = 8;
         let inside = |[first, rows]: &[u32; 2]| {
@@ -74,7 +74,7 @@ impl NGrams {
             && (2..=MAX_TAPS).contains(&self.taps)
     }
 
-    /// What cannot be, or not in such a model.
+    /// The first invalid or unsupported field.
     pub(super) fn bad(&self, config: &ModelConfig) -> Option<BadField> {
         let nets = config.form.delta_net.as_ref();
         let placed = nets.is_some_and(|nets| nets.layers.contains(&self.layer));
@@ -106,7 +106,7 @@ mod tests {
         let pair = |token: u32, before: u32| (token * 3) ^ (before * 5);
         assert_eq!(row(0, 2, &[4, 6]), pair(2, 4) % 7);
         assert_eq!(row(1, 2, &[4, 6]), 7 + (pair(2, 4) ^ (6 * 7)) % 5);
-        // its own end does not count, one before does, and so does the beginning
+        // its own end does not count; an earlier one and the beginning do
         assert_eq!(row(0, 9, &[4]), pair(9, 4) % 7);
         let ended = 7 + (pair(2, 9) ^ (9 * 7)) % 5;
         assert_eq!(row(1, 2, &[9, 6]), ended);

@@ -7,32 +7,32 @@ use super::{BadField, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig};
 /// Most tokens of a pool.
 const MAX_POOL: u32 = 256;
 
-/// Attention that stores one vector for each position, key and value of all heads, and one for each
-/// pool of so many positions (DeepSeek-V4). [`ModelConfig::head_dim`] is the width of these vectors, the
-/// last [`Rope::dims`](super::Rope::dims) elements of which are rotated, in pairs of neighbours.
+/// Attention that stores one vector for each position, key and value of all heads, and one for each pool
+/// of positions (DeepSeek-V4). [`ModelConfig::head_dim`] is the width of these vectors, whose last
+/// [`Rope::dims`](super::Rope::dims) elements are rotated, in adjacent pairs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PooledAttention {
-    /// Elements of the latent vector that queries are projected from.
+    /// Elements of the latent vector from which queries are projected.
     pub query_rank: u32,
-    /// Groups of heads; each has a projection of its own.
+    /// Groups of heads; each has its own output projection.
     pub groups: u32,
-    /// Elements that a group's output is projected to.
+    /// Elements of a group's projected output.
     pub group_rank: u32,
     /// Positions of a pool, by layer; 0 for layers without pools.
     pub pools: Vec<u32>,
-    /// Pools of so many positions overlap: each has the positions of the one before it, too. 0 if none
-    /// do.
+    /// Pools of this size overlap: each also covers the positions of the previous one. 0 if none
+    /// overlap.
     pub overlapping: u32,
 }
 
-/// The same of one layer.
+/// The same for one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PooledShape {
-    /// Elements of the latent vector that queries are projected from.
+    /// Elements of the latent vector from which queries are projected.
     pub query_rank: u32,
     /// Groups of heads.
     pub groups: u32,
-    /// Elements that a group's output is projected to.
+    /// Elements of a group's projected output.
     pub group_rank: u32,
     /// Positions of a pool; 0 without pools.
     pub pool: u32,
@@ -41,7 +41,7 @@ pub struct PooledShape {
 }
 
 impl PooledShape {
-    /// Vectors that a position gives to pools: to its own, and to the next where they overlap.
+    /// Pool vectors per position: for its own pool, and for the next if pools overlap.
     pub fn series(self) -> usize {
         match self.pool {
             0 => 0,
@@ -51,7 +51,7 @@ impl PooledShape {
 }
 
 impl PooledAttention {
-    /// That of layer `layer`.
+    /// The sizes for layer `layer`.
     pub(super) fn of(&self, layer: u32) -> PooledShape {
         let pool = self.pool(layer);
         PooledShape {
@@ -63,8 +63,8 @@ impl PooledAttention {
         }
     }
 
-    /// The positions in which an indexer that chooses so many pools chooses all of them; `None` if it has
-    /// none to choose from.
+    /// The positions within which an indexer that chooses this many pools chooses all of them; `None` if
+    /// there are no pools to choose from.
     pub(crate) fn most_positions(&self, chosen: u32) -> Option<u32> {
         let pool = self.overlapping;
         let most = chosen
@@ -73,7 +73,7 @@ impl PooledAttention {
         (pool > 0).then_some(most)
     }
 
-    /// What is out of range, or cannot be in such a model.
+    /// The first invalid or unsupported field.
     pub(super) fn bad(&self, config: &ModelConfig) -> Option<BadField> {
         let (pooled, form) = (self, &config.form);
         for (key, value, most) in [
@@ -132,8 +132,8 @@ impl PooledAttention {
         self.pools.get(layer as usize).copied().unwrap_or(0)
     }
 
-    /// The sizes of pools that layers have, ascending, and the number of these layers; 0 where there are
-    /// fewer than two sizes.
+    /// The pool sizes of the layers, ascending, and the number of layers of each; 0 if there are fewer
+    /// than two sizes.
     pub fn sizes(&self) -> [(u32, usize); 2] {
         let mut found = [(0, 0); 2];
         let least = self.pools.iter().copied().filter(|&pool| pool != 0).min();
@@ -150,8 +150,8 @@ impl PooledAttention {
         found
     }
 
-    /// Where the pools of layer `layer` are: the place of their size among the sizes, and that of the
-    /// layer among those of this size. `None` without pools.
+    /// Indices of layer `layer`'s pools: of their size among the sizes, and of the layer among those
+    /// with this size. `None` without pools.
     pub fn place(&self, layer: u32) -> Option<(usize, usize)> {
         let pool = self.pool(layer);
         let size = (self.sizes().iter()).position(|&(size, _)| pool != 0 && size == pool)?;

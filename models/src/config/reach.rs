@@ -2,14 +2,14 @@
 
 use super::ModelConfig;
 
-/// The positions that a query sees, the last of which is its own.
+/// The positions that a query sees, up to its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     /// All.
     All,
-    /// The last ones, so many: a sliding window.
+    /// The last positions: a sliding window of this size.
     Last(u32),
-    /// Those of its own chunk of so many: from the last multiple of this number on (Llama 4).
+    /// The positions of its own chunk of this size, from the last multiple of it on (Llama 4).
     Chunk(u32),
 }
 
@@ -25,7 +25,7 @@ impl Reach {
 }
 
 impl ModelConfig {
-    /// What the queries of layer `layer` see.
+    /// The reach of the queries of layer `layer`.
     pub fn reach(&self, layer: u32) -> Reach {
         match self.window.get(layer as usize) {
             None | Some(0) => Reach::All,

@@ -19,12 +19,12 @@ pub enum RopeScaling {
         factor: f32,
         /// Wavelengths from `original_context / low_freq_factor` on are divided.
         low_freq_factor: f32,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        /// Wavelengths below `original_context / high_freq_factor` are unchanged.
         high_freq_factor: f32,
         /// Context length before scaling, in tokens.
         original_context: u32,
     },
-    /// Only the first pairs rotate, with the frequencies that they have among all (Gemma 4).
+    /// Only the first pairs rotate, with their frequencies among all pairs (Gemma 4).
     Proportional {
         /// Pairs that rotate.
         pairs: u32,
@@ -33,18 +33,18 @@ pub enum RopeScaling {
     Yarn {
         /// Divisor of the low frequencies.
         factor: f32,
-        /// Frequencies of more rotations over the original context are kept.
+        /// Frequencies with more rotations over the original context are unchanged.
         beta_fast: f32,
-        /// Frequencies of fewer rotations over the original context are divided.
+        /// Frequencies with fewer rotations over the original context are divided.
         beta_slow: f32,
         /// Context length before scaling, in tokens.
         original_context: u32,
         /// Factor of the rotated queries and keys.
         attention_factor: f32,
-        /// Whether the ends of the ramp between the two are rounded outwards.
+        /// Whether the ends of the ramp between them are rounded outwards.
         truncate: bool,
     },
-    /// LongRoPE (Phi-3): every frequency has a divisor of its own.
+    /// LongRoPE (Phi-3): every frequency has its own divisor.
     Long {
         /// Divisors in contexts of up to `original_context` tokens.
         short: Vec<f32>,
@@ -52,7 +52,7 @@ pub enum RopeScaling {
         long: Vec<f32>,
         /// Factor of the rotated queries and keys.
         attention_factor: f32,
-        /// The same with the long divisors, where it is another one (PhiMoE).
+        /// The same with the long divisors, if it differs (PhiMoE).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         long_attention_factor: Option<f32>,
         /// Context length before scaling, in tokens.
@@ -62,9 +62,10 @@ pub enum RopeScaling {
 
 /// YaRN's factor of queries and of keys, for a scaling and the weight of its logarithm.
 pub(crate) fn yarn_attention(factor: f32, weight: f32) -> f32 {
-    match factor > 1.0 {
-        true => (0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0) as f32,
-        false => 1.0,
+    if factor > 1.0 {
+        (0.1 * f64::from(weight) * f64::from(factor).ln() + 1.0) as f32
+    } else {
+        1.0
     }
 }
 

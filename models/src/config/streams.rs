@@ -1,36 +1,37 @@
-//! Residual streams beside the first, and inputs by layer.
+//! Further residual streams, and per-layer inputs.
 
 use serde::{Deserialize, Serialize};
 
 use super::{BadField, MAX_VOCAB, MAX_WIDTH, ModelConfig};
 
-/// Residual streams beside the one that layers read and change, as in `modeling_gemma3n.py`.
+/// Residual streams in addition to the one that layers read and change, as in
+/// `modeling_gemma3n.py`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Streams {
-    /// Streams in all; layers read and change the first.
+    /// Total number of streams; layers read and change the first.
     pub count: u32,
-    /// Width of the low-rank path beside attention (LAuReL).
+    /// Rank of the low-rank path parallel to attention (LAuReL).
     pub laurel: u32,
     /// Elements of a token's input to each layer.
     pub per_layer: u32,
-    /// Rows of the table of these inputs; tokens past it have those of token 0.
+    /// Rows of the table of these inputs; tokens beyond it use row 0.
     pub per_layer_vocab: u32,
-    /// Whether the first stream is scaled before it meets the layer's input.
+    /// Whether the first stream is scaled before it is combined with the layer's input.
     pub scaled: bool,
 }
 
-/// A vector for each layer and token, from a table and from the embedding. At its end a layer adds it
-/// through a gate and a projection.
+/// A vector for each layer and token, computed from a table and from the embedding. A layer ends by
+/// adding it through a gate and a projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerInputs {
     /// Elements of a token's input to each layer.
     pub width: u32,
-    /// Rows of the table; tokens past it have those of token 0.
+    /// Rows of the table; tokens beyond it use row 0.
     pub vocab: u32,
 }
 
 impl ModelConfig {
-    /// Inputs by layer that cannot be.
+    /// Invalid per-layer inputs.
     pub(super) fn bad_layer_inputs(&self) -> Option<BadField> {
         let inputs = self.form.layer_inputs?;
         let widest = self.d_model.min(MAX_WIDTH / self.layers);
@@ -44,7 +45,7 @@ impl ModelConfig {
         None
     }
 
-    /// Streams out of range.
+    /// Invalid streams.
     pub(super) fn bad_streams(&self) -> Option<BadField> {
         let streams = self.form.streams?;
         let widest = self.d_model.min(MAX_WIDTH / self.layers);

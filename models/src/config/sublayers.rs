@@ -1,4 +1,4 @@
-//! Layers with a mixer alone, or with an FFN alone.
+//! Layers with only a mixer, or only an FFN.
 
 use super::{BadField, ModelConfig, Parallel};
 
@@ -13,18 +13,18 @@ impl ModelConfig {
         self.form.without_mixer.binary_search(&layer).is_err()
     }
 
-    /// The layers that have an FFN, ascending. All that concerns neurons numbers layers by their place
-    /// among these.
+    /// The layers with an FFN, ascending. Neuron-related code numbers layers by their index in this
+    /// list.
     pub fn ffn_layers(&self) -> impl Iterator<Item = u32> + Clone {
         (0..self.layers).filter(|&layer| self.has_ffn(layer))
     }
 
-    /// Number of FFNs before layer `layer`: the place of its own, if it has one.
+    /// Number of FFNs before layer `layer`: the index of its own, if it has one.
     pub fn ffn_place(&self, layer: u32) -> usize {
         layer as usize - self.form.without_ffn.partition_point(|&l| l < layer)
     }
 
-    /// Layers that lack what they cannot lack.
+    /// Layers that lack a required part.
     pub(super) fn bad_sublayers(&self) -> Option<BadField> {
         let form = &self.form;
         let [mixerless, ffnless] = [&form.without_mixer, &form.without_ffn];

@@ -5,7 +5,7 @@ use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
 use super::{Windows, gguf_names, hf_names};
 use crate::names::{ExpertNames, NameTable};
 
-/// Keys of the experts of such files in GGUF.
+/// GGUF keys of these experts.
 const KEYS: &[&str] = &[
     "leading_dense_block_count",
     "expert_shared_count",
@@ -15,7 +15,7 @@ const KEYS: &[&str] = &[
 ];
 
 const INTERLEAVED: Check = Check::Flag("rope_interleave", true);
-/// Flags for which null is another value than an absent key.
+/// Flags whose null differs from an absent key.
 const NOT_NULL: [Check; 2] = [
     Check::NotNull("rope_interleave"),
     Check::NotNull("norm_topk_prob"),
@@ -101,7 +101,8 @@ const INDEXED: Family = Family {
     ..DEEPSEEK_V3
 };
 
-/// `modeling_deepseek_v32.py`: DeepSeek-V3 whose attention sees what an indexer chooses.
+/// `modeling_deepseek_v32.py`: DeepSeek-V3 whose attention sees only the positions chosen by an
+/// indexer.
 const DEEPSEEK_V32: Family = Family {
     name: "deepseek_v32",
     class: Some("DeepseekV32ForCausalLM"),
@@ -117,7 +118,7 @@ const DEEPSEEK_V32: Family = Family {
     ..INDEXED
 };
 
-/// `modeling_glm_moe_dsa.py` (GLM-5): the same; layers may share what an indexer has chosen.
+/// `modeling_glm_moe_dsa.py` (GLM-5): the same; layers may share an indexer's choice.
 const GLM_MOE_DSA: Family = Family {
     name: "glm_moe_dsa",
     class: Some("GlmMoeDsaForCausalLM"),
@@ -129,7 +130,7 @@ const GLM_MOE_DSA: Family = Family {
     ..INDEXED
 };
 
-/// Kimi K2: DeepSeek-V3 under a name of its own.
+/// Kimi K2: DeepSeek-V3 under its own name.
 const KIMI_K2: Family = Family {
     name: "kimi_k2",
     gguf: None,
@@ -137,7 +138,8 @@ const KIMI_K2: Family = Family {
     ..DEEPSEEK_V3
 };
 
-/// `modeling_deepseek_v2.py` (V2, V2-Lite): experts chosen by a softmax, whose weights stay as they are.
+/// `modeling_deepseek_v2.py` (V2, V2-Lite): experts chosen by a softmax, whose weights are not
+/// renormalised.
 const DEEPSEEK_V2: Family = Family {
     name: "deepseek_v2",
     class: Some("DeepseekV2ForCausalLM"),
@@ -157,7 +159,7 @@ const DEEPSEEK_V2: Family = Family {
         Check::One("moe_layer_freq"),
         Check::Words("scoring_func", &["softmax"]),
         Check::Words("topk_method", &["greedy", "group_limited_greedy"]),
-        // whatever it says, the class does not
+        // the class ignores this key
         Check::Flag("norm_topk_prob", false),
     ],
     ..LATENT
@@ -178,7 +180,7 @@ const GLM4_MOE_LITE: Family = Family {
     ..LATENT
 };
 
-/// All experts of a layer in one tensor.
+/// One tensor for all experts of a layer.
 const STACKED: NameTable = NameTable {
     experts: ExpertNames {
         one: ("", &[]),
@@ -187,8 +189,8 @@ const STACKED: NameTable = NameTable {
     ..hf_names::LATENT
 };
 
-/// `modeling_mistral4.py` (Mistral Small 4): shares of a softmax, groups by their two best, queries that
-/// grow with their position.
+/// `modeling_mistral4.py` (Mistral Small 4): softmax shares, groups ranked by their two best experts,
+/// queries scaled by position.
 const MISTRAL4: Family = Family {
     name: "mistral4",
     whole: Some("mistral3"),

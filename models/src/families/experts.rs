@@ -1,8 +1,8 @@
-//! How a family's experts are described.
+//! Descriptions of a family's experts.
 
 use crate::config::Scoring;
 
-/// A mixture of experts and the names of its keys in `config.json`.
+/// A mixture of experts and its key names in `config.json`.
 #[derive(Clone, Copy)]
 pub(crate) struct Experts {
     /// Number of experts.
@@ -12,40 +12,40 @@ pub(crate) struct Experts {
     /// Neurons of an expert.
     pub(crate) ffn: &'static str,
     pub(crate) renormalise: Renormalise,
-    /// What llama.cpp does if a file does not say whether it renormalises.
+    /// llama.cpp's behaviour if a file does not say whether it renormalises.
     pub(crate) gguf_renormalise: bool,
     pub(crate) scoring: ScoringBy,
-    /// The expert that every token visits.
+    /// The shared expert.
     pub(crate) shared: Option<Shared>,
-    /// Which layers have a dense FFN.
+    /// Layers with a dense FFN.
     pub(crate) dense: Dense,
-    /// Key of its number of neurons.
+    /// Key of the dense FFNs' number of neurons.
     pub(crate) dense_ffn: &'static str,
-    /// The router reads the layer's input, if this key is not false.
+    /// The router reads the layer's input unless this key is false.
     pub(crate) early_router: Option<&'static str>,
     pub(crate) router_bias: bool,
-    /// A tensor of biases says which experts are chosen, beside their scores.
+    /// A tensor of biases is added to the scores for choosing experts.
     pub(crate) choice_bias: bool,
-    /// `n_group` and `topk_group` say from which groups experts are chosen.
+    /// `n_group` and `topk_group` restrict the choice to the best groups.
     pub(crate) grouped: bool,
-    /// What they are without these keys.
+    /// Their values without these keys.
     pub(crate) groups: [u32; 2],
-    /// A group is as good as the best of its experts, and `topk_method` says whether there are groups.
+    /// A group is ranked by its best expert, and `topk_method` says whether there are groups.
     pub(crate) best_of_groups: bool,
     /// Key of the factor of the weights, and the factor without it.
     pub(crate) scale: Option<(&'static str, f32)>,
-    /// What is added to the sum that weights are divided by.
+    /// Added to the sum by which weights are divided.
     pub(crate) epsilon: f32,
-    /// Weights are factors of what an expert reads.
+    /// Weights scale an expert's input.
     pub(crate) scales_input: bool,
-    /// Key of the width of what experts read and give, where that may be another than `d_model`.
+    /// Key of the width of the experts' input and output, if it may differ from `d_model`.
     pub(crate) width: Option<&'static str>,
-    /// A list that says which layers take a token's experts from a table (`hash_moe`); without it as many
-    /// of the first ones as the key says, or so many without it.
+    /// A list marks the layers with a table of experts (`hash_moe`); without it, the first layers, as
+    /// many as the key says (or this default).
     pub(crate) by_token: Option<(&'static str, &'static str, u32)>,
-    /// Stored as MXFP4 blocks or as weights.
+    /// Stored as MXFP4 blocks or as plain weights.
     pub(crate) blocks: bool,
-    /// With 0 experts, the shared one is the dense FFN of every layer.
+    /// With 0 experts, the shared one becomes the dense FFN of every layer.
     pub(crate) optional: bool,
     /// There are experts only if this key is set, in parallel with a dense FFN (Gemma 4).
     pub(crate) parallel_dense: Option<&'static str>,
@@ -55,11 +55,11 @@ pub(crate) struct Experts {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Renormalise {
     Always,
-    /// As `norm_topk_prob` says; this without it.
+    /// As `norm_topk_prob` says; the default without it.
     Key(bool),
 }
 
-/// Where the scoring comes from.
+/// Source of the scoring.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScoringBy {
     Always(Scoring),
@@ -67,43 +67,42 @@ pub(crate) enum ScoringBy {
     SoftmaxIf(&'static str),
 }
 
-/// The expert that every token visits.
+/// The shared expert.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shared {
-    /// Of as many neurons as this key says, with a gate of its own.
+    /// With this key's number of neurons and its own gate.
     Gated(&'static str),
-    /// Of as many neurons as this key says, without a gate.
+    /// With this key's number of neurons, without a gate.
     Plain(&'static str),
-    /// Of the neurons of as many experts as this key says, or so many without it; without a gate.
+    /// With the neurons of as many experts as this key (or default) says, without a gate.
     Experts(&'static str, u32),
-    /// Of as many neurons as any other expert, without a gate.
+    /// With the neurons of another expert, without a gate.
     AsOthers,
 }
 
-/// Which layers have a dense FFN instead of experts.
+/// Layers with a dense FFN instead of experts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dense {
     Never,
-    /// None, and a list of switches has to agree.
+    /// None; a list of switches must agree.
     NeverBy(&'static str),
-    /// As many of the first ones as this key says, or so many without it.
+    /// The first ones, as many as this key (or default) says.
     First(&'static str, u32),
-    /// Those of which a list says `dense`; without the list as many of the first ones as the key says,
-    /// or so many without it.
+    /// Those marked `dense` in a list; without the list, the first ones, as many as the key (or
+    /// default) says.
     Kinds(&'static str, Option<&'static str>, u32),
-    /// All before the first of these and after the last of these, -1 for the last of all.
+    /// All before the first and after the last of these; -1 means the last layer.
     Outside(&'static str, &'static str),
     /// Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
     Steps,
-    /// All but those of a list; without it, all but every so manyth, as the second key says, or every
-    /// one.
+    /// All but those of a list; without it, all but every n-th, with n from the second key, or 1.
     But(&'static str, &'static str),
-    /// Those that the list of sublayers says are one.
+    /// Those that the list of sublayers marks.
     Sublayers,
 }
 
 impl Experts {
-    /// Whether there is a shared expert without a gate of its own.
+    /// Whether there is a shared expert without its own gate.
     pub(crate) fn has_plain_shared(&self) -> bool {
         matches!(
             self.shared,
@@ -111,7 +110,7 @@ impl Experts {
         )
     }
 
-    /// Whether a key is read for them that families without such experts refuse.
+    /// Whether a key is read for them and refused for families without such experts.
     pub(super) fn reads(&self, key: &str) -> bool {
         let shared = match self.shared {
             Some(Shared::Gated(name) | Shared::Plain(name) | Shared::Experts(name, _)) => {
@@ -158,7 +157,7 @@ pub(super) const EXPERTS: Experts = Experts {
     parallel_dense: None,
 };
 
-/// `DeepseekV3TopkRouter`: chosen by sigmoids plus biases, weighed by the sigmoids, times a factor; a
+/// `DeepseekV3TopkRouter`: chosen by sigmoids plus biases, weighted by the sigmoids times a factor; a
 /// shared expert and dense first layers.
 pub(super) const SIGMOID: Experts = Experts {
     count: "n_routed_experts",
@@ -167,7 +166,7 @@ pub(super) const SIGMOID: Experts = Experts {
     gguf_renormalise: true,
     scoring: ScoringBy::Always(Scoring::Sigmoid),
     choice_bias: true,
-    // so that shares that are all 0 stay 0
+    // so that all-zero shares remain 0
     epsilon: 1e-20,
     grouped: true,
     scale: Some(("routed_scaling_factor", 1.0)),
@@ -176,7 +175,7 @@ pub(super) const SIGMOID: Experts = Experts {
     ..EXPERTS
 };
 
-/// Keys of such experts in GGUF.
+/// GGUF keys of these experts.
 pub(super) const SIGMOID_KEYS: &[&str] = &[
     "leading_dense_block_count",
     "expert_shared_count",

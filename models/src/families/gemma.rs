@@ -19,7 +19,7 @@ const QUERY_SCALAR: Key = Key::new(
     Spelled::NONE,
 );
 
-/// llama.cpp caps logits of Gemma 2 and 3n at 30 whatever the file says.
+/// llama.cpp caps logits of Gemma 2 and 3n at 30 regardless of the file.
 const LOGIT_CAP: Key = Key::new(
     Sets::LogitCap,
     Spelled::or_null("final_logit_softcapping", 30.0),
@@ -60,7 +60,7 @@ const GEMMA2: Family = Family {
 };
 
 /// `modeling_gemma3.py`: as Gemma 2, with norms of queries and keys instead of caps, and another
-/// rotary base in the layers with a window.
+/// rotary base in layers with a window.
 const GEMMA3: Family = Family {
     name: "gemma3_text",
     whole: Some("gemma3"),
@@ -99,7 +99,7 @@ const GEMMA3: Family = Family {
     ..GEMMA2
 };
 
-/// `modeling_gemma3n.py`: scores that are not scaled, norms of values, and [`Quirk::Streams`].
+/// `modeling_gemma3n.py`: unscaled scores, norms of values, and [`Quirk::Streams`].
 const GEMMA3N: Family = Family {
     name: "gemma3n_text",
     whole: Some("gemma3n"),

@@ -5,13 +5,13 @@ use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 /// PowerInfer's name for the transposed Down.
 pub(crate) const DOWN_T: &str = "ffn_down_t.weight";
 
-/// The bias beside it.
+/// Its bias.
 pub(crate) const DOWN_T_BIAS: &str = "ffn_down_t.bias";
 
 /// The table of learned positions.
 pub(crate) const POSITIONS: &str = "position_embd.weight";
 
-/// Only stacked ones are known.
+/// Only stacked ones are supported.
 pub(super) const NO_EXPERTS: ExpertNames = ExpertNames {
     one: ("", &[]),
     shared: &[],
@@ -103,7 +103,7 @@ pub(super) const PLAIN: NameTable = NameTable {
     fused: &[],
 };
 
-/// Its own converter can store Down transposed.
+/// Its own converter may store Down transposed.
 pub(super) const SMALL_THINKER: NameTable = NameTable {
     experts: ExpertNames {
         stacked: &[
@@ -117,7 +117,7 @@ pub(super) const SMALL_THINKER: NameTable = NameTable {
     ..PLAIN
 };
 
-/// The norm before the FFN is called after the attention that it follows.
+/// The norm before the FFN is named after the attention before it.
 pub(super) const GPT_OSS: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -145,7 +145,7 @@ pub(super) const UNGATED: NameTable = NameTable {
     ..PLAIN
 };
 
-/// What PowerInfer's files have besides, or in another form.
+/// Additional or differently stored tensors in PowerInfer's files.
 const POWERINFER: Spellings = &[
     (Role::Down, DOWN_T),
     (Role::PredictorFc1, "fc1.weight"),
@@ -211,7 +211,7 @@ pub(super) const PHI3: NameTable = NameTable {
 pub(super) const ROUTER: Spellings = &[
     (Role::Router, "ffn_gate_inp.weight"),
     (Role::ChoiceBias, "exp_probs_b.bias"),
-    // so named for Hunyuan 3
+    // Hunyuan 3's spelling
     (Role::ChoiceBias, "exp_probs_b"),
 ];
 
@@ -268,7 +268,7 @@ pub(super) const KIMI_LINEAR: NameTable = NameTable {
     ..LATENT
 };
 
-/// The same with gates of attention, and with projections to decays and gates in one step.
+/// The same with attention gates, and with full-rank projections to decays and gates.
 pub(super) const BAILING_HYBRID: NameTable = NameTable {
     layers: &[
         NORMS,
@@ -285,7 +285,7 @@ pub(super) const BAILING_HYBRID: NameTable = NameTable {
     ..LATENT
 };
 
-/// The same as [`ROUTED`]; the norm before the FFN is called after the attention that it follows.
+/// The same as [`ROUTED`]; the norm before the FFN is named after the attention before it.
 pub(super) const ROUTED_AFTER_ATTENTION: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -346,7 +346,7 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Layers of one sublayer and one norm each. What its FFNs call `up` decides which neurons fire.
+/// Layers of one sublayer and one norm each. The `up` of its FFNs is Gate.
 pub(super) const NEMOTRON_H: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -373,7 +373,7 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Attention without Q, which is stored with the gates of its output.
+/// Attention without a separate Q, which is stored with the output gates.
 pub(super) const GATED_ATTENTION: Spellings = &[
     (Role::K, "attn_k.weight"),
     (Role::V, "attn_v.weight"),
@@ -395,7 +395,7 @@ pub(super) const DELTA_NET: Spellings = &[
     (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
 ];
 
-/// β and the decay lie together, key head by key head.
+/// β and the decay in one tensor, key head by key head.
 pub(super) const QWEN3_NEXT: NameTable = NameTable {
     layers: &[GATED_ATTENTION, DELTA_NET, FFN, ROUTER],
     fused: &[
@@ -405,8 +405,8 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
     ..PLAIN
 };
 
-/// They are apart.
-/// Projections of a DeltaNet to one number for each head.
+/// Separate tensors.
+/// Projections of a DeltaNet to one number per head.
 pub(super) const DELTA_SHARES: Spellings = &[
     (Role::DeltaBeta, "ssm_beta.weight"),
     (Role::DeltaDecay, "ssm_alpha.weight"),

@@ -28,8 +28,9 @@ const OF_LOGITS: Key = Key::new(
     Spelled::or("logit_scale", 1.0).by(By::Reciprocal),
 );
 
-/// `modeling_granite.py`: embeddings, what a layer adds and attention scores are multiplied, logits
-/// are divided. All factors are 1 if absent; in GGUF, that of attention is the usual one.
+/// `modeling_granite.py`: factors on embeddings, on each layer's outputs and on attention scores;
+/// logits are divided. All factors are 1 if absent; in GGUF, the attention factor is then the usual
+/// one.
 const GRANITE: Family = Family {
     name: "granite",
     class: Some("GraniteForCausalLM"),
@@ -66,7 +67,7 @@ const GRANITE_MOE: Family = Family {
     ..GRANITE_MOE_SHARED
 };
 
-/// `modeling_granitemoeshared.py`: with a shared expert, or without. Files in GGUF are of both.
+/// `modeling_granitemoeshared.py`: with or without a shared expert. GGUF files contain either.
 const GRANITE_MOE_SHARED: Family = Family {
     name: "granitemoeshared",
     class: Some("GraniteMoeSharedForCausalLM"),
@@ -87,7 +88,7 @@ const GRANITE_MOE_SHARED: Family = Family {
     ..PLAIN
 };
 
-/// A softmax of the chosen scores, which is the share among all, renormalised.
+/// A softmax over the chosen scores, equal to the renormalised softmax over all.
 const SOFTMAX: Experts = Experts {
     count: "num_local_experts",
     renormalise: Renormalise::Always,
@@ -105,7 +106,7 @@ const MAMBA_KEYS: &[&str] = &[
     "ssm.group_count",
 ];
 
-/// `modeling_granitemoehybrid.py`: Granite 4, with Mamba-2 layers or without, with experts beside a shared
+/// `modeling_granitemoehybrid.py`: Granite 4, with or without Mamba-2 layers, with experts and a shared
 /// one, or with a dense FFN of that one's size.
 const GRANITE_HYBRID: Family = Family {
     name: "granitemoehybrid",

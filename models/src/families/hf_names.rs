@@ -51,8 +51,8 @@ const PREDICTORS: Spellings = &[
     (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
 ];
 
-/// Experts in three-dimensional tensors, as `save_pretrained(save_original_format=False)` writes
-/// them.
+/// Experts in three-dimensional tensors, as written by
+/// `save_pretrained(save_original_format=False)`.
 const STACKED: &[(Stack, &str)] = &[
     (Stack::GateUp, "mlp.experts.gate_up_proj"),
     (Stack::One(Role::Down), "mlp.experts.down_proj"),
@@ -288,7 +288,7 @@ pub(super) const FALCON: NameTable = NameTable {
     fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
 };
 
-/// Falcon 40B as it is written: the names of its norms come first.
+/// Falcon 40B for writing: the names of its norms come first.
 pub(super) const FALCON_TWO_NORMS: NameTable = NameTable {
     layers: &[
         &[
@@ -347,7 +347,7 @@ pub(super) const LATENT: NameTable = NameTable {
     ..ROUTED
 };
 
-/// Attention of two kinds, and experts as releases of Mixtral name them; transformers 5 holds them as
+/// Attention of two kinds, and experts as in releases of Mixtral; transformers 5 stores them as
 /// DeepSeek-V3's.
 pub(super) const KIMI_LINEAR: NameTable = NameTable {
     layers: &[
@@ -395,7 +395,7 @@ pub(super) const KIMI_LINEAR: NameTable = NameTable {
     ..LATENT
 };
 
-/// The bias lies beside the router, not in it.
+/// The bias is a separate tensor, not part of the router.
 pub(super) const EXAONE_MOE: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -410,7 +410,7 @@ pub(super) const EXAONE_MOE: NameTable = NameTable {
     ..ROUTED
 };
 
-/// Names of its own for the norms of queries and keys, the router and the shared expert.
+/// Its own names for the norms of queries and keys, the router and the shared expert.
 pub(super) const HUNYUAN: NameTable = NameTable {
     layers: &[
         &[
@@ -435,7 +435,7 @@ const SHARED_MLP: Spellings = &[
     (Role::Down, "mlp.shared_mlp.down_proj.weight"),
 ];
 
-/// Releases have other names than transformers.
+/// Releases use other names than transformers.
 pub(super) const HY_V3: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -519,8 +519,8 @@ pub(super) const LFM2: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Experts as releases name them, and as transformers 5 holds them. Without experts, the FFN has the name
-/// of the shared one.
+/// Experts as in releases and as in transformers 5. Without experts, the FFN has the name of the shared
+/// one.
 pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     layers: &[
         ATTENTION,
@@ -556,7 +556,7 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Attention without Q, which is stored with the gates of its output.
+/// Attention without a separate Q, which is stored with the output gates.
 pub(super) const GATED_ATTENTION: Spellings = &[
     (Role::K, "self_attn.k_proj.weight"),
     (Role::V, "self_attn.v_proj.weight"),
@@ -578,7 +578,7 @@ pub(super) const ROUTER: Spellings = &[
     (Role::SharedGate, "mlp.shared_expert_gate.weight"),
 ];
 
-/// A DeltaNet's projections lie together, key head by key head.
+/// A DeltaNet's projections in one tensor, key head by key head.
 pub(super) const QWEN3_NEXT: NameTable = NameTable {
     layers: &[GATED_ATTENTION, NORMS, FFN, DELTA_NET, ROUTER],
     fused: &[
@@ -589,7 +589,7 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Projections of a DeltaNet that lie apart.
+/// Projections of a DeltaNet in separate tensors.
 pub(super) const DELTA_INPUTS: Spellings = &[
     (Role::DeltaIn, "linear_attn.in_proj_qkv.weight"),
     (Role::DeltaGate, "linear_attn.in_proj_z.weight"),

@@ -4,7 +4,7 @@ use super::experts::{EXPERTS, Experts, Renormalise, Shared};
 use super::{Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk};
 use super::{gguf_names, hf_names};
 
-/// `modeling_hunyuan_v1_dense.py`: norms of queries and keys after their rotation.
+/// `modeling_hunyuan_v1_dense.py`: norms of queries and keys after the rotation.
 const HUNYUAN_V1_DENSE: Family = Family {
     name: "hunyuan_v1_dense",
     class: Some("HunYuanDenseV1ForCausalLM"),

@@ -1,8 +1,8 @@
-//! Keys of a family that set a part of the form, each with its name in both formats.
+//! Keys of a family that set a property of the form, with their names in both formats.
 
 use crate::config::Form;
 
-/// A key: what it sets, and its name in `config.json` and in GGUF.
+/// A key: the property it sets, and its name in `config.json` and in GGUF.
 pub(crate) struct Key {
     pub(crate) sets: Sets,
     /// In `config.json`.
@@ -11,7 +11,7 @@ pub(crate) struct Key {
     pub(crate) gguf: Spelled,
 }
 
-/// A part of the form that a key sets.
+/// A property of the form that a key sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sets {
     EmbeddingScale,
@@ -24,7 +24,7 @@ pub(crate) enum Sets {
     HeadBias,
 }
 
-/// A key as one format has it.
+/// A key in one format.
 #[derive(Clone, Copy)]
 pub(crate) struct Spelled {
     /// Empty if the format has no such key.
@@ -33,22 +33,22 @@ pub(crate) struct Spelled {
     pub(crate) absent: Absent,
 }
 
-/// What happens without the key.
+/// Behaviour without the key.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Absent {
     /// The reader refuses the file.
     Needed,
-    /// The form keeps what it has.
+    /// The form keeps its default.
     Keeps,
     /// The key has this value.
     Is(f32),
-    /// The key has this value, and null takes the part away.
+    /// The key has this value; null removes the property.
     IsUnlessNull(f32),
     /// The flag is set, or not.
     Flag(bool),
 }
 
-/// How a part of the form follows from the key's value.
+/// Conversion from the key's value to the property.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Itself,
@@ -73,7 +73,7 @@ impl By {
         }
     }
 
-    /// The value that gives `part`, exactly if there is one close by.
+    /// The key's value for `part`, exact if a nearby one is.
     pub(crate) fn invert(self, part: f32, d_model: u32, layers: u32) -> f32 {
         let about = match self {
             Self::Itself => part,
@@ -128,7 +128,7 @@ impl Key {
         Self { sets, hf, gguf }
     }
 
-    /// A flag of `config.json`; the tensors of GGUF say the same.
+    /// A flag of `config.json`; in GGUF it follows from the tensors.
     pub(super) const fn flag(sets: Sets, name: &'static str, absent: bool) -> Self {
         Self::new(sets, Spelled::of(name, Absent::Flag(absent)), Spelled::NONE)
     }
@@ -140,7 +140,7 @@ impl Sets {
         matches!(self, Self::FfnBias | Self::HeadBias)
     }
 
-    /// Puts a flag into the form.
+    /// Sets a flag in the form.
     pub(crate) fn put_flag(self, form: &mut Form, value: bool) {
         match self {
             Self::FfnBias => form.ffn_bias = value,
@@ -157,7 +157,7 @@ impl Sets {
         }
     }
 
-    /// Puts a number, or none, into the form.
+    /// Sets a number, or none, in the form.
     pub(crate) fn put(self, form: &mut Form, value: Option<f32>) {
         match self {
             Self::EmbeddingScale => form.embedding_scale = value.unwrap_or(1.0),

@@ -16,7 +16,7 @@ const KIMI_LINEAR: Family = Family {
         ("n_group", "num_expert_group"),
         ("n_shared_experts", "num_shared_experts"),
     ],
-    // that of the convolutions, too
+    // also that of the convolutions
     act_default: Some("silu"),
     one_act: true,
     names: &hf_names::KIMI_LINEAR,
@@ -61,7 +61,7 @@ const KIMI_LINEAR: Family = Family {
     ..PLAIN
 };
 
-/// Latent attention with gates, and Kimi Delta Attention whose projections take one step.
+/// Latent attention with gates, and Kimi Delta Attention with full-rank projections.
 const BAILING_NAMES: NameTable = NameTable {
     globals: &[
         (Role::Embed, "model.word_embeddings.weight"),
@@ -99,8 +99,8 @@ const BAILING_NAMES: NameTable = NameTable {
     ..hf_names::LATENT
 };
 
-/// `modeling_bailing_hybrid.py` (Ling 3): projections in one step, decays with a bound, and latent attention
-/// with rotary positions and a gate for each head. Layers past the last one predict further tokens.
+/// `modeling_bailing_hybrid.py` (Ling 3): full-rank projections, bounded decays, and latent attention with
+/// rotary positions and a gate for each head. Layers past the last one predict further tokens.
 const BAILING_HYBRID: Family = Family {
     name: "bailing_hybrid",
     class: Some("BailingHybridForCausalLM"),
@@ -148,7 +148,7 @@ const BAILING_HYBRID: Family = Family {
         "kv_lora_rank",
         "q_lora_rank",
         "rope_interleave",
-        // of other layers than these, which have norms of their own
+        // of other layers, which have their own norms
         "use_qk_norm",
         "scoring_func",
         "topk_method",

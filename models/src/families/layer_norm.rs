@@ -37,8 +37,8 @@ const STARCODER2: Family = Family {
     ..UNGATED
 };
 
-/// `modeling_opt.py`: positions are learned, the first two rows of their table unused. In GGUF
-/// PowerInfer's alone: llama.cpp does not know it.
+/// `modeling_opt.py`: learned positions; the first two rows of their table are unused. GGUF files
+/// exist only from PowerInfer: llama.cpp does not support it.
 const OPT: Family = Family {
     name: "opt",
     class: Some("OPTForCausalLM"),
@@ -76,7 +76,7 @@ const OPT: Family = Family {
     ..UNGATED
 };
 
-/// ReLU², norms stored less one, half of each head rotated.
+/// ReLU², norms stored minus one, half of each head rotated.
 const NEMOTRON: Family = Family {
     name: "nemotron",
     class: Some("NemotronForCausalLM"),

@@ -3,7 +3,7 @@
 use super::experts::{Dense, Experts, SIGMOID};
 use super::{Arch, Check, Family, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows, gguf_names, hf_names};
 
-/// A dense FFN whose size is two thirds of what the key says, rounded up.
+/// A dense FFN whose size is two thirds of the key's value, rounded up.
 const LFM2: Family = Family {
     name: "lfm2",
     class: Some("Lfm2ForCausalLM"),
@@ -26,7 +26,7 @@ const LFM2: Family = Family {
     ..PLAIN
 };
 
-/// Experts chosen by sigmoids and biases, behind some dense layers.
+/// Experts chosen by sigmoids and biases, after some dense layers.
 const LFM2_MOE: Family = Family {
     name: "lfm2_moe",
     class: Some("Lfm2MoeForCausalLM"),

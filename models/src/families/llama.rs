@@ -1,4 +1,4 @@
-//! Llama and what differs from it in a few keys.
+//! Llama, and families that differ from it in a few keys.
 
 use super::experts::{EXPERTS, Experts, Renormalise};
 use super::hf_names;
@@ -9,7 +9,7 @@ use super::{
 use super::{Windows, gguf_names};
 use crate::names::{NameTable, Role};
 
-/// Llama's own architecture; Mistral's windows are those of all layers.
+/// Llama's own architecture; Mistral's windows apply to all layers.
 const ARCH: Arch = Arch {
     name: "llama",
     interleaved: true,
@@ -37,7 +37,7 @@ const MISTRAL: Family = Family {
     ..PLAIN
 };
 
-/// `modeling_ministral3.py`: YaRN, and queries that grow with their position.
+/// `modeling_ministral3.py`: YaRN, and queries scaled by position.
 const MINISTRAL3: Family = Family {
     name: "ministral3",
     whole: Some("mistral3"),
@@ -56,7 +56,7 @@ const MINISTRAL3: Family = Family {
     ..MISTRAL
 };
 
-/// ReLU on gate and up (Bamboo). PowerInfer's files have an architecture of their own.
+/// ReLU on gate and up (Bamboo). PowerInfer's files use another architecture.
 const BAMBOO: Family = Family {
     name: "bamboo",
     class: Some("BambooForCausalLM"),
@@ -122,8 +122,8 @@ const SMOLLM3: Family = Family {
     ..PLAIN
 };
 
-/// `modeling_minicpm.py` of openbmb's releases. GGUF files without the keys are of a time when
-/// programs disagreed on the values.
+/// `modeling_minicpm.py` of openbmb's releases. GGUF files without the keys are refused: programs
+/// once disagreed on the values.
 const MINICPM: Family = Family {
     name: "minicpm",
     class: Some("MiniCPMForCausalLM"),
@@ -160,7 +160,7 @@ const SEED_OSS: Family = Family {
     class: Some("SeedOssForCausalLM"),
     gguf: Some(Arch {
         name: "seed_oss",
-        // the norm before the FFN is called after the attention that it follows
+        // the norm before the FFN is named after the attention before it
         names: &NameTable {
             layers: &[
                 gguf_names::ATTENTION,

@@ -32,8 +32,8 @@ const NAMES: NameTable = NameTable {
     ..hf_names::PLAIN
 };
 
-/// `modeling_llama4.py`: layers with rotary positions see the query's own chunk of the text, the others
-/// all of it with queries that grow; the sigmoid of an expert's score is a factor of its input.
+/// `modeling_llama4.py`: layers with rotary positions see the query's chunk of the text, the others all
+/// of it with scaled queries; the sigmoid of an expert's score scales its input.
 const LLAMA4: Family = Family {
     name: "llama4_text",
     whole: Some("llama4"),
@@ -42,7 +42,7 @@ const LLAMA4: Family = Family {
     gguf: Some(Arch {
         name: "llama4",
         interleaved: true,
-        // llama.cpp has these numbers for every file
+        // llama.cpp uses these numbers for every file
         windows: Windows::Chunks(8192),
         unrotated: Some(EveryNth {
             first: 3,

@@ -1,4 +1,4 @@
-//! Families of experts with a router or an FFN of their own, and Olmo.
+//! Families of experts with a special router or FFN, and Olmo.
 
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, ScoringBy};
 use super::keys::{Key, Sets};
@@ -68,7 +68,7 @@ const SMALL_THINKER: Family = Family {
         ffn: "moe_ffn_hidden_size",
         renormalise: Renormalise::Always,
         gguf_renormalise: true,
-        // a softmax of the chosen scores is the share among all, renormalised
+        // a softmax over the chosen scores equals the renormalised softmax over all
         scoring: ScoringBy::SoftmaxIf("moe_primary_router_apply_softmax"),
         dense: Dense::NeverBy("moe_layer_layout"),
         early_router: Some("moe_enable_early_router"),

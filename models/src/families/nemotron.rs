@@ -25,8 +25,8 @@ const GGUF_KEYS: &[&str] = &[
     WIDTH,
 ];
 
-/// A layer has one norm, and one sublayer, whatever it is. Experts as releases name them, and as
-/// transformers 5 holds them.
+/// Every layer has one norm and one sublayer of any kind. Experts as in releases and as in
+/// transformers 5.
 const HF_NAMES: NameTable = NameTable {
     layer_prefix: "backbone.layers.",
     globals: &[
@@ -80,7 +80,7 @@ const HF_NAMES: NameTable = NameTable {
 const ARCH: Arch = Arch {
     name: "nemotron_h",
     names: &gguf_names::NEMOTRON_H,
-    // though nothing is rotated, so that sums have the order of other files
+    // although nothing is rotated, so that sums have the same order as in other files
     interleaved: true,
     act: Activation::Relu2,
     reads: GGUF_KEYS,
@@ -88,7 +88,7 @@ const ARCH: Arch = Arch {
 };
 
 /// `modeling_nemotron_h.py`: each layer has one norm and is Mamba-2, attention without positions, an FFN of
-/// two matrices or experts of such. Without layers of experts, keys of experts mean nothing.
+/// two matrices or a mixture of these. Without layers of experts, keys of experts are ignored.
 const NEMOTRON_H: Family = Family {
     name: "nemotron_h",
     class: Some("NemotronHForCausalLM"),
@@ -138,7 +138,7 @@ const NEMOTRON_H: Family = Family {
 /// single tokens; the releases' own code and llama.cpp do not.
 const MOST_TIME_STEP_MIN: f32 = 0.001;
 
-/// The same with experts, as llama.cpp names it.
+/// The same with experts, under llama.cpp's name.
 const NEMOTRON_H_MOE: Family = Family {
     name: "nemotron_h_moe",
     class: None,

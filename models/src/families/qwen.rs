@@ -69,19 +69,8 @@ const QWEN3_MOE: Family = Family {
     ..QWEN3
 };
 
-/// GGUF keys of layers with DeltaNets, of M-RoPE (plain RoPE in texts) and of layers for multi-token
-/// prediction.
-const DELTA_KEYS: &[&str] = &[
-    "ssm.conv_kernel",
-    "ssm.state_size",
-    "ssm.group_count",
-    "ssm.time_step_rank",
-    "ssm.inner_size",
-    "attention.recurrent_layers",
-    "full_attention_interval",
-    "rope.dimension_sections",
-    "nextn_predict_layers",
-];
+/// Layers for multi-token prediction, which are counted.
+const FURTHER_KEYS: &[&str] = &["nextn_predict_layers"];
 
 /// `modeling_qwen3_next.py`: gated DeltaNets, and attention with gates in every fourth layer.
 const QWEN3_NEXT: Family = Family {
@@ -94,7 +83,7 @@ const QWEN3_NEXT: Family = Family {
     gguf: Some(Arch {
         name: "qwen3next",
         names: &gguf_names::QWEN3_NEXT,
-        reads: DELTA_KEYS,
+        reads: FURTHER_KEYS,
         ..PLAIN_ARCH
     }),
     plus_one: true,
@@ -116,7 +105,7 @@ const QWEN3_NEXT: Family = Family {
     ..PLAIN
 };
 
-/// `modeling_qwen3_5.py`: the same, dense, and with a DeltaNet's projections apart.
+/// `modeling_qwen3_5.py`: the same, dense, and with separate projections of a DeltaNet.
 const QWEN3_5: Family = Family {
     name: "qwen3_5_text",
     whole: Some("qwen3_5"),
@@ -125,7 +114,7 @@ const QWEN3_5: Family = Family {
     gguf: Some(Arch {
         name: "qwen35",
         names: &gguf_names::QWEN3_5,
-        reads: DELTA_KEYS,
+        reads: FURTHER_KEYS,
         ..PLAIN_ARCH
     }),
     experts: None,
@@ -141,7 +130,7 @@ const QWEN3_5_MOE: Family = Family {
     gguf: Some(Arch {
         name: "qwen35moe",
         names: &gguf_names::QWEN3_5,
-        reads: DELTA_KEYS,
+        reads: FURTHER_KEYS,
         ..PLAIN_ARCH
     }),
     experts: Some(Experts {
@@ -153,16 +142,8 @@ const QWEN3_5_MOE: Family = Family {
     ..QWEN3_5
 };
 
-/// GGUF keys of Qwen3.8-Flash-Next beside them.
+/// GGUF keys of Qwen3.8-Flash-Next in addition to those of DeltaNets.
 const HYPER_KEYS: &[&str] = &[
-    "ssm.conv_kernel",
-    "ssm.state_size",
-    "ssm.group_count",
-    "ssm.time_step_rank",
-    "ssm.inner_size",
-    "attention.recurrent_layers",
-    "full_attention_interval",
-    "rope.dimension_sections",
     "nextn_predict_layers",
     "attention.indexer.head_count",
     "attention.indexer.key_length",
@@ -182,8 +163,8 @@ const HYPER_KEYS: &[&str] = &[
     "ple.image_token_id",
 ];
 
-/// `modeling_qwen4_exp.py` (Qwen3.8-Flash-Next): the same with several residual streams, rows for the
-/// last tokens, and attention that sees what an indexer chooses.
+/// `modeling_qwen4_exp.py` (Qwen3.8-Flash-Next): the same with several residual streams, n-gram rows,
+/// and attention to positions chosen by an indexer.
 const QWEN4_EXP: Family = Family {
     name: "qwen4_exp_text",
     whole: Some("qwen4_exp"),

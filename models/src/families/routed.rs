@@ -115,7 +115,7 @@ const MINIMAX_M2: Family = Family {
     ..PLAIN
 };
 
-/// Biases have other names, in releases and as transformers holds them.
+/// Biases have other names in releases and in transformers.
 const ERNIE_NAMES: NameTable = NameTable {
     layers: &[
         hf_names::ATTENTION,
@@ -161,7 +161,7 @@ const ERNIE4_5_MOE: Family = Family {
     }),
     checks: &[
         Check::One("moe_layer_interval"),
-        // what the sum of the chosen shares is at least; they are never so small
+        // lower bound of the sum of the chosen shares; never reached in practice
         Check::AtMost("moe_norm_min", 1e-6),
     ],
     quirks: &[Quirk::ChoiceRow],
@@ -195,7 +195,7 @@ const HY_V3: Family = Family {
     ..PLAIN
 };
 
-/// `modeling_exaone4.py`: norms of outputs, of queries and of keys; where some layers have a window,
+/// `modeling_exaone4.py`: norms of outputs, of queries and of keys; if some layers have a window,
 /// the others are not rotated.
 const EXAONE4: Family = Family {
     name: "exaone4",

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::delta_net;
 use super::experts;
 use super::form::{self, Shape};
 use super::gemma4;
@@ -25,10 +26,10 @@ pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
 /// Whether the up projection has a ReLU too (dReLU).
 pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
 
-/// Every how many layers one has no window.
+/// Interval of layers without a window.
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// The family and the architecture that a file names.
+/// The family and architecture of a file.
 pub(super) fn family_of(
     path: &Path,
     metadata: &Metadata,
@@ -48,8 +49,8 @@ pub(super) fn family_of(
     Ok((other.unwrap_or(family), arch))
 }
 
-/// The family's name: of those with experts that are stored under its architecture, if the file has
-/// some.
+/// The family's name: that of the family with experts under its architecture, if the file has
+/// experts.
 fn name_of(family: &Family, has_experts: bool, kind: FfnKind) -> &'static str {
     let stored = has_experts && family.experts.is_none();
     let like = |other: &&Family| other.relu_on_up == kind.relu_on_up;
@@ -77,7 +78,7 @@ pub(super) struct Facts {
     pub(super) positions: Option<u32>,
     /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
-    /// What they say of Gemma 4.
+    /// Properties of Gemma 4 from the tensors.
     pub(super) gemma4: gemma4::Gemma4Facts,
 }
 
@@ -119,7 +120,7 @@ impl Facts {
         }
     }
 
-    /// What the tensors say of the form; `sizes` are `d_model`, layers, heads, `head_dim`.
+    /// Properties of the form from the tensors; `sizes` are `d_model`, layers, heads, `head_dim`.
     fn shape(&self, sizes: [u32; 4], windowed: bool) -> Shape {
         let [d_model, layers, heads, head_dim] = sizes;
         Shape {
@@ -205,7 +206,7 @@ pub(super) fn model_config(
     })
 }
 
-/// Latent attention, or attention over pools, where every layer has it.
+/// Latent attention, or attention over pools, if every layer has it.
 fn of_mixers(
     metadata: &Metadata,
     family: &Family,
@@ -219,7 +220,7 @@ fn of_mixers(
         latent(metadata, arch, rope, shape.head_dim, form, mixed)?;
     }
     if family.has(Quirk::Pooled) {
-        pooled::form(metadata, arch, shape.layers, form)?;
+        pooled::form(metadata, arch, shape, form)?;
         let [with_pools, without] = pooled::ropes(metadata, arch, rope.clone())?;
         *rope = with_pools;
         form.local_rope = Some(without);
@@ -227,7 +228,7 @@ fn of_mixers(
     Ok(())
 }
 
-/// The heads of keys and values, and the FFN's neurons where layers differ in them.
+/// The heads of keys and values, and the FFN's neurons if layers differ.
 fn by_layer(
     metadata: &Metadata,
     family: &Family,
@@ -243,8 +244,8 @@ fn by_layer(
     Ok((kv_heads, None))
 }
 
-/// The heads of keys and values. Layers of LFM2 that have none are short convolutions, those of Granite 4 H
-/// are Mamba-2, those of Kimi Linear are KDA.
+/// The heads of keys and values. Layers without any are short convolutions in LFM2, Mamba-2 in Granite 4 H,
+/// and KDA in Kimi Linear.
 fn kv_heads(
     metadata: &Metadata,
     family: &Family,
@@ -259,9 +260,10 @@ fn kv_heads(
     }
     let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Kda];
     let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
-        return match family.has(Quirk::Latent) {
-            true => Ok(None),
-            false => metadata.uniform_u32(&heads),
+        return if family.has(Quirk::Latent) {
+            Ok(None)
+        } else {
+            metadata.uniform_u32(&heads)
         };
     };
     let mut list = metadata.u32s(&heads)?;
@@ -304,9 +306,10 @@ fn kv_heads(
 /// The epsilon of the norms.
 fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Error> {
     let key = format!("{}.{}", arch.name, arch.eps);
-    let other = match family.has(Quirk::Sublayers) {
-        true => metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?,
-        false => None,
+    let other = if family.has(Quirk::Sublayers) {
+        metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?
+    } else {
+        None
     };
     match (metadata.f32(&key)?, other.or(arch.usual_eps)) {
         (Some(eps), _) | (None, Some(eps)) => Ok(eps),
@@ -314,7 +317,7 @@ fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Err
     }
 }
 
-/// The number of layers without those for multi-token prediction, if it is one that can be.
+/// The number of layers without those for multi-token prediction, if valid.
 fn layer_count(metadata: &Metadata, arch: &Arch, blocks: u32) -> Result<u32, Error> {
     let further = metadata.u32(&format!("{}.nextn_predict_layers", arch.name))?;
     let layers = blocks.saturating_sub(further.unwrap_or(0));
@@ -325,7 +328,7 @@ fn layer_count(metadata: &Metadata, arch: &Arch, blocks: u32) -> Result<u32, Err
     Ok(layers)
 }
 
-/// Keys of an architecture that are read here, or do not affect what is read.
+/// Keys of an architecture that are read here, or do not affect the result.
 const KNOWN: [&str; 31] = [
     "context_length",
     "embedding_length",
@@ -357,16 +360,16 @@ const KNOWN: [&str; 31] = [
     "expert_weights_norm",
     "expert_gating_func",
     "attention.clamp_kqv",
-    // where the weights come from, and how a server pools embeddings
+    // origin of the weights, and pooling of embeddings in servers
     "tensor_data_layout",
     "pooling_type",
 ];
 
-/// Beginnings of the keys of the parts that read images and sounds. Text does not pass through them.
+/// Prefixes of keys of the image and sound encoders, which text does not use.
 const OF_OTHER_INPUTS: [&str; 3] = ["vision.", "audio.", "mm."];
 
-/// Rejects an unknown hyperparameter, because the computation would lack whatever it enables. One
-/// that is 0 or `false` enables nothing.
+/// Rejects an unknown hyperparameter, because its effect would be missing. A value of 0 or `false`
+/// has no effect.
 fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
     for rest in metadata.under(&prefix) {
@@ -375,6 +378,7 @@ fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(
             _ if arch.reads.contains(&rest) => true,
             _ if family.has(Quirk::Pooled) && pooled::KEYS.contains(&rest) => true,
             _ if family.has(Quirk::Latent) && latent::KEYS.contains(&rest) => true,
+            _ if family.has_delta_nets() && delta_net::KEYS.contains(&rest) => true,
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
@@ -464,7 +468,7 @@ fn head_dim(
     }
 }
 
-/// Tokens that end a text, a turn or a message, by the keys that name them. Ollama writes lists.
+/// Tokens that end a text, a turn or a message, from the keys that name them. Ollama writes lists.
 fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     let mut list = Vec::new();
     for key in [
@@ -482,8 +486,8 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
     Ok(list)
 }
 
-/// Every how many layers one has no window: a number, or a list that says for each layer whether it has one,
-/// as llama.cpp's converter writes it for Gemma 3n and Exaone 4.
+/// Interval of layers without a window: a number, or a list of flags by layer, as written by llama.cpp's
+/// converter for Gemma 3n and Exaone 4.
 fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<u32, Error> {
     let key = format!("{}.{PATTERN}", arch.name);
     if let Some(windowed) = metadata.flags(&key)? {
@@ -495,7 +499,8 @@ fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<
                 .zip(&windowed)
                 .all(|(at, has)| *has == (at % nth != 0))
         };
-        // past the last layer, all have a window; other layers without rotary positions are not known
+        // past the last layer, all have a window; other layers without rotary positions are not
+        // supported
         let mut all = [usual].into_iter().chain(1..=layers + 1);
         let found = all
             .find(fits)
@@ -566,7 +571,8 @@ mod tests {
     use super::*;
     use crate::gguf::value::Value;
 
-    /// `attention.sliding_window_pattern` as converters write it: a number, or a flag for each layer.
+    /// `attention.sliding_window_pattern` as written by converters: a number, or a flag for each
+    /// layer.
     #[test]
     fn windows_are_told_by_a_number_or_by_flags() {
         let found = |name: &str, value: Value, layers| {
@@ -588,7 +594,7 @@ mod tests {
         assert!(found("gemma3n", flags(5, 34), 35).is_err());
         let uneven = Value::List([true, false, false].map(Value::Bool).to_vec());
         assert!(found("gemma3n", uneven, 3).is_err());
-        // its layers without rotary positions are every fourth one
+        // every fourth layer has no rotary positions
         assert!(found("exaone4", flags(3, 8), 8).is_err());
     }
 }

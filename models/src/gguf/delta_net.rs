@@ -5,6 +5,19 @@ use crate::config::{DeltaNetShape, DeltaNets};
 use crate::error::Error;
 use crate::families::{Arch, ValueHeads};
 
+/// The keys that are read for them, after the architecture, and those of M-RoPE (plain RoPE in texts) of models that
+/// have them.
+pub(super) const KEYS: [&str; 8] = [
+    "ssm.conv_kernel",
+    "ssm.state_size",
+    "ssm.group_count",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+    "attention.recurrent_layers",
+    "full_attention_interval",
+    "rope.dimension_sections",
+];
+
 /// The layers with gated DeltaNets, all but every `full_attention_interval`-th, and their sizes.
 pub(super) fn delta_nets(
     metadata: &Metadata,
@@ -19,7 +32,7 @@ pub(super) fn delta_nets(
     };
     let list = key("attention.recurrent_layers");
     let with: Vec<u32> = match metadata.flags(&list)? {
-        // those for multi-token prediction are counted, too
+        // including those for multi-token prediction
         Some(flags) if flags.len() >= layers as usize => {
             let all = (0..layers).zip(flags);
             all.filter(|(_, linear)| *linear).map(|all| all.0).collect()
@@ -94,7 +107,7 @@ mod tests {
         assert_eq!(layers(&[]), Some(vec![0, 1, 2, 4]));
         let second = [("full_attention_interval", Value::Uint(2))];
         assert_eq!(layers(&second), Some(vec![0, 2, 4]));
-        // one layer more, for multi-token prediction
+        // one more layer, for multi-token prediction
         let some = flags(&[true, false, false, true, false, false]);
         assert_eq!(layers(&some), Some(vec![0, 3]));
         assert_eq!(layers(&flags(&[false; 5])), None);

@@ -1,4 +1,4 @@
-//! The keys of mixtures of experts in GGUF.
+//! GGUF keys of mixtures of experts.
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,18 @@ use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
 use crate::families::{Arch, Dense, Experts, Family, ScoringBy, Shared};
 
-/// `expert_gating_func` of a softmax and of sigmoids; 0 leaves it to the architecture.
+/// `expert_gating_func` of a softmax and of sigmoids; 0 means the architecture's default.
 pub(super) const SOFTMAX: u32 = 1;
 /// See [`SOFTMAX`].
 pub(super) const SIGMOID: u32 = 2;
 
-/// The same of the roots of softplus.
+/// The same for the square roots of softplus.
 const SQRT_SOFTPLUS: u32 = 4;
 
-/// Every how many layers one has experts.
+/// Interval of layers with experts.
 pub(super) const EXPERT_STEP: &str = "interleave_moe_layer_step";
 
-/// The experts of an architecture, and whether every file has some.
+/// The experts of an architecture, and whether every file has them.
 fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
     let stored = || {
         family
@@ -30,8 +30,7 @@ fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
     (own.or_else(stored), own.is_some())
 }
 
-/// The number of experts and how they are mixed, where these layers have a router; `None` without
-/// experts.
+/// The number of experts and their mixture; `layers`: those with a router. `None` without experts.
 pub(super) fn read(
     metadata: &Metadata,
     family: &'static Family,
@@ -59,7 +58,7 @@ pub(super) fn read(
     Ok(Some((count, mixture)))
 }
 
-/// How they are mixed, in a model of these layers without experts.
+/// The mixture of a model; `layers`: those without experts.
 fn mixture(
     metadata: &Metadata,
     arch: &Arch,
@@ -86,7 +85,7 @@ fn mixture(
             Some(Shared::Experts(..)) => {
                 let size = metadata.u32(&key("expert_shared_feed_forward_length"))?;
                 match metadata.u32(&key("expert_shared_count"))? {
-                    // the converter of Hunyuan 3 writes their size alone
+                    // the converter of Hunyuan 3 writes only their size
                     None => size.unwrap_or(0),
                     Some(0) => 0,
                     Some(count) => count.saturating_mul(need("expert_feed_forward_length")?),
@@ -101,15 +100,17 @@ fn mixture(
         },
         shared_is_plain: of.has_plain_shared(),
         parallel_dense: of.parallel_dense.is_some(),
-        dense_ffn: match dense_layers.is_empty() {
-            true => 0,
-            false => need("feed_forward_length")?,
+        dense_ffn: if dense_layers.is_empty() {
+            0
+        } else {
+            need("feed_forward_length")?
         },
         dense_layers,
         choice_bias: of.choice_bias,
-        groups: match of.grouped {
-            true => groups(metadata, arch, of.best_of_groups)?,
-            false => None,
+        groups: if of.grouped {
+            groups(metadata, arch, of.best_of_groups)?
+        } else {
+            None
         },
         epsilon: of.epsilon,
         scale,
@@ -125,7 +126,7 @@ fn mixture(
     })
 }
 
-/// The layers without experts, where `routers` are those that have a router.
+/// The layers without experts, given the layers with a router (`routers`).
 fn dense(
     metadata: &Metadata,
     arch: &Arch,
@@ -139,7 +140,7 @@ fn dense(
         (Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..), Some(count)) => {
             (0..count.min(layers)).collect()
         }
-        // its converter has no key for them
+        // its converter writes no key for them
         (Dense::Kinds(..), None) => (0..layers)
             .filter(|layer| !routers.contains(layer))
             .collect(),
@@ -147,7 +148,7 @@ fn dense(
     })
 }
 
-/// The layers without experts, where every so manyth has some.
+/// The layers without experts, if every n-th has experts.
 fn every_nth_has_experts(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Vec<u32>, Error> {
     let key = format!("{}.{EXPERT_STEP}", arch.name);
     let step = metadata.u32(&key)?;
@@ -159,7 +160,7 @@ fn every_nth_has_experts(metadata: &Metadata, arch: &Arch, layers: u32) -> Resul
     }
 }
 
-/// The factor of the weights; 0 stands for none.
+/// The factor of the weights; 0 means none.
 fn scale(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<f32, Error> {
     let key = format!("{}.expert_weights_scale", arch.name);
     match metadata.f32(&key)?.filter(|scale| *scale != 0.0) {
@@ -170,7 +171,7 @@ fn scale(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<f32, Error> {
     }
 }
 
-/// Whether the experts of a file are chosen by sigmoids; where no key says so, those with biases are.
+/// Whether a file's experts are chosen by sigmoids; without a key, those with biases are.
 pub(super) fn by_sigmoids(
     metadata: &Metadata,
     arch: &Arch,
@@ -181,7 +182,7 @@ pub(super) fn by_sigmoids(
     Ok(given.map_or(has_choice_bias, |function| function == SIGMOID))
 }
 
-/// How the experts of a file are scored.
+/// Scoring of a file's experts.
 fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Error> {
     let key = format!("{}.expert_gating_func", arch.name);
     let given = metadata.u32(&key)?.filter(|function| *function != 0);
@@ -206,7 +207,7 @@ fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Er
     }
 }
 
-/// The groups that experts are chosen from, if there is more than one.
+/// The groups from which experts are chosen, if more than one.
 fn groups(metadata: &Metadata, arch: &Arch, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let count = metadata.u32(&key("expert_group_count"))?.unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Metadata by which an architecture departs from the plain decoder.
+//! Metadata for deviations from the plain decoder.
 
 use super::delta_net::delta_nets;
 use super::value::Metadata;
@@ -7,7 +7,7 @@ use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
 
-/// The sizes and tensors that some forms follow from.
+/// Sizes and tensors that determine some forms.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) d_model: u32,
@@ -20,24 +20,25 @@ pub(super) struct Shape {
     pub(super) two_norms: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
-    /// Of the residual streams.
+    /// Sizes of the residual streams.
     pub(super) streams: streams::Sizes,
 }
 
 impl Shape {
-    /// What the factor of the scores is the root of.
+    /// The number whose root is the factor of the scores.
     fn score_width(self, widest: u32) -> u32 {
-        match self.layers == widest {
-            true => self.d_model / self.heads.max(1),
-            false => self.head_dim,
+        if self.layers == widest {
+            self.d_model / self.heads.max(1)
+        } else {
+            self.head_dim
         }
     }
 }
 
-/// Experts of Llama 4 Maverick, whose queries and keys have no norms; no key says so.
+/// Number of experts of Llama 4 Maverick, whose queries and keys have no norms; no key tells.
 const MAVERICK: u32 = 128;
 
-/// How queries grow with their position.
+/// Scaling of queries by position.
 fn query_scale(metadata: &Metadata, arch: &Arch) -> Result<Option<QueryScale>, Error> {
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let beta = metadata.f32(&key("attention.temperature_scale"))?;
@@ -90,9 +91,10 @@ pub(super) fn form(
             && metadata.u32(&format!("{}.expert_count", arch.name))? != Some(MAVERICK),
         chunked: matches!(arch.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale.or(arch.widest.map(scores)),
-        embedding_scale: match family.width_scale {
-            true => (shape.d_model as f32).sqrt(),
-            false => 1.0,
+        embedding_scale: if family.width_scale {
+            (shape.d_model as f32).sqrt()
+        } else {
+            1.0
         },
         nope_layers: nope_layers(metadata, arch, shape)?,
         ..Form::default()
@@ -114,9 +116,10 @@ pub(super) fn form(
         known.sets.put(&mut form, Some(part));
     }
     if family.has(Quirk::Falcon) {
-        form.parallel = match shape.two_norms {
-            true => Parallel::TwoNorms,
-            false => Parallel::OneNorm,
+        form.parallel = if shape.two_norms {
+            Parallel::TwoNorms
+        } else {
+            Parallel::OneNorm
         };
     }
     for quirk in family.quirks {

@@ -1,4 +1,5 @@
-//! What Gemma 4 adds to Gemma 3, as `Gemma4Model` of llama.cpp's `conversion/gemma.py` writes it.
+//! Gemma 4's additions to Gemma 3, as written by `Gemma4Model` in llama.cpp's
+//! `conversion/gemma.py`.
 
 use super::value::Metadata;
 use crate::config::{Form, GlobalHeads, LayerInputs};
@@ -8,10 +9,10 @@ use crate::families::Arch;
 /// Elements of a head of a layer with a window.
 pub(super) const LOCAL_LENGTH: &str = "attention.key_length_swa";
 
-/// What the tensors say.
+/// Properties from the tensors.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gemma4Facts {
-    /// Rows of the table of inputs by layer.
+    /// Rows of the table of per-layer inputs.
     pub(super) rows: u32,
     /// Some layers have keys and no values.
     pub(super) key_is_value: bool,
@@ -21,8 +22,8 @@ pub(super) struct Gemma4Facts {
     pub(super) rope_factors: bool,
 }
 
-/// Reads what the form departs in, with the window of each layer. Heads of keys and values of the layers
-/// that have a window, and neurons of the dense FFN of the layers with keys and values of their own.
+/// Reads the deviations into the form, with the window of each layer. Returns the key/value heads of
+/// layers with a window, and the neurons of the dense FFN of layers with their own keys and values.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &Arch,
@@ -74,8 +75,8 @@ pub(super) fn form(
     Ok((Some(kv_heads), Some(neurons)))
 }
 
-/// Neurons of the dense FFN of layers with keys and values of their own; those of the others go into the
-/// form, where they have another number.
+/// Neurons of the dense FFN of layers with their own keys and values; those of the other layers are set
+/// in the form if they differ.
 fn neurons(metadata: &Metadata, arch: &Arch, layers: u32, form: &mut Form) -> Result<u32, Error> {
     let key = format!("{}.feed_forward_length", arch.name);
     let list = numbers(metadata, &key, layers)?;
@@ -95,7 +96,7 @@ fn neurons(metadata: &Metadata, arch: &Arch, layers: u32, form: &mut Form) -> Re
     Ok(neurons)
 }
 
-/// The number of layers with a window and that of those without, where there are such.
+/// The value for layers with a window, and that for layers without, if there are any.
 fn by_window(metadata: &Metadata, key: &str, window: &[u32]) -> Result<[Option<u32>; 2], Error> {
     let list = numbers(metadata, key, window.len() as u32)?;
     let mut found = [None; 2];
@@ -110,13 +111,14 @@ fn by_window(metadata: &Metadata, key: &str, window: &[u32]) -> Result<[Option<u
     Ok(found)
 }
 
-/// A number for each layer: a list, or the same for all.
+/// A number for each layer: a list, or one number for all.
 fn numbers(metadata: &Metadata, key: &str, layers: u32) -> Result<Vec<u32>, Error> {
     if metadata.is_list(key) {
         let list = metadata.u32s(key)?;
-        return match list.len() == layers as usize {
-            true => Ok(list),
-            false => Err(metadata.bad(key, &format!("a number for each of {layers} layers"))),
+        return if list.len() == layers as usize {
+            Ok(list)
+        } else {
+            Err(metadata.bad(key, &format!("a number for each of {layers} layers")))
         };
     }
     let one = metadata.u32(key)?;

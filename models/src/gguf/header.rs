@@ -46,7 +46,7 @@ pub(super) struct Header {
     pub(super) tensors: Vec<Raw>,
 }
 
-/// A tensor entry whose bytes are known to lie in the file.
+/// A tensor entry whose bytes are inside the file.
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) name: String,
@@ -80,7 +80,7 @@ pub(super) fn read(file: &DataFile) -> Result<Header, Error> {
     let tensors = cursor.u64("the number of tensors")?;
     let keys = cursor.u64("the number of keys")?;
 
-    // Do not allocate by untrusted counts: a forged one runs into the end of the file.
+    // Do not allocate by untrusted counts: a forged count runs into the end of the file.
     let mut metadata = Metadata::new(&file.path);
     for _ in 0..keys {
         let key = cursor.name("a key")?;
@@ -190,7 +190,7 @@ fn dtype(id: u32) -> Result<DType, String> {
     })
 }
 
-/// ggml's other types by number (`enum ggml_type` in ggml.h), those included that it has removed.
+/// ggml's other types by number (`enum ggml_type` in ggml.h), including removed ones.
 const OTHER_TYPES: [(u32, &str); 27] = [
     (4, "Q4_2 (removed from ggml)"),
     (5, "Q4_3 (removed from ggml)"),

@@ -5,8 +5,8 @@ use crate::config::{KdaLayers, KdaShape};
 use crate::error::Error;
 use crate::families::Arch;
 
-/// The sizes of the layers `layers`, which have as many heads as attention; `None` without such layers.
-/// Projections that take one step are those of decays with a bound.
+/// Sizes of the layers `layers`, with as many heads as attention; `None` without such layers. Decays of
+/// full-rank projections have a bound.
 pub(super) fn kda_layers(
     metadata: &Metadata,
     arch: &Arch,
@@ -22,9 +22,10 @@ pub(super) fn kda_layers(
         return Ok(None);
     }
     let is_bounded = metadata.bool(&format!("{}.kda.safe_gate", arch.name))?;
-    let bound = match direct && is_bounded.unwrap_or(true) {
-        true => Some(metadata.need_f32(&format!("{}.kda.gate_lower_bound", arch.name))?),
-        false => None,
+    let bound = if direct && is_bounded.unwrap_or(true) {
+        Some(metadata.need_f32(&format!("{}.kda.gate_lower_bound", arch.name))?)
+    } else {
+        None
     };
     Ok(Some(KdaLayers {
         layers,

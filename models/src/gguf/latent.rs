@@ -1,4 +1,4 @@
-//! Latent attention (MLA) of DeepSeek-V2 and those after it.
+//! Latent attention (MLA) of DeepSeek-V2 and its successors.
 
 use super::value::Metadata;
 use crate::config::{Form, LatentShape, Rope, RopeScaling, yarn_attention};
@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::families::Arch;
 use crate::hf::LATENT_EPS;
 
-/// What the logarithm of YaRN's factor is multiplied by in the root of the factor of the scores: of
-/// these architectures a tenth of what others store under this key.
+/// Factor of the logarithm of YaRN's factor, in the root of the scores' factor: for these
+/// architectures, a tenth of the usual value of this key.
 const YARN_ALL: &str = "rope.scaling.yarn_log_multiplier";
 const TENTH: f32 = 0.1;
 
-/// The keys that are read for it, after the architecture.
+/// The keys read for it, after the architecture.
 pub(super) const KEYS: [&str; 5] = [
     "attention.q_lora_rank",
     "attention.kv_lora_rank",
@@ -20,7 +20,7 @@ pub(super) const KEYS: [&str; 5] = [
     YARN_ALL,
 ];
 
-/// Width of a query. Files from before these keys hold keys and values in one matrix.
+/// Width of a query. Files older than these keys store keys and values in one matrix.
 pub(super) fn head_dim(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
     let key = format!("{}.attention.key_length_mla", arch.name);
     let expected =
@@ -28,7 +28,7 @@ pub(super) fn head_dim(metadata: &Metadata, arch: &Arch) -> Result<u32, Error> {
     (metadata.u32(&key)?).ok_or_else(|| metadata.missing(&key, expected))
 }
 
-/// Puts it into the form, of a model all layers of which have it unless it is `mixed`.
+/// Sets latent attention in the form; all layers have it unless the model is `mixed`.
 pub(super) fn latent(
     metadata: &Metadata,
     arch: &Arch,
@@ -43,7 +43,7 @@ pub(super) fn latent(
         value.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
     };
     let rank = need("kv_lora_rank")?;
-    // those of the vectors that attention runs over; the converter of mixed models writes the keys' alone
+    // widths of the stored vectors; the converter of mixed models writes only those of keys
     for (rest, expected) in [
         ("key_length", rank.saturating_add(rope.dims)),
         ("value_length", rank),
@@ -78,7 +78,7 @@ pub(super) fn latent(
     if let Some(all) = all.filter(|all| *all != 0.0) {
         let scale = yarn_attention(*factor, all / TENTH);
         form.attention_scale = Some(scale * scale / (head_dim as f32).sqrt());
-        // queries and keys have the factor of the scores alone
+        // queries and keys have only the factor of the scores
         *attention_factor = 1.0;
     }
     Ok(())

@@ -35,8 +35,8 @@ pub(super) fn mamba_layers(
     })
 }
 
-/// The length of a vector that llama.cpp stores as a matrix: one number for each head, or a group of the
-/// norm after the other.
+/// The length of a vector that llama.cpp stores as a matrix: one number for each head, or the norm group
+/// by group.
 pub(super) fn vector_len(role: Role, shape: [usize; 2], config: &ModelConfig) -> Option<usize> {
     let mamba = config.form.mamba.as_ref()?.shape;
     let [outer, inner] = shape;

@@ -1,8 +1,8 @@
 //! GGUF files of llama.cpp, and PowerInfer's sparse variant.
 //!
-//! PowerInfer's differ in four ways: the magic, `ffn_down_t` in place of `ffn_down` (already
-//! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`. They know
-//! one architecture more, OPT.
+//! PowerInfer's differ in four points: the magic, `ffn_down_t` instead of `ffn_down` (already
+//! transposed), the predictors `fc1` and `fc2`, and the key `powerinfer.sparse_threshold`. They
+//! support one more architecture, OPT.
 
 mod config;
 mod delta_net;
@@ -56,12 +56,12 @@ pub(crate) fn is_magic(first: [u8; 4]) -> bool {
     matches!(&first, b"GGUF" | POWERINFER)
 }
 
-/// The parts of the split GGUF file that `path` names; none for a whole one.
+/// The parts of the split GGUF file with part `path`; none for a whole file.
 pub(crate) fn parts_of(path: &Path) -> Vec<PathBuf> {
     split::parts_of(path)
 }
 
-/// Opens a GGUF file, or all parts of a split one of which `path` is any.
+/// Opens a GGUF file, or all parts of a split file with part `path`.
 pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let Set {
         name,
@@ -131,14 +131,14 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     Ok(Box::new(Store::new(about, files, found, &spell)?))
 }
 
-/// Tensors of the parts that read images and sounds, in files that hold those too.
+/// Image and sound encoder tensors, in files that include them.
 fn is_of_other_inputs(name: &str) -> bool {
     ["v.", "a.", "mm."]
         .iter()
         .any(|part| name.starts_with(part))
 }
 
-/// What the tensors and the vocabulary say of the configuration.
+/// Configuration facts from the tensors and the vocabulary.
 fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
     let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
     // in any layer: not all have attention
@@ -184,8 +184,8 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
     }
 }
 
-/// Tensors that do not change the result: the plain rotary frequencies in old files, and
-/// SmallThinker's guess which logits will be large.
+/// Tensors without effect on the result: the plain rotary frequencies in old files, and
+/// SmallThinker's predictor of large logits.
 fn is_ignorable(name: &str) -> bool {
     name.ends_with(".attn_rot_embd.weight") || name == "lm_head_profiler.weight"
 }
@@ -217,7 +217,7 @@ fn in_file(path: &Path, error: Error) -> Error {
     }
 }
 
-/// The special tokens that chat templates and prompts with a gap know by name.
+/// The special tokens that chat templates and fill-in-the-middle prompts refer to by name.
 fn named_tokens(metadata: &Metadata, vocab: &GgufVocab) -> Result<BTreeMap<String, String>, Error> {
     let mut named = BTreeMap::new();
     for (key, name) in [
@@ -225,11 +225,11 @@ fn named_tokens(metadata: &Metadata, vocab: &GgufVocab) -> Result<BTreeMap<Strin
         ("eos_token_id", "eos_token"),
         ("unknown_token_id", "unk_token"),
         ("padding_token_id", "pad_token"),
-        // so spelled in every file
+        // spelled so in every file
         ("seperator_token_id", "sep_token"),
         ("cls_token_id", "cls_token"),
         ("mask_token_id", "mask_token"),
-        // around a gap, by their older keys and then by those of today
+        // fill-in-the-middle tokens, by their older keys and then by the current ones
         ("prefix_token_id", "fim_prefix"),
         ("suffix_token_id", "fim_suffix"),
         ("middle_token_id", "fim_middle"),
@@ -283,16 +283,16 @@ fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
     })
 }
 
-/// The shape of a tensor without dimensions that mean nothing, and with heads below each other.
+/// The shape of a tensor without meaningless dimensions, with heads stacked.
 fn shape_of(role: Role, shape: Vec<usize>, config: &ModelConfig) -> Vec<usize> {
     match shape[..] {
-        // outer dimensions of 1 mean nothing to ggml
+        // outer dimensions of 1 mean nothing in ggml
         [1, n] if role.is_vector() => vec![n],
         // a matrix for each head
         [heads, rows, cols] if matches!(role, Role::LatentKeys | Role::LatentValues) => {
             vec![heads.saturating_mul(rows), cols]
         }
-        // a kernel, or a number, for each channel
+        // a kernel, or a number, per channel
         [1, channels, 1, taps] if role.is_conv() => vec![channels, taps],
         [1, 1, heads, 1] | [heads, 1] if role == Role::DeltaRate => vec![heads],
         [outer, inner] => match mamba::vector_len(role, [outer, inner], config) {
@@ -303,7 +303,7 @@ fn shape_of(role: Role, shape: Vec<usize>, config: &ModelConfig) -> Vec<usize> {
     }
 }
 
-/// What a tensor is: one of the decoder's, or those of all experts.
+/// Kind of a tensor: one of the decoder's, or one for all experts.
 fn identify(
     raw: Raw,
     file: &DataFile,

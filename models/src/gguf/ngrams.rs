@@ -1,11 +1,11 @@
-//! Qwen3.8-Flash-Next: hyper-connections, and rows for the last tokens.
+//! Qwen3.8-Flash-Next: hyper-connections and n-gram rows.
 
 use super::streams;
 use super::value::{Metadata, Value};
 use crate::config::{Form, HyperConnections, Mixing, NGrams};
 use crate::error::Error;
 
-/// Reads what Qwen3.8-Flash-Next departs in.
+/// Reads the deviations of Qwen3.8-Flash-Next.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &str,
@@ -37,9 +37,10 @@ pub(super) fn form(
     };
     let numbers = |rest: &str, count: u32| {
         let list = metadata.u64s(&key(rest))?;
-        match list.len() == count as usize {
-            true => Ok(list),
-            false => Err(metadata.bad(&key(rest), &format!("a list of {count} integers"))),
+        if list.len() == count as usize {
+            Ok(list)
+        } else {
+            Err(metadata.bad(&key(rest), &format!("a list of {count} integers")))
         }
     };
     let longest = need("ple.ngram_size")?;

@@ -1,5 +1,6 @@
-//! Attention over pools of positions (DeepSeek-V4), as `src/models/deepseek4.cpp` of llama.cpp reads it.
+//! Attention over pools of positions (DeepSeek-V4), as read by llama.cpp's `src/models/deepseek4.cpp`.
 
+use super::form::Shape;
 use super::value::Metadata;
 use crate::config::{
     Activation, Form, HyperConnections, Mixing, PooledAttention, Rope, RopeScaling,
@@ -7,10 +8,10 @@ use crate::config::{
 use crate::error::Error;
 use crate::families::Arch;
 
-/// Pools of so many positions overlap.
+/// Pools of this size overlap.
 const OVERLAPPING: u32 = 4;
 
-/// The keys that are read for it, after the architecture.
+/// The keys read for it, after the architecture.
 pub(super) const KEYS: [&str; 19] = [
     "attention.q_lora_rank",
     "attention.output_group_count",
@@ -28,11 +29,12 @@ pub(super) const KEYS: [&str; 19] = [
     LIMITS[1],
     FACTOR,
     "expert_shared_count",
-    "embedding_length_out",
+    WIDTH,
     "nextn_predict_layers",
     GROUPS,
 ];
 const GROUPS: &str = "expert_group_count";
+const WIDTH: &str = "embedding_length_out";
 const RATIOS: &str = "attention.compress_ratios";
 const CHOSEN: &str = "attention.indexer.top_k";
 const LIMITS: [&str; 2] = ["swiglu_clamp_exp", "swiglu_clamp_shexp"];
@@ -59,14 +61,14 @@ impl Reader<'_> {
     }
 }
 
-/// Puts it and its hyper-connections into the form of a model of so many layers.
+/// Puts it and its hyper-connections into the form.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &Arch,
-    layers: u32,
+    shape: Shape,
     form: &mut Form,
 ) -> Result<(), Error> {
-    let of = Reader { metadata, arch };
+    let (of, layers) = (Reader { metadata, arch }, shape.layers);
     let groups = of.key(GROUPS);
     if (metadata.u32(&groups)?).is_some_and(|groups| groups > 1) {
         return Err(metadata.unsupported(&groups, "experts in groups are not implemented here"));
@@ -81,14 +83,21 @@ pub(super) fn form(
         query_rank: of.need("attention.q_lora_rank")?,
         groups: of.need("attention.output_group_count")?,
         group_rank: of.need("attention.output_lora_rank")?,
-        overlapping: match pools.contains(&OVERLAPPING) {
-            true => OVERLAPPING,
-            false => 0,
+        overlapping: if pools.contains(&OVERLAPPING) {
+            OVERLAPPING
+        } else {
+            0
         },
         pools,
     });
+    let count = of.need("hyper_connection.count")?;
+    let width = count.checked_mul(shape.d_model);
+    if (metadata.u32(&of.key(WIDTH))?).is_some_and(|found| Some(found) != width) {
+        let expected = format!("{count} times embedding_length");
+        return Err(metadata.bad(&of.key(WIDTH), &expected));
+    }
     form.hyper = Some(HyperConnections {
-        count: of.need("hyper_connection.count")?,
+        count,
         mixing: Mixing::Sinkhorn {
             iterations: of.need("hyper_connection.sinkhorn_iterations")?,
             eps: of.need_f32("hyper_connection.epsilon")?,
@@ -97,7 +106,7 @@ pub(super) fn form(
     Ok(())
 }
 
-/// Rotary parameters of layers with pools, and of those without, from those of the common keys.
+/// Rotary parameters of layers with pools, and of those without, from the common ones.
 pub(super) fn ropes(metadata: &Metadata, arch: &Arch, rope: Rope) -> Result<[Rope; 2], Error> {
     let of = Reader { metadata, arch };
     if (metadata.f32(&of.key(FACTOR))?).is_some_and(|factor| factor != 1.0) {
@@ -123,7 +132,7 @@ pub(super) fn ropes(metadata: &Metadata, arch: &Arch, rope: Rope) -> Result<[Rop
     Ok([pooled, local])
 }
 
-/// The activation, whose limit is that of all layers.
+/// The activation, whose limit is equal in all layers.
 pub(super) fn activation(metadata: &Metadata, arch: &Arch) -> Result<Activation, Error> {
     let of = Reader { metadata, arch };
     let mut limit = None;

@@ -11,21 +11,21 @@ use crate::store::shape_text;
 
 /// The tensor with a divisor for each rotary frequency.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
-/// Those of LongRoPE, for short and for long contexts.
+/// The tensors of LongRoPE, for short and for long contexts.
 pub(super) const LONG_FACTORS: [&str; 2] =
     ["rope_factors_short.weight", "rope_factors_long.weight"];
 /// Base of the rotary frequencies if the key is absent, as in llama.cpp.
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
-/// The divisors of LongRoPE are tensors; this is the factor of queries and keys.
+/// Factor of queries and keys with LongRoPE, whose divisors are tensors.
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
-/// What the logarithm of YaRN's factor is multiplied by in the divisor of its factor of queries and keys.
+/// Factor of the logarithm of YaRN's factor, in the divisor of its query and key factor.
 const YARN_ALL: &str = "scaling.yarn_log_multiplier";
 /// Base of the rotary frequencies in layers with a window.
 const LOCAL_BASE: &str = "rope.freq_base_swa";
 
-/// What the keys say of layers without a window and, where these have others, of those with one, whose
-/// heads have `head_dim` elements.
+/// Rotary parameters of layers without a window and, if different, of layers with one, whose heads
+/// have `head_dim` elements.
 pub(super) fn ropes(
     metadata: &Metadata,
     family: &Family,
@@ -34,9 +34,10 @@ pub(super) fn ropes(
     windowed: bool,
 ) -> Result<(Rope, Option<Rope>), Error> {
     let key = format!("{}.attention.key_length", arch.name);
-    let global = match family.has(Quirk::GlobalHeads) {
-        true => metadata.u32(&key)?,
-        false => None,
+    let global = if family.has(Quirk::GlobalHeads) {
+        metadata.u32(&key)?
+    } else {
+        None
     };
     let full = rope(metadata, family, arch, global.unwrap_or(head_dim))?;
     let dims = global.map_or(full.dims, |_| head_dim);
@@ -47,7 +48,7 @@ pub(super) fn ropes(
 fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
     let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
     let head_dim = head_dim * u32::from(family.rotates());
-    // where nothing is rotated, files have the key all the same
+    // files have the key even if nothing is rotated
     let dims = metadata.u32(&key("dimension_count"))?;
     let dims = dims.filter(|_| family.rotates()).unwrap_or(head_dim);
     if dims != head_dim && family.rotated.is_none() {
@@ -97,7 +98,7 @@ fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Res
     })
 }
 
-/// That of layers with a window, which is never scaled.
+/// The parameters of layers with a window, which are never scaled.
 fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error> {
     let theta = metadata.f32(&format!("{}.{}", arch.name, LOCAL_BASE))?;
     Ok(Rope {
@@ -111,6 +112,7 @@ fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error
 ///
 /// Converters store Llama 3's scaling only as these divisors. Its band limits have always been 1
 /// and 4, or 1 and 1 in Llama 4; the original context is searched among powers of two, the
+/// published one first. `None` if no such scaling matches.
 /// published one first. `None` if no such scaling matches.
 pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Option<RopeScaling> {
     const TOLERANCE: f32 = 1e-4;
@@ -130,9 +132,10 @@ pub(super) fn llama3_from_factors(theta: f32, dims: u32, factors: &[f32]) -> Opt
             let exponent = 2.0 * i as f64 / f64::from(dims);
             let wavelength = std::f64::consts::TAU * f64::from(theta).powf(exponent);
             let turns = f64::from(original_context) / wavelength;
-            let smooth = match high > 1.0 {
-                true => ((turns - 1.0) / (high - 1.0)).clamp(0.0, 1.0),
-                false => f64::from(u8::from(turns > 1.0)),
+            let smooth = if high > 1.0 {
+                ((turns - 1.0) / (high - 1.0)).clamp(0.0, 1.0)
+            } else {
+                f64::from(u8::from(turns > 1.0))
             };
             let divisor = 1.0 / ((1.0 - smooth) / f64::from(factor) + smooth);
             (stored - divisor as f32).abs() <= TOLERANCE * stored.abs()
@@ -179,7 +182,7 @@ pub(super) fn read_factors(
     Ok(factors)
 }
 
-/// The scaling of LongRoPE, if the file has its divisors; those of the short contexts come first.
+/// The scaling of LongRoPE, if the file has its divisors, short contexts first.
 pub(super) fn long_rope(
     config: &mut ModelConfig,
     metadata: &Metadata,
@@ -218,7 +221,7 @@ pub(super) fn long_rope(
     }
 }
 
-/// The pairs that rotate, if the others have the enormous divisors of Gemma 4.
+/// The rotated pairs, if the others have the huge divisors of Gemma 4.
 fn proportional(factors: &[f32]) -> Option<u32> {
     const ENORMOUS: f32 = 1e30;
     let pairs = factors

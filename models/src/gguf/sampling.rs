@@ -5,7 +5,7 @@ use crate::checkpoint::SamplingDefaults;
 use crate::error::Error;
 use crate::rules::TextRules;
 
-/// Keys that change texts and are not implemented.
+/// Keys that change texts and are not supported.
 const FOREIGN: [&str; 3] = ["mirostat", "xtc_probability", "sequence"];
 
 /// Recommended sampling, with llama.cpp's meaning: no temperature above 0 is greedy, no `top_k` above
@@ -39,7 +39,7 @@ pub(super) fn sampling(metadata: &Metadata) -> Result<SamplingDefaults, Error> {
     Ok(sampling)
 }
 
-/// Tokens that are never generated; ids that are none are left out, as llama.cpp does.
+/// Tokens that are never generated; invalid ids are ignored, as in llama.cpp.
 pub(super) fn rules(metadata: &Metadata) -> Result<TextRules, Error> {
     let tokens = metadata.i32s("tokenizer.ggml.suppress_tokens")?;
     let tokens = tokens.into_iter().filter_map(|id| u32::try_from(id).ok());

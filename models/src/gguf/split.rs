@@ -1,4 +1,5 @@
-//! Models in several GGUF files, as `llama-gguf-split` and llama.cpp's converter write them.
+//! Models split into several GGUF files, as written by `llama-gguf-split` and llama.cpp's
+//! converter.
 //!
 //! ```text
 //! NAME-00001-of-00003.gguf   the metadata, and tensors or none
@@ -10,8 +11,8 @@
 //! split.tensors.count   tensors of all files together
 //! ```
 //!
-//! llama.cpp wants the first file named; here it may be any. Parts must have the names that they were
-//! written with, in one folder.
+//! llama.cpp expects the first file; here any part may be named. Parts must keep their names, in one
+//! folder.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const TENSORS: &str = "split.tensors.count";
 
 /// A model's files, with the metadata of the first and the tensors of all.
 pub(super) struct Set {
-    /// The files' common name, without numbers and ending.
+    /// The common part of the files' names, without number and ending.
     pub(super) name: String,
     pub(super) files: Vec<DataFile>,
     pub(super) header: Header,
@@ -58,14 +59,14 @@ impl PartName {
         })
     }
 
-    /// The path of part `number`, from 1, beside `path`.
+    /// The path of part `number`, from 1, in the folder of `path`.
     fn of(&self, path: &Path, number: u32) -> PathBuf {
         let Self { prefix, count, .. } = self;
         path.with_file_name(format!("{prefix}-{number:05}-of-{count:05}.gguf"))
     }
 }
 
-/// The parts that exist of the set that `path` is of; none unless its name is that of a part.
+/// The existing parts of the set of `path`; none unless its name is that of a part.
 pub(super) fn parts_of(path: &Path) -> Vec<PathBuf> {
     let Some(name) = PartName::parse(path) else {
         return Vec::new();
@@ -75,7 +76,7 @@ pub(super) fn parts_of(path: &Path) -> Vec<PathBuf> {
     all.filter(|part| part.exists()).collect()
 }
 
-/// Opens the model of which `path` is the only file or any part.
+/// Opens the model with `path` as its only file or any part.
 pub(super) fn open(path: &Path) -> Result<Set, Error> {
     let file = DataFile::open(path)?;
     let header = header::read(&file)?;
@@ -92,7 +93,7 @@ pub(super) fn open(path: &Path) -> Result<Set, Error> {
     }
 }
 
-/// Opens the `count` parts beside `path`, which is one of them and open already.
+/// Opens the `count` parts next to `path`, which is one of them and already open.
 fn open_parts(path: &Path, count: u32, file: DataFile, header: Header) -> Result<Set, Error> {
     let Some(name) = PartName::parse(path) else {
         let why = format!(
@@ -151,8 +152,8 @@ fn open_part(path: &Path, number: u32, count: u32) -> Result<(DataFile, Header),
     Ok((file, header))
 }
 
-/// Checks that a file is the part that its name says, of the same set as those before it. `total` is
-/// what they say of the number of tensors.
+/// Checks that a file is the part that its name says, of the same set as those before it. `total`:
+/// the number of tensors that the parts declare.
 fn check_part(
     part: &Metadata,
     number: u32,
@@ -179,7 +180,7 @@ fn check_part(
     Ok(())
 }
 
-/// Checks that the parts hold as many tensors as they say, each once.
+/// Checks that the parts contain as many tensors as they declare, each once.
 fn check_tensors(files: &[DataFile], header: &Header) -> Result<(), Error> {
     let mut names = BTreeSet::new();
     if let Some(twice) = header.tensors.iter().find(|t| !names.insert(&t.name)) {

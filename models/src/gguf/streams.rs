@@ -1,4 +1,4 @@
-//! What Gemma 3n has beside its layers: keys, and tensors of several matrices.
+//! Gemma 3n's additions to its layers: keys, and tensors of several matrices.
 
 use super::value::Metadata;
 use crate::config::{Form, ModelConfig, Streams};
@@ -7,7 +7,7 @@ use crate::file::DataFile;
 use crate::names::{Role, TensorId};
 use crate::store::{Found, shape_text};
 
-/// Keys that are read here, after the architecture.
+/// Keys read here, after the architecture.
 pub(super) const STREAMS: &str = "altup.num_inputs";
 /// See [`STREAMS`].
 pub(super) const ACTIVE: &str = "altup.active_idx";
@@ -18,16 +18,16 @@ pub(super) const SHARED_KV: &str = "attention.shared_kv_layers";
 /// See [`STREAMS`]. Multiples of the deviation of the layers' gates.
 pub(super) const TOP: &str = "activation_sparsity_scale";
 
-/// Tensors that hold a projection of every stream but the first.
+/// Tensors with a projection for every stream but the first.
 const PROJECTIONS: [(&str, Role); 2] = [
     ("altup_proj.weight", Role::StreamIn),
     ("altup_unembd_proj.weight", Role::StreamOut),
 ];
 
-/// Sizes that only tensors know.
+/// Sizes that follow only from tensors.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sizes {
-    /// Rows of the table of inputs by layer.
+    /// Rows of the table of per-layer inputs.
     pub(super) rows: u32,
     /// Width of the low-rank path.
     pub(super) laurel: u32,
@@ -47,7 +47,7 @@ impl Sizes {
     }
 }
 
-/// Reads what Gemma 3n departs in.
+/// Reads the deviations of Gemma 3n.
 pub(super) fn form(
     metadata: &Metadata,
     arch: &str,
@@ -72,9 +72,10 @@ pub(super) fn form(
     let shares = multiples.into_iter().map(|multiple| share(multiple) as f32);
     let shares: Vec<f32> = shares.collect();
     form.shared_kv = need(SHARED_KV)?;
-    form.gate_top = match shares.iter().all(|&share| share == 0.0) {
-        true => Vec::new(),
-        false => shares,
+    form.gate_top = if shares.iter().all(|&share| share == 0.0) {
+        Vec::new()
+    } else {
+        shares
     };
     form.streams = Some(Streams {
         count: need(STREAMS)?,
@@ -86,7 +87,7 @@ pub(super) fn form(
     Ok(())
 }
 
-/// The matrices in `whole`, if it is a tensor of the streams' projections.
+/// The matrices in `whole`, if it is a tensor of stream projections.
 ///
 /// # Errors
 /// [`Error::WrongShape`] unless its shape is that of the streams.
@@ -122,7 +123,7 @@ pub(super) fn split(
     Ok(Some((0..count).map(one).collect()))
 }
 
-/// Whether a tensor is one of keys and values that a layer has and does not use.
+/// Whether a tensor is an unused key or value projection.
 pub(super) fn is_unused(id: TensorId, config: &ModelConfig) -> bool {
     matches!(id.role, Role::K | Role::V | Role::KNorm)
         && id.layer < config.layers

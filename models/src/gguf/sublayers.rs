@@ -1,4 +1,4 @@
-//! The layers of Nemotron-H, which consist of a single sublayer each.
+//! The layers of Nemotron-H, which have a single sublayer each.
 
 use super::mamba::mamba_layers;
 use super::value::Metadata;
@@ -11,7 +11,7 @@ const FFN: &str = "feed_forward_length";
 /// Heads of keys and values, layer by layer.
 const KV_HEADS: &str = "attention.head_count_kv";
 
-/// The one number above 0 in a list of one number for each layer, and the layers that have it.
+/// The one nonzero number in a list with one number per layer, and the layers with it.
 fn listed(
     metadata: &Metadata,
     arch: &Arch,
@@ -38,8 +38,8 @@ pub(super) fn ffn(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, 
     ffn.ok_or_else(|| metadata.bad(&key, "a number above 0 for some layers"))
 }
 
-/// Puts the layers into the form: those without keys, values and neurons are Mamba-2. The heads of keys
-/// and values are returned.
+/// Sets the layers in the form: those without keys, values and neurons are Mamba-2. Returns the heads
+/// of keys and values.
 pub(super) fn sublayers(
     metadata: &Metadata,
     arch: &Arch,

@@ -113,7 +113,7 @@ impl Metadata {
         matches!(self.values.get(key), Some(Value::List(_)))
     }
 
-    /// Whether the key is there.
+    /// Whether the key exists.
     pub(super) fn has(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }
@@ -126,7 +126,8 @@ impl Metadata {
         found
     }
 
-    /// Whether the key's value is `false` or 0, or all values of its list are, which disables it.
+    /// Whether the key's value is `false` or 0, or all values of its list are: the feature is
+    /// disabled.
     pub(super) fn is_off(&self, key: &str) -> bool {
         self.values.get(key).is_some_and(Value::is_off)
     }
@@ -176,7 +177,7 @@ impl Metadata {
         self.text(key)?.ok_or_else(|| self.missing(key, "a string"))
     }
 
-    /// A number given once, or per layer and equal for all.
+    /// A number given once, or per layer and equal in all.
     pub(super) fn uniform_u32(&self, key: &str) -> Result<Option<u32>, Error> {
         let Some(Value::List(list)) = self.values.get(key) else {
             return self.u32(key);
@@ -220,7 +221,7 @@ impl Metadata {
         self.list(key, "a list of integers", Value::as_i32)
     }
 
-    /// The same of integers from 0 on.
+    /// The same for integers from 0 on.
     pub(super) fn u32s(&self, key: &str) -> Result<Vec<u32>, Error> {
         self.list(key, "a list of integers", Value::as_u32)
     }
@@ -238,7 +239,7 @@ impl Metadata {
         })
     }
 
-    /// A list of flags; `None` if the key is absent or no list.
+    /// A list of flags; `None` if the key is absent or not a list.
     pub(super) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
         if !matches!(self.values.get(key), Some(Value::List(_))) {
             return Ok(None);

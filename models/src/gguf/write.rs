@@ -1,8 +1,8 @@
 //! Writes a decoder's weights as a GGUF file that llama.cpp loads: the inverse of the reader.
 //!
 //! Weights arrive as bytes in the file's own encoding and order, tensor by tensor, so a file of any
-//! size needs memory only for its header. The file gets its final name only once it is fully
-//! written and reads back.
+//! size needs memory only for its header. The file is renamed to its final name only after it is
+//! fully written and verified by reading.
 
 mod forms;
 mod keys;
@@ -28,7 +28,7 @@ use crate::store::{Layout, interleaved, rotary_order};
 /// Alignment of tensor data, the format's default.
 const ALIGNMENT: u64 = 32;
 
-/// One tensor as the file stores it.
+/// One tensor as stored in the file.
 #[derive(Debug, Clone)]
 pub struct GgufTensor {
     /// Which tensor.
@@ -45,13 +45,14 @@ pub struct GgufTensor {
     pub row_bytes: usize,
     /// Head size and its rotated rows, if these are stored in interleaved rotary order.
     interleaved: Option<[usize; 2]>,
-    /// Head size if the rows of [`Role::Q`] and [`Role::QGate`] are stored as one, head by head.
+    /// Head size if the rows of [`Role::Q`] and [`Role::QGate`] are stored in one tensor, head by
+    /// head.
     gated: Option<usize>,
-    /// Its place in a tensor that holds a matrix of every expert.
+    /// Its position in a tensor with a matrix for every expert.
     stack: Option<Place>,
 }
 
-/// An expert's place among those of its layer, and their number.
+/// An expert's index among those of its layer, and their number.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     expert: u32,
@@ -69,22 +70,19 @@ impl GgufTensor {
         (self.stack).is_none_or(|place| place.expert + 1 == place.experts)
     }
 
-    /// The tensor and its row, as presented by [`crate::Checkpoint`], that is stored as row `stored`. For
-    /// Down, which is stored transposed, the column.
+    /// The tensor and its row, as presented by [`crate::Checkpoint`], stored as row `stored`. For Down,
+    /// which is stored transposed, the column.
     pub fn presented(&self, stored: usize) -> (TensorId, usize) {
         let Some(head_dim) = self.gated else {
             return (self.id, self.presented_row(stored));
         };
         let (head, at) = (stored / (2 * head_dim), stored % (2 * head_dim));
-        let role = match at < head_dim {
-            true => Role::Q,
-            false => Role::QGate,
-        };
+        let role = if at < head_dim { Role::Q } else { Role::QGate };
         let id = TensorId::layer(role, self.id.layer);
         (id, head * head_dim + at % head_dim)
     }
 
-    /// The row alone, of a tensor that is stored by itself.
+    /// Only the row, of a tensor that is stored separately.
     pub fn presented_row(&self, stored: usize) -> usize {
         let Some(heads @ [head_dim, _]) = self.interleaved else {
             return stored;
@@ -106,7 +104,7 @@ pub struct GgufWriter {
     file: File,
     config: ModelConfig,
     tensors: Vec<GgufTensor>,
-    /// Bytes of data still to come, by tensor.
+    /// Remaining bytes of data, by tensor.
     left: Vec<u64>,
     /// The current tensor, as an index into `tensors`.
     at: usize,
@@ -118,7 +116,7 @@ impl GgufWriter {
     /// existing file at `path` stays until [`GgufWriter::finish`] replaces it.
     ///
     /// # Errors
-    /// [`Error::Export`] for a model that is not a plain decoder, each tensor of which is stored by itself,
+    /// [`Error::Export`] for a model that is not a plain decoder with separately stored tensors,
     /// [`Error::Io`] if the file cannot be written.
     pub fn create(path: &Path, file: GgufFile<'_>) -> Result<Self, Error> {
         let arch = families::of(&file.config.family).written_arch();
@@ -128,8 +126,8 @@ impl GgufWriter {
         }
     }
 
-    /// The same of a model of any form that the keys express, for callers that know the order of its rows
-    /// from [`GgufTensor::presented`].
+    /// The same for a model of any form that the keys can express, for callers that take the order of its
+    /// rows from [`GgufTensor::presented`].
     ///
     /// # Errors
     /// As [`GgufWriter::create`], for a model that the keys do not express.
@@ -178,9 +176,10 @@ impl GgufWriter {
                 write_entry(&mut header, tensor, offset, file.config, arch);
             }
             left.push(bytes);
-            offset = match tensor.ends() {
-                true => end.next_multiple_of(ALIGNMENT),
-                false => end,
+            offset = if tensor.ends() {
+                end.next_multiple_of(ALIGNMENT)
+            } else {
+                end
             };
         }
         header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
@@ -269,7 +268,7 @@ impl GgufWriter {
             .map_err(Error::io("write", &self.partial))
     }
 
-    /// Reads the file back: anything the keys cannot express shows as a difference.
+    /// Reads the file back: anything that the keys cannot express appears as a difference.
     fn check_reads_back(&self) -> Result<(), Error> {
         let read = super::open_file(&self.partial)?;
         let wanted = ModelConfig {
@@ -314,7 +313,7 @@ fn partial_name(path: &Path) -> Result<PathBuf, Error> {
     Ok(path.with_file_name(name))
 }
 
-/// How the file stores a tensor; `None` if its rows are not whole blocks.
+/// Storage format of a tensor; `None` if its rows are not whole blocks.
 fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor> {
     let (config, matrices) = (file.config, file.encoding);
     let Required { id, rows, cols } = want;
@@ -323,7 +322,7 @@ fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor
     let experts = config.banks_of(id.layer).count();
     let (rows, cols) = match id.role {
         Role::Down => (cols, rows),
-        // a row for each expert
+        // a row per expert
         Role::GateBias | Role::UpBias => (experts, rows / experts.max(1)),
         // with the gates of the output
         Role::Q if arch.names.fused_with(Role::Q) == Some(Fused::GatedQ) => (2 * rows, cols),
@@ -360,15 +359,14 @@ fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor
     })
 }
 
-/// Whether a tensor is stored in one with those of the other experts.
+/// Whether a tensor is stored together with those of the other experts.
 fn is_stacked(id: TensorId, config: &ModelConfig) -> bool {
     matches!(id.role, Role::Gate | Role::Up | Role::Down)
         && config.mixture_of(id.layer).is_some()
         && id.expert < config.experts
 }
 
-/// Every tensor; those that are stored in one come one after the other. The gates of attention's output
-/// come with Q.
+/// Every tensor; those stored together are consecutive. The output gates of attention come with Q.
 fn in_file_order(config: &ModelConfig) -> Vec<Required> {
     let mut list = required(config);
     list.retain(|want| want.id.role != Role::QGate);
@@ -409,7 +407,7 @@ fn write_entry(
     header.extend(offset.to_le_bytes());
 }
 
-/// The entry of the divisors of rotary frequencies, at the beginning of the data.
+/// The entry of the divisors of rotary frequencies, at the start of the data.
 fn write_factors_entry(header: &mut Vec<u8>, count: usize) {
     write_text(header, super::rope::ROPE_FACTORS);
     header.extend(1u32.to_le_bytes());

@@ -124,7 +124,7 @@ fn splitting_of(document: &Value) -> Result<&'static str, Error> {
     })
 }
 
-/// What of a step decides how it splits.
+/// The properties of a step that determine how it splits.
 fn relevant(step: &Value) -> Value {
     let (kind, behavior) = (&step["type"], &step["behavior"]);
     let invert = step["invert"].as_bool().unwrap_or(false);

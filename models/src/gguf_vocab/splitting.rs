@@ -1,18 +1,18 @@
-//! How a text is split into the pieces that merges work in, by the names that GGUF files give the
-//! ways (`tokenizer.ggml.pre`).
+//! Splitting of a text into the pieces within which merges apply, by the names in GGUF files
+//! (`tokenizer.ggml.pre`).
 //!
-//! The names are llama.cpp's. Patterns are those of the models' own `tokenizer.json`, where these
-//! are known: llama.cpp rewrites some for its own engine.
+//! The names are llama.cpp's. Patterns are those of the models' own `tokenizer.json` if known:
+//! llama.cpp rewrites some for its own engine.
 
 use serde_json::{Value, json};
 
 use crate::Error;
 
-/// A way to split.
+/// A splitting method.
 pub(super) struct Splitting {
-    /// The first one is written.
+    /// Names; the first one is used for writing.
     pub(super) names: &'static [&'static str],
-    /// Applied in order, each to the pieces of those before.
+    /// Applied in order, each to the pieces of the previous ones.
     pub(super) steps: &'static [Step],
     pub(super) nfc: bool,
     /// A whole piece that is a token is used without merges.
@@ -25,9 +25,9 @@ pub(super) struct Splitting {
 /// A step of a [`Splitting`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// What the pattern matches is a piece of its own.
+    /// Each match of the pattern becomes a separate piece.
     Split(&'static str),
-    /// Characters become the letters that stand for their bytes.
+    /// Bytes become the letters that represent them.
     Bytes,
     /// Runs of punctuation are pieces.
     Punctuation,
@@ -35,14 +35,14 @@ pub(super) enum Step {
     Digits,
 }
 
-/// How a vocabulary spells what is no plain letter.
+/// Spelling of characters other than plain letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bytes {
     /// Every byte has a letter.
     Letters,
     /// A space is `▁`, a byte without a token `<0xHH>`.
     Pieces,
-    /// Everything stands for itself.
+    /// Every character represents itself.
     Themselves,
 }
 
@@ -75,7 +75,7 @@ const CJK: &str = "[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+";
 const BLOOM: &str = " ?[^(\\s|.,!?\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+";
 const AFMOE_ASIA: &str = "[\u{4e00}-\u{9fff}\u{3400}-\u{4dbf}\u{f900}-\u{faff}\u{3040}-\u{309f}\u{30a0}-\u{30ff}\u{ff65}-\u{ff9f}\u{2f00}-\u{2fdf}\u{e40}-\u{e7f}\u{e80}-\u{eff}\u{1780}-\u{17ff}\u{1000}-\u{109f}\u{aa60}-\u{aa7f}\u{a9e0}-\u{a9ff}\u{ac00}-\u{d7af}\u{1100}-\u{11ff}]+";
 
-/// Splits, and then the bytes' letters.
+/// Splits, then the letters of bytes.
 const fn plain(names: &'static [&'static str], steps: &'static [Step]) -> Splitting {
     Splitting {
         names,
@@ -110,8 +110,8 @@ impl Splitting {
         Self { bytes, ..self }
     }
 
-    /// The steps as those of a `tokenizer.json`, with the bytes' letters at the end unless they come
-    /// before.
+    /// The steps as those of a `tokenizer.json`, with the letters of bytes at the end unless they
+    /// occur earlier.
     pub(super) fn pre_tokenizers(&self) -> Vec<Value> {
         let last = [Step::Bytes];
         let done = self.bytes != Bytes::Letters || self.steps.contains(&Step::Bytes);
@@ -135,18 +135,18 @@ impl Step {
     }
 }
 
-/// A step that makes what the pattern matches a piece of its own.
+/// A step that makes each match of the pattern a separate piece.
 pub(super) fn split(regex: &str) -> Value {
     json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
 }
 
-/// The step by which characters become their bytes' letters, and those back.
+/// The step that maps bytes to their letters and back.
 pub(super) fn level() -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})
 }
 
-/// The same steps in one spelling: a byte-level step's own pattern is GPT-2's, and single digits are
-/// a pattern.
+/// The same steps in one canonical form: a byte-level step's own pattern is GPT-2's, and single
+/// digits are a pattern.
 pub(super) fn in_one_spelling(steps: &[Value]) -> Vec<Value> {
     let mut spelled = Vec::new();
     for step in steps {
@@ -165,7 +165,7 @@ pub(super) fn in_one_spelling(steps: &[Value]) -> Vec<Value> {
     spelled
 }
 
-/// All ways. Of several with the same steps the first is written.
+/// All methods. Of several with the same steps, the first is written.
 pub(super) const SPLITTINGS: &[Splitting] = &[
     plain(
         &["default"],
@@ -339,7 +339,7 @@ pub(super) const SPLITTINGS: &[Splitting] = &[
     plain(&["whitespace"], &[Split(r"\S+")]).of(Bytes::Themselves),
 ];
 
-/// The way of a name. Files older than the key have none and use `default`.
+/// The method of a name. Files older than the key have no name and use `default`.
 pub(super) fn splitting(name: Option<&str>) -> Result<&'static Splitting, Error> {
     let name = name.unwrap_or("default");
     let named = SPLITTINGS.iter().find(|split| split.names.contains(&name));

@@ -170,7 +170,7 @@ fn every_splitting_compiles() {
     }
 }
 
-/// The borders of pieces by `tokenizers` 0.23 with the models' own steps.
+/// The boundaries of pieces by `tokenizers` 0.23 with the models' own steps.
 #[derive(Deserialize)]
 struct Splits {
     texts: Vec<String>,

@@ -1,9 +1,9 @@
-//! Tokens that stand in the files beside `tokenizer.json`.
+//! Tokens declared in the files next to `tokenizer.json`.
 //!
-//! Some releases declare tokens in `tokenizer_config.json` (`added_tokens_decoder`,
-//! `additional_special_tokens`, `eos_token` and its like), in `special_tokens_map.json` or in
-//! `added_tokens.json` only. transformers adds them to the tokenizer when it opens the folder; so
-//! does this, by the same rules, so that a text has the same tokens.
+//! Some releases declare tokens only in `tokenizer_config.json` (`added_tokens_decoder`,
+//! `additional_special_tokens`, `eos_token` and similar keys), in `special_tokens_map.json` or in
+//! `added_tokens.json`. transformers adds them to the tokenizer when it opens the folder; this
+//! module does the same, by the same rules, so that a text has the same tokens.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,7 +46,7 @@ struct Token {
     special: bool,
 }
 
-/// One with its id.
+/// The same with its id.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Added {
     id: u64,
@@ -81,7 +81,7 @@ impl Token {
     }
 }
 
-/// What the files beside `tokenizer.json` declare.
+/// Declarations of the files next to `tokenizer.json`.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
     /// By id.
@@ -114,7 +114,7 @@ impl Declared {
                 return Ok(declared);
             }
         }
-        // Only files without `added_tokens_decoder`, which are older, count the other two.
+        // The other two files count only without `added_tokens_decoder`, which is newer.
         with_object(&folder.join("special_tokens_map.json"), |keys| {
             declared.take_names(keys)
         })?;
@@ -149,7 +149,7 @@ impl Declared {
             .any(|token| token.content == content)
     }
 
-    /// Takes the named and further special tokens of an object; they replace those known before.
+    /// Takes the named and further special tokens of an object; they replace earlier ones.
     fn take_names(&mut self, keys: &Keys) -> Result<(), Error> {
         let own = |key: &&String| key.ends_with("_token") && !NAMED.contains(&key.as_str());
         let own = keys.map().keys().filter(own).map(String::as_str);
@@ -198,7 +198,7 @@ impl Declared {
         }
     }
 
-    /// `tokenizer_json` with the tokens that it lacks; the same text if it lacks none.
+    /// `tokenizer_json` with the missing tokens added; the same text if none are missing.
     pub(super) fn complete(&self, path: &Path, tokenizer_json: String) -> Result<String, Error> {
         #[derive(Deserialize)]
         struct Known {
@@ -235,7 +235,7 @@ impl Declared {
     }
 }
 
-/// The added tokens of a tokenizer, while others are put beside them.
+/// The added tokens of a tokenizer during the merge.
 struct List {
     all: Vec<Added>,
     /// Tokens to add or to change, in order.
@@ -243,7 +243,7 @@ struct List {
 }
 
 struct Change {
-    /// The id that a file gives it.
+    /// Its id in a file.
     id: Option<u64>,
     token: Token,
 }
@@ -255,7 +255,7 @@ impl List {
         all.any(|token| token.content == content)
     }
 
-    /// Puts a token, unless the tokenizer has the very same; `special` makes it so.
+    /// Adds a token, unless the tokenizer has an identical one; `special` marks it special.
     fn put(&mut self, id: Option<u64>, token: &Token, special: bool) {
         let known = (self.all.iter()).find(|added| added.token.content == token.content);
         let same = known.is_some_and(|added| added.token.clone().complete() == *token);
@@ -266,7 +266,7 @@ impl List {
         }
     }
 
-    /// All tokens with their ids. One without an id in a file has that of the vocabulary, or the
+    /// All tokens with their ids. One without an id in a file gets that of the vocabulary, or the
     /// next one.
     fn placed(mut self, vocab: &Value) -> Vec<Added> {
         let size = vocab.as_object().map_or(0, |map| map.len() as u64);
@@ -295,7 +295,7 @@ impl List {
     }
 }
 
-/// Hands over the object in a file, if there is one.
+/// Returns the object in a file, if there is one.
 fn with_object(path: &Path, take: impl FnOnce(&Keys) -> Result<(), Error>) -> Result<(), Error> {
     let Some(text) = read_text(path, MAX_CONFIG)? else {
         return Ok(());

@@ -1,7 +1,7 @@
 //! `config.json` → [`ModelConfig`].
 //!
-//! An absent key gets the default of the family's configuration class, if every release agrees on
-//! one. A value that would change the output and is not implemented is an error.
+//! An absent key gets the default of the family's configuration class, if all releases agree on
+//! one. A value that would change the output and is not supported is an error.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ const CLAMPED_SILU_LIMIT: f32 = 10.0;
 /// Epsilon of PyTorch's LayerNorm.
 const LAYER_NORM_EPS: f32 = 1e-5;
 
-/// Translates a parsed `config.json`, with only the tokens it names itself; `name` is the model's.
+/// Translates a parsed `config.json`, with only the tokens that it names; `name` is the model's.
 pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<ModelConfig, Error> {
     let (part, prefix) = text_part(path, value)?;
     let keys = Keys::new(path, &part)?.inside(prefix);
@@ -119,7 +119,7 @@ fn layer_windows(
     }
 }
 
-/// The rotary parameters, and those of layers that have others.
+/// The rotary parameters, and those of layers with different ones.
 fn both_ropes(
     keys: &Keys,
     family: &Family,
@@ -133,8 +133,7 @@ fn both_ropes(
     ropes(keys, family, rotated(keys, family, head_dim, form)?)
 }
 
-/// The elements of a head that may rotate, in layers without a window and in those with one; none with
-/// learned positions.
+/// The rotatable elements of a head, in layers without and with a window; none with learned positions.
 fn rotated(keys: &Keys, family: &Family, head_dim: u32, form: &Form) -> Result<[u32; 2], Error> {
     let local = match form.latent {
         Some(_) => latent::share_of(keys, head_dim)?,
@@ -155,9 +154,9 @@ fn family_of(path: &Path, name: &str) -> Result<&'static Family, Error> {
     })
 }
 
-/// The context that the model was trained for, or that is implemented.
+/// The context that the model was trained for, or the supported context.
 fn max_context(path: &Path, keys: &Keys, family: &Family, form: &Form) -> Result<u32, Error> {
-    // of every class
+    // key of every class
     const USUAL: u32 = 2048;
     let trained = keys.need_u32("max_position_embeddings")?;
     if let Some(pooled) = &form.pooled {
@@ -172,17 +171,18 @@ fn max_context(path: &Path, keys: &Keys, family: &Family, form: &Form) -> Result
     Ok(indexed_context(path, key, trained, most))
 }
 
-/// Whether the head is the embedding.
+/// Whether the head is tied to the embedding.
 fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
-    let first = match family.has(Quirk::ShortConv) {
-        true => keys.bool("tie_embedding")?,
-        false => None,
+    let first = if family.has(Quirk::ShortConv) {
+        keys.bool("tie_embedding")?
+    } else {
+        None
     };
     let tied = first.or(keys.bool("tie_word_embeddings")?);
     Ok(tied.unwrap_or(family.tied))
 }
 
-/// Whether `sliding_window` is set; absent, it has a default.
+/// Whether `sliding_window` is set; if absent, it has a default.
 fn has_windows(keys: &Keys) -> bool {
     let key = keys.map().get("sliding_window");
     key.is_none_or(|key| !key.is_null())
@@ -199,9 +199,10 @@ fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
 
 /// The number of layers.
 fn layer_count(keys: &Keys, family: &Family) -> Result<u32, Error> {
-    let layers = match family.has(Quirk::Sublayers) {
-        true => sublayers(keys)?.len() as u32,
-        false => keys.need_u32("num_hidden_layers")?,
+    let layers = if family.has(Quirk::Sublayers) {
+        sublayers(keys)?.len() as u32
+    } else {
+        keys.need_u32("num_hidden_layers")?
     };
     match layers {
         layers if layers <= MAX_COUNT => Ok(layers),
@@ -240,12 +241,13 @@ fn ffn(keys: &Keys, family: &Family, d_model: u32) -> Result<u32, Error> {
         let first = list.first().and_then(of);
         return match first.filter(|_| list.iter().all(|value| of(value) == first)) {
             Some(ffn) => Ok(ffn),
-            None => Err(keys.unsupported(family.ffn, "the layers' FFNs are not of one size")),
+            None => Err(keys.unsupported(family.ffn, "the layers' FFNs have different sizes")),
         };
     }
-    let given = match family.has(Quirk::AdjustedFfn) {
-        true => adjusted_ffn(keys, keys.u32(family.ffn)?)?,
-        false => keys.u32(family.ffn)?,
+    let given = if family.has(Quirk::AdjustedFfn) {
+        adjusted_ffn(keys, keys.u32(family.ffn)?)?
+    } else {
+        keys.u32(family.ffn)?
     };
     match (given, family.ffn_default) {
         (Some(ffn), _) => Ok(ffn),
@@ -290,7 +292,7 @@ fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u3
     }
 }
 
-/// Rejects an unknown activation: a wrong one would give plausible nonsense.
+/// Rejects an unknown activation: a wrong one would give plausible but incorrect text.
 fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error> {
     let found = match (keys.str(family.act)?, family.act_default) {
         (Some(found), _) | (None, Some(found)) => found,

@@ -5,16 +5,17 @@ use super::short_conv::layers_of;
 use crate::config::{DeltaNetShape, DeltaNets};
 use crate::error::Error;
 
-/// The layers that have one, and its sizes; absent keys have the values of the configuration class.
-/// Attention that is `indexed` may have a name of its own.
+/// The layers with a gated DeltaNet, and its sizes; absent keys have the values of the
+/// configuration class. Attention that is `indexed` may have a separate name.
 pub(super) fn delta_nets(
     keys: &Keys,
     layers: u32,
     indexed: bool,
 ) -> Result<Option<DeltaNets>, Error> {
-    let others: &[&str] = match indexed {
-        true => &["full_attention", "indexed_attention"],
-        false => &["full_attention"],
+    let others: &[&str] = if indexed {
+        &["full_attention", "indexed_attention"]
+    } else {
+        &["full_attention"]
     };
     let kinds = [&["linear_attention"][..], others];
     let with = match layers_of(keys, kinds, layers)? {

@@ -8,10 +8,10 @@ use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
 use crate::families::{Dense, Experts, Renormalise, ScoringBy, Shared};
 
-/// `router_jitter_noise` of PhiMoE where the key is absent.
+/// `router_jitter_noise` of PhiMoE if the key is absent.
 const JITTER: f32 = 0.01;
 
-/// What they say.
+/// Values of these keys.
 pub(super) struct OfExperts {
     /// Experts per layer.
     pub(super) count: u32,
@@ -20,7 +20,7 @@ pub(super) struct OfExperts {
     pub(super) mixture: Mixture,
 }
 
-/// Whether a model of a family that may have experts has none.
+/// Whether a model of a family with optional experts has none.
 fn are_absent(keys: &Keys, of: &Experts) -> Result<bool, Error> {
     Ok(match (of.dense, of.parallel_dense) {
         (Dense::Sublayers, _) => !sublayers(keys)?.contains(&Sublayer::Experts),
@@ -29,7 +29,7 @@ fn are_absent(keys: &Keys, of: &Experts) -> Result<bool, Error> {
     })
 }
 
-/// Reads the keys of a model of so many layers; `None` if it has no experts.
+/// Reads the keys of a model with this many layers; `None` if it has no experts.
 pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfExperts>, Error> {
     if are_absent(keys, of)? {
         return Ok(None);
@@ -41,9 +41,10 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
         return Err(keys.unsupported(key, why));
     }
     let dense_layers = dense(keys, of.dense, layers)?;
-    let dense_ffn = match dense_layers.is_empty() {
-        true => 0,
-        false => keys.need_u32(of.dense_ffn)?,
+    let dense_ffn = if dense_layers.is_empty() {
+        0
+    } else {
+        keys.need_u32(of.dense_ffn)?
     };
     let scoring = scoring(keys, of.scoring)?;
     let mixed = scoring == Scoring::SparseMixer;
@@ -78,18 +79,16 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
             early_router: of.early_router.is_some(),
             router_bias: of.router_bias,
             choice_bias: of.choice_bias,
-            groups: match of.grouped {
-                true => groups(keys, of)?,
-                false => None,
-            },
+            groups: if of.grouped { groups(keys, of)? } else { None },
             epsilon: of.epsilon,
             scale: match of.scale {
                 Some((key, absent)) => keys.f32(key)?.unwrap_or(absent),
                 None => 1.0,
             },
-            jitter: match mixed {
-                true => keys.f32("router_jitter_noise")?.unwrap_or(JITTER),
-                false => 0.0,
+            jitter: if mixed {
+                keys.f32("router_jitter_noise")?.unwrap_or(JITTER)
+            } else {
+                0.0
             },
             scales_input: of.scales_input,
             width: width(keys, of.width)?,
@@ -98,7 +97,7 @@ pub(super) fn read(keys: &Keys, of: &Experts, layers: u32) -> Result<Option<OfEx
     }))
 }
 
-/// The width of what experts read and give; 0 without the key.
+/// The width of the experts' input and output; 0 without the key.
 fn width(keys: &Keys, key: Option<&'static str>) -> Result<u32, Error> {
     let Some(key) = key else { return Ok(0) };
     match keys.u32(key)? {
@@ -107,7 +106,7 @@ fn width(keys: &Keys, key: Option<&'static str>) -> Result<u32, Error> {
     }
 }
 
-/// The layers that take a token's experts from a table.
+/// The layers that look up a token's experts in a table.
 fn by_token(keys: &Keys, of: &Experts, layers: u32) -> Result<Vec<u32>, Error> {
     let Some((list, key, absent)) = of.by_token else {
         return Ok(Vec::new());
@@ -144,7 +143,7 @@ fn uniform(keys: &Keys, key: &'static str) -> Result<Option<u32>, Error> {
     }
 }
 
-/// The layers that have a dense FFN.
+/// The layers with a dense FFN.
 fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
     Ok(match of {
         Dense::Never => Vec::new(),
@@ -168,18 +167,21 @@ fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
     })
 }
 
-/// What the scores become.
+/// Conversion of the scores.
 fn scoring(keys: &Keys, of: ScoringBy) -> Result<Scoring, Error> {
     Ok(match of {
         ScoringBy::Always(scoring) => scoring,
-        ScoringBy::SoftmaxIf(key) => match keys.bool(key)?.unwrap_or(false) {
-            true => Scoring::Softmax,
-            false => Scoring::Sigmoid,
-        },
+        ScoringBy::SoftmaxIf(key) => {
+            if keys.bool(key)?.unwrap_or(false) {
+                Scoring::Softmax
+            } else {
+                Scoring::Sigmoid
+            }
+        }
     })
 }
 
-/// The groups that experts are chosen from, if there is more than one.
+/// The groups from which experts are chosen, if more than one.
 fn groups(keys: &Keys, of: &Experts) -> Result<Option<ExpertGroups>, Error> {
     let by_best = of.best_of_groups;
     // DeepSeek-V2-Lite names a group and chooses from all experts
@@ -209,7 +211,7 @@ fn first(keys: &Keys, key: &'static str, absent: u32, layers: u32) -> Result<Vec
     Ok((0..count.min(layers)).collect())
 }
 
-/// The layers that a list calls dense.
+/// The layers marked dense in a list.
 fn kinds(keys: &Keys, key: &'static str, layers: u32) -> Result<Option<Vec<u32>>, Error> {
     let expected = format!("dense or sparse for each of {layers} layers");
     let is_dense = |value: &Value| match value.as_str() {
@@ -275,7 +277,7 @@ fn count(keys: &Keys, key: &'static str) -> Result<u32, Error> {
     }
 }
 
-/// Layers that a list does not name; without it, all but every so manyth, as `step` says.
+/// Layers missing in a list; without it, all but every n-th, with n from `step`.
 fn without_experts(
     keys: &Keys,
     list: &'static str,

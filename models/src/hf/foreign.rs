@@ -1,8 +1,8 @@
-//! Keys of `config.json` that change a model's output and that none of our families supports.
+//! Keys of `config.json` that change a model's output and that no family here supports.
 //!
-//! Most unknown keys do not affect a decoder, so they cannot all be rejected. These are keys by
-//! which other decoders (and variants of ours, under the same `model_type`) change their output.
-//! Values that have no effect are accepted.
+//! Most unknown keys do not affect a decoder, so they cannot all be rejected. These keys change the
+//! output of other decoders (and of variants with the same `model_type`). Values without effect are
+//! accepted.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::json::Keys;
 use crate::error::Error;
 use crate::families::{Family, QkNorm};
 
-/// Values of a foreign key that have no effect; null never has one.
+/// Values of a foreign key without effect; null never has one.
 #[derive(Clone, Copy)]
 enum Harmless {
     /// None.
@@ -106,7 +106,7 @@ const FOREIGN: [(&str, Harmless); 68] = [
     ("use_bias", Off),
 ];
 
-/// The same, where the family has no experts.
+/// The same, for a family without experts.
 const OF_EXPERTS: [(&str, Harmless); 2] =
     [("num_experts", AtMostOne), ("num_local_experts", AtMostOne)];
 

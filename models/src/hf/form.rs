@@ -1,4 +1,4 @@
-//! The keys of `config.json` by which a family departs from the plain decoder.
+//! Keys of `config.json` for deviations from the plain decoder.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::families::{self, Absent, Check, Family, Key, QkNorm, Quirk, Unrotated, Windows};
 use crate::names::Role;
 
-/// Whether checkpoints of the family store such a tensor less one.
+/// Whether checkpoints of the family store this tensor minus one.
 pub(super) fn is_less_one(family: &str, role: Role) -> bool {
     use Role::*;
     let norm = matches!(
@@ -63,9 +63,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
         },
         chunked: matches!(family.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale,
-        embedding_scale: match family.width_scale {
-            true => (sizes.d_model as f32).sqrt(),
-            false => 1.0,
+        embedding_scale: if family.width_scale {
+            (sizes.d_model as f32).sqrt()
+        } else {
+            1.0
         },
         nope_layers: match family.unrotated {
             Some(of) => nope_layers(keys, of, sizes.layers)?,
@@ -109,7 +110,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     Ok(form)
 }
 
-/// How queries grow, from the rotary parameters.
+/// Scaling of queries by position, from the rotary parameters.
 fn query_scale(keys: &Keys) -> Result<QueryScale, Error> {
     const KEY: &str = "rope_parameters";
     let rope = keys.object(KEY, "rope_parameters.")?;
@@ -121,7 +122,7 @@ fn query_scale(keys: &Keys) -> Result<QueryScale, Error> {
     })
 }
 
-/// How queries without rotary positions grow. The switch was a number in the first releases.
+/// Scaling of queries without rotary positions. The switch was a number in the first releases.
 fn temperature(keys: &Keys) -> Result<Option<QueryScale>, Error> {
     const SWITCH: &str = "attn_temperature_tuning";
     let is_on = |value: &Value| {
@@ -145,7 +146,7 @@ fn temperature(keys: &Keys) -> Result<Option<QueryScale>, Error> {
     }))
 }
 
-/// Puts the value of a key into the form.
+/// Sets the value of a key in the form.
 fn read(keys: &Keys, key: &Key, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     let side = key.hf;
     if let Absent::Flag(absent) = side.absent {
@@ -169,7 +170,7 @@ fn read(keys: &Keys, key: &Key, sizes: Sizes, form: &mut Form) -> Result<(), Err
     Ok(())
 }
 
-/// Refuses any value but the one.
+/// Refuses any other value.
 fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
     let number = |key, only: u32, what: &str| match keys.u32(key)? {
         Some(found) if found != only => {
@@ -208,7 +209,7 @@ fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
     }
 }
 
-/// Heads of keys and values where their number is not that of the key.
+/// Heads of keys and values, if their number does not follow from the key.
 pub(super) fn fixed_kv_heads(
     keys: &Keys,
     family: &Family,
@@ -248,13 +249,13 @@ pub(super) fn fixed_kv_heads(
     }
 }
 
-/// The layers without rotary positions: of which a list of switches says 0, or every n-th.
+/// The layers without rotary positions: those with 0 in a list of switches, or every n-th.
 fn nope_layers(keys: &Keys, of: Unrotated, layers: u32) -> Result<Vec<u32>, Error> {
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    let list = match keys.get(of.list).is_some_and(is_empty) {
-        // as releases of Llama 4 have it
-        true => None,
-        false => switches(keys, of.list, layers)?,
+    let list = if keys.get(of.list).is_some_and(is_empty) {
+        None // as in releases of Llama 4
+    } else {
+        switches(keys, of.list, layers)?
     };
     if let Some(list) = list {
         let layers = (0..).zip(list).filter(|(_, rotated)| !rotated);
@@ -271,12 +272,12 @@ fn nope_layers(keys: &Keys, of: Unrotated, layers: u32) -> Result<Vec<u32>, Erro
     Ok((0..layers).filter(is_nope).collect())
 }
 
-/// Whether a Falcon is one of those like the 40B.
+/// Whether a Falcon has the architecture of the 40B.
 fn new_falcon(keys: &Keys) -> Result<bool, Error> {
     Ok(keys.bool("new_decoder_architecture")?.unwrap_or(false))
 }
 
-/// `modeling_falcon.py`: attention and FFN read the same input, after one norm or, in the newer
+/// `modeling_falcon.py`: attention and FFN read the same input, after a shared norm or, in newer
 /// models, one each.
 fn falcon(keys: &Keys) -> Result<Parallel, Error> {
     let new = new_falcon(keys)?;

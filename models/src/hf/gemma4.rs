@@ -1,18 +1,18 @@
-//! What Gemma 4 adds to Gemma 3, in `config.json`.
+//! Gemma 4's additions to Gemma 3, in `config.json`.
 
 use super::json::Keys;
 use crate::config::{Form, GlobalHeads, LayerInputs};
 use crate::error::Error;
 
-/// Elements of a head of a layer without a window, where no key says it.
+/// Elements of a head of a layer without a window, if no key is given.
 const GLOBAL_DIM: u32 = 512;
-/// Elements of a layer's input, where the key is absent.
+/// Elements of a layer's input, if the key is absent.
 const LAYER_INPUT: u32 = 256;
-/// Key of what differs by layer, as transformers 5 writes it.
+/// Key of per-layer differences, as in transformers 5.
 const BY_LAYER: &str = "per_layer_config";
 
 /// `modeling_gemma4.py`: other heads without a window, whose values may be their keys; last layers that
-/// read the keys and values of earlier ones, with wider FFNs; an input for each layer; a factor at each
+/// share the keys and values of earlier ones, with wider FFNs; per-layer inputs; a factor at each
 /// layer's end.
 pub(super) fn form(keys: &Keys, window: &[u32], form: &mut Form) -> Result<(), Error> {
     if window.last().is_none_or(|&window| window != 0) {
@@ -28,9 +28,10 @@ pub(super) fn form(keys: &Keys, window: &[u32], form: &mut Form) -> Result<(), E
         form.shared_kv_ffn = keys.need_u32("intermediate_size")?.saturating_mul(2);
     }
     const WIDTH: &str = "hidden_size_per_layer_input";
-    let width = match keys.map().contains_key(WIDTH) {
-        true => keys.u32(WIDTH)?.unwrap_or(0),
-        false => LAYER_INPUT,
+    let width = if keys.map().contains_key(WIDTH) {
+        keys.u32(WIDTH)?.unwrap_or(0)
+    } else {
+        LAYER_INPUT
     };
     if width > 0 {
         let (tokens, vocab) = ("vocab_size_per_layer_input", keys.need_u32("vocab_size")?);
@@ -100,7 +101,7 @@ fn global_heads(keys: &Keys, window: &[u32]) -> Result<GlobalHeads, Error> {
     Ok(found.unwrap_or(heads))
 }
 
-/// What the object of a layer changes.
+/// The changes in the object of a layer.
 fn one_layer(object: &Keys, mut heads: GlobalHeads) -> Result<GlobalHeads, Error> {
     let known = ["head_dim", "num_key_value_heads"];
     if let Some(key) = object

@@ -1,4 +1,4 @@
-//! `generation_config.json`: how texts are to be generated.
+//! `generation_config.json`: recommended generation settings.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ pub(super) struct Generation {
     pub(super) eos: Vec<u32>,
 }
 
-/// Keys that change texts, that are not implemented, and their value without effect beside null,
-/// `false` and 0.
+/// Unsupported keys that change texts, and their value without effect in addition to null, `false`
+/// and 0.
 const FOREIGN: [(&str, f64); 25] = [
     ("typical_p", 1.0),
     ("num_beams", 1.0),
@@ -118,7 +118,7 @@ fn rules(keys: &Keys, eos: &[u32]) -> Result<TextRules, Error> {
             .map(word)
             .collect::<Option<Vec<_>>>()
     })?;
-    // A token that ends a text is no bad word.
+    // A token that ends a text is not a bad word.
     let is_end = |word: &Vec<u32>| matches!(word[..], [id] if eos.contains(&id));
     let strings = keys.read(
         "stop_strings",

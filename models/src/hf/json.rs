@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::families::Aliases;
 
-/// Longest `config.json` and its like.
+/// Maximum length of `config.json` and similar files.
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
 
 /// A JSON object and its source.
@@ -17,12 +17,12 @@ pub(super) struct Keys<'a> {
     /// Name of the enclosing key with its dot; empty at the top level.
     prefix: &'static str,
     map: &'a Map<String, Value>,
-    /// Other names of keys: ours, then that.
+    /// Alternative key names: (ours, alternative).
     others: Aliases,
 }
 
-/// Parses a file's text. Numbers that JSON does not have, as Python writes them, become what transformers 5
-/// writes: `{"__float__": "Infinity"}`.
+/// Parses a file's text. Python's numbers outside JSON become what transformers 5 writes:
+/// `{"__float__": "Infinity"}`.
 pub(super) fn parse(path: &Path, text: &str) -> Result<Value, Error> {
     let parsed = serde_json::from_str(text).or_else(|error| match without_python(text) {
         Some(text) => serde_json::from_str(&text),
@@ -31,7 +31,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Value, Error> {
     parsed.map_err(|error| json_error(path, &error))
 }
 
-/// The text with Python's numbers outside of strings written as objects; `None` if it has none.
+/// The text with Python's numbers outside strings written as objects; `None` if it has none.
 fn without_python(text: &str) -> Option<String> {
     const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
     let (mut plain, mut found) = (String::with_capacity(text.len()), false);
@@ -81,12 +81,12 @@ impl<'a> Keys<'a> {
         Self { prefix, ..self }
     }
 
-    /// The same keys, some of which may have other names.
+    /// The same keys, some of which may have alternative names.
     pub(super) fn called(self, others: Aliases) -> Self {
         Self { others, ..self }
     }
 
-    /// The name under which the key is given; its own where it is not.
+    /// The name under which the key is given; its own if it is not given.
     fn given<'k>(&self, key: &'k str) -> &'k str {
         let mut others = self.others.iter().filter(|(ours, _)| *ours == key);
         let other = others.find(|(_, other)| self.map.contains_key(*other));
@@ -96,7 +96,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Refuses a key that is given under both its names with different values.
+    /// Refuses a key given under both names with different values.
     pub(super) fn expect_one_name(&self) -> Result<(), Error> {
         for (ours, other) in self.others {
             if let (Some(own), Some(value)) = (self.map.get(*ours), self.map.get(*other))

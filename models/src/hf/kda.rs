@@ -8,13 +8,13 @@ use super::values::Sizes;
 use crate::config::{KdaLayers, KdaShape};
 use crate::error::Error;
 
-/// What releases say of them, with its dot in errors.
+/// The object in releases, with its dot in errors.
 const OBJECT: &str = "linear_attn_config";
 const PREFIX: &str = "linear_attn_config.";
-/// What `layer_types` calls them and the others.
+/// Names of these and the other layers in `layer_types`.
 const KINDS: [&[&str]; 2] = [&["linear_attention"], &["full_attention"]];
 
-/// The layers that have it, and its sizes; absent keys have the values of the configuration class.
+/// The layers with KDA, and its sizes; absent keys have the values of the configuration class.
 pub(super) fn kda_layers(keys: &Keys, layers: u32) -> Result<Option<KdaLayers>, Error> {
     for key in ["rope_scaling", "rope_parameters"] {
         let object = keys.object(key, "")?;
@@ -51,7 +51,7 @@ pub(super) fn kda_layers(keys: &Keys, layers: u32) -> Result<Option<KdaLayers>, 
     }))
 }
 
-/// Those of Ling 3: all but the last of each group, with as many heads as attention has.
+/// The layers of Ling 3: all but the last of each group, with as many heads as attention.
 pub(super) fn bounded_kda(keys: &Keys, sizes: Sizes) -> Result<Option<KdaLayers>, Error> {
     const GROUP: &str = "layer_group_size";
     for key in ["expert_swiglu_limit_list", "share_expert_swiglu_limit_list"] {
@@ -62,9 +62,10 @@ pub(super) fn bounded_kda(keys: &Keys, sizes: Sizes) -> Result<Option<KdaLayers>
         }
     }
     let size = |key, own, usual| Ok::<_, Error>(keys.u32(key)?.or(keys.u32(own)?).unwrap_or(usual));
-    let bound = match keys.bool("kda_safe_gate")?.unwrap_or(true) {
-        true => Some(keys.f32("kda_lower_bound")?.unwrap_or(-5.0)),
-        false => None,
+    let bound = if keys.bool("kda_safe_gate")?.unwrap_or(true) {
+        Some(keys.f32("kda_lower_bound")?.unwrap_or(-5.0))
+    } else {
+        None
     };
     let shape = KdaShape {
         taps: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
@@ -83,7 +84,7 @@ pub(super) fn bounded_kda(keys: &Keys, sizes: Sizes) -> Result<Option<KdaLayers>
     Ok(some.then_some(KdaLayers { layers, shape }))
 }
 
-/// The layers of the list, where both lists are given; they count from 1 and name every layer once.
+/// The layers of the list, if both lists are given; they count from 1 and name every layer once.
 fn listed(release: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
     const FULL: &str = "full_attn_layers";
     const LINEAR: &str = "kda_layers";

@@ -1,4 +1,4 @@
-//! Latent attention (MLA) of DeepSeek-V2 and those after it.
+//! Latent attention (MLA) of DeepSeek-V2 and its successors.
 
 use serde_json::Value;
 
@@ -6,13 +6,13 @@ use super::json::Keys;
 use crate::config::{Form, LatentShape, Rope, RopeScaling, yarn_attention};
 use crate::error::Error;
 
-/// The classes' own epsilon of the norms of latent vectors, which no key changes.
+/// The classes' fixed epsilon of the norms of latent vectors.
 pub(crate) const NORM_EPS: f32 = 1e-6;
 
 const ROTATED: &str = "qk_rope_head_dim";
 const PLAIN: &str = "qk_nope_head_dim";
 
-/// Puts it into the form. Where heads are `gated`, queries may have no key of a rank.
+/// Sets latent attention in the form. If heads are `gated`, the query rank may be absent.
 pub(super) fn latent(keys: &Keys, form: &mut Form, gated: bool) -> Result<(), Error> {
     const QUERY_RANK: &str = "q_lora_rank";
     let query_rank = match keys.map().get(QUERY_RANK) {
@@ -31,8 +31,8 @@ pub(super) fn latent(keys: &Keys, form: &mut Form, gated: bool) -> Result<(), Er
     Ok(())
 }
 
-/// Width of a query. `head_dim` may be that, or that of the rotated elements; or `any`, where classes do
-/// not read it.
+/// Width of a query. `head_dim` may be equal to it, or to the number of rotated elements; or `any`, if
+/// classes ignore it.
 pub(super) fn head_dim(keys: &Keys, any: bool) -> Result<u32, Error> {
     let (rotated, plain) = (keys.need_u32(ROTATED)?, keys.need_u32(PLAIN)?);
     let width = rotated.saturating_add(plain);
@@ -46,29 +46,31 @@ pub(super) fn head_dim(keys: &Keys, any: bool) -> Result<u32, Error> {
     Ok(width)
 }
 
-/// What the share of rotated elements is a share of: of a query where it is given, as in Mistral 4.
+/// Base of the rotated share: a query if given, as in Mistral 4.
 pub(super) fn share_of(keys: &Keys, head_dim: u32) -> Result<u32, Error> {
     let rope = keys.object("rope_parameters", "rope_parameters.")?;
     let share = rope.is_some_and(|rope| rope.get("partial_rotary_factor").is_some());
-    match share {
-        true => Ok(head_dim),
-        false => keys.need_u32(ROTATED),
+    if share {
+        Ok(head_dim)
+    } else {
+        keys.need_u32(ROTATED)
     }
 }
 
-/// Refuses another number of rotated elements than the keys of a query say.
+/// Refuses a number of rotated elements that contradicts the keys of a query.
 pub(super) fn expect_rotated(keys: &Keys, rope: &Rope) -> Result<(), Error> {
     let rotated = keys.need_u32(ROTATED)?;
-    match rope.dims == rotated {
-        true => Ok(()),
-        false => Err(keys.bad(
+    if rope.dims == rotated {
+        Ok(())
+    } else {
+        Err(keys.bad(
             "partial_rotary_factor",
             &format!("the share that is {ROTATED}"),
-        )),
+        ))
     }
 }
 
-/// The factor of the scores under YaRN, where it is not `1 / sqrt(head_dim)`.
+/// The factor of the scores under YaRN, if it is not `1 / sqrt(head_dim)`.
 pub(super) fn attention_scale(
     keys: &Keys,
     scaling: &RopeScaling,

@@ -13,7 +13,7 @@ const MAMBA: &[&str] = &["mamba", "linear_attention"];
 /// The same of layers with attention.
 const ATTENTION: &[&str] = &["attention", "full_attention"];
 
-/// The layers that have one, and its sizes; absent keys have the values of the configuration class.
+/// The layers with Mamba-2, and its sizes; absent keys have the values of the configuration class.
 pub(super) fn mamba_layers(keys: &Keys, sizes: Sizes) -> Result<Option<MambaLayers>, Error> {
     refuse_limits(keys)?;
     let with = match layers_of(keys, [MAMBA, ATTENTION], sizes.layers)? {
@@ -37,7 +37,7 @@ pub(super) fn mamba_layers(keys: &Keys, sizes: Sizes) -> Result<Option<MambaLaye
     }))
 }
 
-/// The width of a head: all of them together are `mamba_expand` times as wide as the residual stream.
+/// The width of a head: all heads together are `mamba_expand` times as wide as the residual stream.
 fn head_dim(keys: &Keys, d_model: u32, heads: u32) -> Result<u32, Error> {
     const KEY: &str = "mamba_d_head";
     let expand = keys.u32("mamba_expand")?.unwrap_or(2);
@@ -52,7 +52,7 @@ fn head_dim(keys: &Keys, d_model: u32, heads: u32) -> Result<u32, Error> {
     dim.filter(fits).ok_or_else(|| keys.bad(KEY, &expected))
 }
 
-/// Refuses limits of the steps, which transformers applies to prompts alone. Every step is above 0 and
+/// Refuses limits of the steps, which transformers applies only to prompts. Every step is above 0 and
 /// below infinity, which transformers writes as an object.
 pub(super) fn refuse_limits(keys: &Keys) -> Result<(), Error> {
     const KEY: &str = "time_step_limit";

@@ -1,5 +1,4 @@
-//! Hugging Face folders: `config.json`, safetensors, and the tokenizer files
-//! beside them.
+//! Hugging Face folders: `config.json`, safetensors, and the tokenizer files.
 
 mod added;
 mod config;
@@ -78,7 +77,7 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     })
 }
 
-/// Opens one safetensors file, with the configuration beside it.
+/// Opens one safetensors file, with the configuration next to it.
 pub(crate) fn open_single(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let folder = path
         .parent()
@@ -164,7 +163,7 @@ fn open_with(
     Ok(Box::new(store))
 }
 
-/// The model that a `config.json` describes.
+/// The model described by a `config.json`.
 pub(crate) fn describe(path: &Path) -> Result<ModelConfig, Error> {
     let folder = path
         .parent()
@@ -178,7 +177,7 @@ pub(crate) fn describe(path: &Path) -> Result<ModelConfig, Error> {
     describe_text(path, &text, name)
 }
 
-/// The same of its text, read from `path`.
+/// The same for its text, read from `path`.
 pub(crate) fn describe_text(path: &Path, text: &str, name: String) -> Result<ModelConfig, Error> {
     let value = json::parse(path, text)?;
     let quantised = |value: &serde_json::Value| {
@@ -200,7 +199,7 @@ pub(crate) fn describe_text(path: &Path, text: &str, name: String) -> Result<Mod
     Ok(config)
 }
 
-/// What a tensor is: one of the decoder's, or those of all experts.
+/// Kind of a tensor: one of the decoder's, or one for all experts.
 fn identify(
     mut raw: safetensors::Raw,
     path: &Path,
@@ -265,19 +264,19 @@ fn identify(
     }
 }
 
-/// The shape of a tensor without dimensions that mean nothing.
+/// The shape of a tensor without meaningless dimensions.
 fn shape_of(role: Role, shape: Vec<usize>) -> Vec<usize> {
     match (role, &shape[..]) {
         // a vector, stored as a matrix of one row
         (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
         (Role::DeltaRate, &[1, 1, heads, 1]) => vec![heads],
-        // one kernel for each channel
+        // one kernel per channel
         (role, &[channels, 1, taps]) if role.is_conv() => vec![channels, taps],
         _ => shape,
     }
 }
 
-/// How a tensor is stored.
+/// Storage layout of a tensor.
 fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
     let interleaved = families::of(&config.family).interleaved;
     if let Some(rotary) = rotary_order(id, config).filter(|_| interleaved) {
@@ -291,13 +290,13 @@ fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
     }
 }
 
-/// Redundant tensors that some releases wrote: the rotary frequencies.
+/// Redundant tensors in some releases: the rotary frequencies.
 fn is_ignorable(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
 }
 
-/// Keys and values of layers that read those of others, which releases store all the same, and weights
-/// for multi-token prediction.
+/// Unused keys and values of layers that share those of others, which releases still store, and
+/// weights for multi-token prediction.
 fn is_unused(name: &str, config: &ModelConfig) -> bool {
     use Role::*;
     let family = families::of(&config.family);

@@ -1,4 +1,4 @@
-//! Qwen3.8-Flash-Next: hyper-connections, and rows for the last tokens.
+//! Qwen3.8-Flash-Next: hyper-connections and n-gram rows.
 
 use serde_json::Value;
 
@@ -18,14 +18,14 @@ const MIX: [u64; 2] = [0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB];
 /// The table inside a layer.
 const TABLE: &str = "ple.ple_embedding.ngram_embedding.";
 
-/// Numbers that follow from the configuration and that releases store all the same.
+/// Numbers that follow from the configuration but are stored in releases.
 const STORED: [&str; 3] = [
     ".ple.ple_embedding.layer_multipliers",
     ".ple.ple_embedding.ngram_heads_offsets",
     ".ple.ple_embedding.ngram_heads_vocab_sizes",
 ];
 
-/// `Qwen4ExpTextConfig`: the streams and the rows; absent keys have its values.
+/// `Qwen4ExpTextConfig`: the streams and the rows; absent keys have its defaults.
 pub(super) fn form(keys: &Keys, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     let size = |key, usual| Ok::<_, Error>(keys.u32(key)?.unwrap_or(usual));
     form.hyper = Some(HyperConnections {
@@ -114,7 +114,7 @@ fn ngrams(keys: &Keys, sizes: Sizes, layer: u32) -> Result<NGrams, Error> {
     })
 }
 
-/// Factor of the `at`-th token from the end: odd, and so that no product overflows.
+/// Factor of the `at`-th token from the end: odd, and small enough that no product overflows.
 fn factor(seed: u64, vocab: u64, at: u64) -> u64 {
     let bound = (i64::MAX as u64 / vocab / 2).max(1);
     let mut value = seed
@@ -125,8 +125,8 @@ fn factor(seed: u64, vocab: u64, at: u64) -> u64 {
     2 * ((value ^ (value >> 31)) % bound) + 1
 }
 
-/// A seed that gives these factors; each of the numbers that the first may be the remainder of comes from
-/// one seed, as every step of [`factor`] has an inverse.
+/// A seed with these factors; the candidates have the first factor as a remainder, and each comes from
+/// exactly one seed, as every step of [`factor`] has an inverse.
 pub(super) fn seed_of(factors: &[u64], vocab: u32) -> Option<i64> {
     let vocab = u64::from(vocab.max(1));
     let bound = (i64::MAX as u64 / vocab / 2).max(1);
@@ -145,7 +145,7 @@ pub(super) fn seed_of(factors: &[u64], vocab: u32) -> Option<i64> {
     mixed.map(of).find(gives).map(u64::cast_signed)
 }
 
-/// The number by which an odd one gives 1, modulo 2^64 (Newton's iteration).
+/// The inverse of an odd number modulo 2^64 (Newton's iteration).
 fn inverse(odd: u64) -> u64 {
     (0..6).fold(odd, |x, _| {
         x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x)))
@@ -160,14 +160,14 @@ fn is_prime(number: u32) -> bool {
             .all(|divisor| !u64::from(number).is_multiple_of(divisor))
 }
 
-/// The name of the tensor that is all of the table.
+/// The name of the tensor with the whole table.
 pub(super) fn table_name(config: &ModelConfig) -> String {
     let prefix = families::of(&config.family).names.layer_prefix;
     let layer = config.form.ngrams.as_ref().map_or(0, |of| of.layer);
     format!("{prefix}{layer}.{TABLE}weight")
 }
 
-/// The part of the table, or all of it, that a tensor is; `name` without the prefix of layers.
+/// The part of the table, or all of it, in a tensor; `name` is without the prefix of layers.
 pub(super) fn table_part(name: &str, config: &ModelConfig) -> Option<TensorId> {
     let ngrams = config.form.ngrams.as_ref()?;
     let inside = name.strip_prefix(&format!("{}.", ngrams.layer))?;
@@ -180,10 +180,10 @@ pub(super) fn table_part(name: &str, config: &ModelConfig) -> Option<TensorId> {
     (part.to_string() == number).then(|| TensorId::numbered(Role::NGramTable, part))
 }
 
-/// Whether a tensor repeats numbers that the configuration gives.
+/// Whether a tensor repeats numbers that follow from the configuration.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if it has others.
+/// [`Error::Unsupported`] if it has other numbers.
 pub(super) fn is_repeated(raw: &Raw, file: &DataFile, config: &ModelConfig) -> Result<bool, Error> {
     let Some(ngrams) = &config.form.ngrams else {
         return Ok(false);

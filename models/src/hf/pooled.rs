@@ -14,22 +14,22 @@ const KINDS: [(&str, u32); 3] = [
     ("compressed_sparse_attention", 4),
     ("heavily_compressed_attention", 128),
 ];
-/// Places of the kinds with pools.
+/// Indices of the kinds with pools.
 const OVERLAPPING: usize = 1;
 const LARGE: usize = 2;
 
 /// Share of a head that is rotated, without a key.
 const ROTATED: f64 = 64.0 / 512.0;
-/// Bases of the rotary frequencies of layers without and with pools, without keys.
+/// Default bases of the rotary frequencies of layers without and with pools.
 const THETAS: [f32; 2] = [10_000.0, 160_000.0];
 /// Positions of the window, without a key.
 const WINDOW: u32 = 128;
-/// Entries that an indexer chooses, without a key.
+/// Default number of entries that an indexer chooses.
 const CHOSEN: u32 = 512;
-/// What is added to weights of streams and to sums of these, without a key.
+/// Default constant added to weights of streams and to their sums.
 const HYPER_EPS: f32 = 1e-6;
 
-/// Puts it into the form; absent keys have the values of the configuration class.
+/// Sets it in the form; absent keys have the values of the configuration class.
 pub(super) fn pooled(keys: &Keys, layers: u32) -> Result<PooledAttention, Error> {
     let kinds = kinds(keys, layers)?;
     let sizes = sizes(keys)?;
@@ -43,19 +43,21 @@ pub(super) fn pooled(keys: &Keys, layers: u32) -> Result<PooledAttention, Error>
         groups: keys.u32("o_groups")?.unwrap_or(8),
         group_rank: keys.u32("o_lora_rank")?.unwrap_or(1024),
         pools: kinds.iter().map(|&kind| sizes[kind]).collect(),
-        overlapping: match has(OVERLAPPING) {
-            true => sizes[OVERLAPPING],
-            false => 0,
+        overlapping: if has(OVERLAPPING) {
+            sizes[OVERLAPPING]
+        } else {
+            0
         },
     })
 }
 
-/// The positions that every layer sees beside pools.
+/// The window of every layer, in addition to pools.
 pub(super) fn window(keys: &Keys) -> Result<u32, Error> {
     const KEY: &str = "sliding_window";
-    match keys.map().contains_key(KEY) {
-        true => keys.need_u32(KEY),
-        false => Ok(WINDOW),
+    if keys.map().contains_key(KEY) {
+        keys.need_u32(KEY)
+    } else {
+        Ok(WINDOW)
     }
 }
 
@@ -78,7 +80,7 @@ fn kinds(keys: &Keys, layers: u32) -> Result<Vec<usize>, Error> {
     let named = |key, expected: &str, of: &dyn Fn(&Value) -> Option<usize>| {
         keys.read(key, expected, |value| {
             let list = value.as_array()?;
-            // releases name those that predict further tokens, too
+            // releases also list those that predict further tokens
             let list = (list.len() >= layers).then(|| &list[..layers])?;
             list.iter().map(of).collect::<Option<Vec<usize>>>()
         })
@@ -126,8 +128,8 @@ fn sizes(keys: &Keys) -> Result<[u32; 3], Error> {
     Ok(sizes)
 }
 
-/// The context in which an indexer would choose every pool, of a model trained for `trained` positions.
-/// `None` if no layer has one.
+/// The context in which an indexer would choose every pool, for a model trained for `trained`
+/// positions. `None` if no layer has an indexer.
 pub(super) fn most_positions(keys: &Keys, pooled: &PooledAttention) -> Result<Option<u32>, Error> {
     let chosen = keys.u32("index_topk")?.unwrap_or(CHOSEN);
     Ok(pooled.most_positions(chosen))
@@ -180,7 +182,7 @@ pub(super) fn ropes(keys: &Keys, family: &Family, head_dim: u32) -> Result<[Rope
             .f32("rope_theta")?
             .is_some_and(|theta| theta != thetas[0])
         {
-            let expected = "absent, or that beside the parameters";
+            let expected = "absent, or equal to that outside the parameters";
             return Err(object.bad("rope_theta", expected));
         }
         let given = object.f32("attention_factor")?;
@@ -188,7 +190,7 @@ pub(super) fn ropes(keys: &Keys, family: &Family, head_dim: u32) -> Result<[Rope
             attention_factor, ..
         } = &mut scaling
         {
-            // queries and keys have no factor unless it is named
+            // queries and keys have no factor unless a key gives one
             *attention_factor = given.unwrap_or(1.0);
         }
     }

@@ -10,8 +10,8 @@ use crate::families::{Family, Quirk};
 /// Key of the context length before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// The rotary parameters, and those of layers with a window where these have others; the elements of a
-/// head that each of them rotates are given.
+/// The rotary parameters, and those of layers with a window if different, given the rotated elements
+/// of a head of each.
 pub(super) fn ropes(
     keys: &Keys,
     family: &Family,
@@ -78,7 +78,7 @@ pub(super) fn ropes(
 /// Base of the rotary frequencies in layers with a window.
 const LOCAL_THETA: f32 = 10_000.0;
 
-/// The pairs that rotate, of a head of `dims` elements, if the scaling is proportional (Gemma 4).
+/// The rotated pairs of a head of `dims` elements, if the scaling is proportional (Gemma 4).
 fn proportional(object: &Keys, family: &Family, dims: u32) -> Result<Option<u32>, Error> {
     if !family.has(Quirk::GlobalHeads) || object.str("rope_type")? != Some("proportional") {
         return Ok(None);
@@ -104,7 +104,7 @@ fn refuse_partial(keys: &Keys) -> Result<(), Error> {
 }
 
 /// Rotary parameters from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`
-/// (earlier). Values inside the object override those beside it.
+/// (earlier). Values inside the object override those next to it.
 fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
     let modern = keys.object("rope_parameters", "rope_parameters.")?;
     let old = keys.object("rope_scaling", "rope_scaling.")?;
@@ -155,7 +155,7 @@ fn rope(keys: &Keys, family: &Family, head_dim: u32) -> Result<Rope, Error> {
     })
 }
 
-/// What stretches the base of the frequencies, whatever the length of a text.
+/// Factor of the base of the frequencies, independent of the length of a text.
 fn alpha<'a>(
     family: &Family,
     objects: impl Iterator<Item = &'a Keys<'a>>,
@@ -173,7 +173,7 @@ fn alpha<'a>(
     Ok(found)
 }
 
-/// The scaling that an object of rotary parameters names.
+/// The scaling named in an object of rotary parameters.
 pub(super) fn rope_scaling(
     top: &Keys,
     object: &Keys,
@@ -199,7 +199,7 @@ pub(super) fn rope_scaling(
             original_context: original_context(top, object)?,
         }),
         Some("yarn") => yarn(top, object),
-        // longer contexts than this are not run, and up to there nothing is scaled
+        // longer contexts are not supported, and up to this length nothing is scaled
         Some("dynamic") if object.get("alpha").is_none() || family.has(Quirk::NtkAlpha) => {
             Ok(RopeScaling::None)
         }
@@ -212,7 +212,7 @@ pub(super) fn rope_scaling(
     }
 }
 
-/// The context length before scaling, named inside the object or beside it.
+/// The context length before scaling, given inside the object or next to it.
 fn original_context(top: &Keys, object: &Keys) -> Result<u32, Error> {
     match (object.u32(ORIGINAL)?, top.u32(ORIGINAL)?) {
         (Some(inner), Some(outer)) if inner != outer => {
@@ -244,9 +244,9 @@ fn yarn(top: &Keys, object: &Keys) -> Result<RopeScaling, Error> {
     })
 }
 
-/// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`. PhiMoE names its factors
-/// of queries and keys, one for each list of divisors. (transformers 5 takes its short divisors in
-/// long contexts too; those of the model's own code are the long ones.)
+/// `_compute_longrope_parameters` in transformers' `modeling_rope_utils.py`. PhiMoE has separate
+/// query and key factors for each list of divisors. (transformers 5 also uses its short divisors in
+/// long contexts; the model's own code uses the long ones.)
 fn long_rope(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, Error> {
     let divisors = |key: &str| {
         let list = object.read(key, "a list of numbers", |value| {
@@ -256,15 +256,18 @@ fn long_rope(top: &Keys, object: &Keys, family: &Family) -> Result<RopeScaling, 
         list.ok_or_else(|| object.missing(key, "a list of numbers"))
     };
     if family.named_factors {
-        object.need_u32(ORIGINAL)?; // beside its factors, or what it is then is not known
+        object.need_u32(ORIGINAL)?; // required next to its factors
     }
     let original_context = original_context(top, object)?;
     let most = top.need_u32("max_position_embeddings")?;
     let given = object.f32("factor")?.map(f64::from);
     let factor = given.unwrap_or(f64::from(most) / f64::from(original_context.max(1)));
-    let named = |key: &str| match family.named_factors {
-        true => object.need_f32(key).map(Some),
-        false => Ok(None),
+    let named = |key: &str| {
+        if family.named_factors {
+            object.need_f32(key).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     let (short_factor, long_attention_factor) = (named("short_mscale")?, named("long_mscale")?);
     let attention_factor = match short_factor.or(object.f32("attention_factor")?) {

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::file::{DataFile, read_text};
 use crate::store::shape_text;
 
-/// The element types that are read.
+/// The supported element types.
 pub(super) const DTYPES: &str = "F32, F16, BF16, and F8_E4M3 with scales for blocks";
 
 /// Longest header, the format's own limit.
@@ -27,7 +27,7 @@ const MAX_INDEX: u64 = 64 << 20;
 /// Maximum shards; each stays open.
 const MAX_SHARDS: usize = 512;
 
-/// A tensor as described by its file, with bytes known to lie in the file.
+/// A tensor as described by its file, whose bytes are inside the file.
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) name: String,

@@ -1,6 +1,5 @@
-//! Scales that have a tensor of their own: exponents of four-bit blocks (gpt-oss), and numbers for blocks
-//! of eight-bit floats, as DeepSeek-V3 and others release them (`W = W8 · scale` over blocks of
-//! `weight_block_size`).
+//! Separately stored scales: exponents of four-bit blocks (gpt-oss), and numbers for blocks of eight-bit
+//! floats, as in DeepSeek-V3 and other releases (`W = W8 · scale` over blocks of `weight_block_size`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,15 +15,15 @@ use crate::families;
 use crate::file::DataFile;
 use crate::store::{ScaleKind, Scales, shape_text};
 
-/// Ends of the names of four-bit blocks, and of their scales.
+/// Suffixes of four-bit blocks, and of their scales.
 const FOUR_BITS: [&str; 2] = ["_blocks", "_scales"];
-/// What the name of scales has after that of a tensor of eight-bit floats.
+/// Suffix of scales after the name of a tensor of eight-bit floats.
 const EIGHT_BITS: &str = "_scale_inv";
-/// Or what it ends with, in place of what that tensor's name ends with (DeepSeek-V4).
+/// Or the ending that replaces that of the tensor's name (DeepSeek-V4).
 const POWERS: &str = ".scale";
 const WEIGHT: &str = ".weight";
 
-/// Elements of a row that have one scale, of four-bit floats.
+/// Elements of a row that share a scale, for four-bit floats.
 const GROUP: usize = 32;
 
 /// The tensors of scales, by name, with the index of their file.
@@ -35,7 +34,8 @@ pub(super) struct ScaleTensors {
 }
 
 impl ScaleTensors {
-    /// Takes them out of the shards; `block` is that of eight-bit floats, if the weights are such.
+    /// Extracts them from the shards; `block` is that of eight-bit floats, if the weights have this
+    /// type.
     pub(super) fn take(
         shards: &mut [(DataFile, Vec<Raw>)],
         config: &ModelConfig,
@@ -58,10 +58,10 @@ impl ScaleTensors {
         Self { found, block }
     }
 
-    /// Takes those of `raw`, if it has some.
+    /// Attaches the scales of `raw`, if it has any.
     ///
     /// # Errors
-    /// They are missing, or not one for each block.
+    /// Scales that are missing, or whose number is not one per block.
     pub(super) fn of(&mut self, raw: &Raw, file: &DataFile) -> Result<Option<Scales>, Error> {
         if let (Some(_), "I8", [rows, half]) = (self.block, &raw.dtype[..], &raw.shape[..]) {
             return self.of_pairs(raw, file, [*rows, half.saturating_mul(2)]);
@@ -142,7 +142,7 @@ impl ScaleTensors {
         there.unwrap_or_else(|| format!("{tensor}{EIGHT_BITS}"))
     }
 
-    /// Takes those of pairs of four-bit floats, a power of two for each [`GROUP`] of a row.
+    /// The scales of pairs of four-bit floats, a power of two for each [`GROUP`] of a row.
     fn of_pairs(
         &mut self,
         raw: &Raw,
@@ -177,17 +177,17 @@ impl ScaleTensors {
         }))
     }
 
-    /// One that belongs to no tensor: its file and name.
+    /// Scales without a tensor: file and name.
     pub(super) fn rest(self) -> Option<(usize, String)> {
         let (name, (file, _)) = self.found.into_iter().next()?;
         Some((file, name))
     }
 }
 
-/// Rows and columns of the blocks of eight-bit floats; `None` if the weights are not such.
+/// Rows and columns of the blocks of eight-bit floats; `None` if the weights have another type.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for others than e4m3, [`Error::MissingKey`] without the sizes.
+/// [`Error::Unsupported`] for formats other than e4m3, [`Error::MissingKey`] without the sizes.
 pub(super) fn fp8_block(path: &Path, config: &Value) -> Result<Option<[usize; 2]>, Error> {
     let keys = Keys::new(path, config)?;
     let inner = keys.object("text_config", "text_config.")?;
@@ -199,7 +199,7 @@ pub(super) fn fp8_block(path: &Path, config: &Value) -> Result<Option<[usize; 2]
     Ok(None)
 }
 
-/// The same of a model's own keys.
+/// The same for a model's own keys.
 pub(super) fn block_of(keys: &Keys) -> Result<Option<[usize; 2]>, Error> {
     let Some(object) = keys.object("quantization_config", "quantization_config.")? else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! LFM2's short convolutions, and the sizes that its keys do not say outright.
+//! LFM2's short convolutions, and its derived sizes.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::json::Keys;
 use crate::config::ShortConvs;
 use crate::error::Error;
 
-/// The layers that are no attention: by their kinds or, in older files, all but those of a list.
+/// The layers without attention: by their kinds or, in older files, all but those of a list.
 pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>, Error> {
     let named = layers_of(keys, [&["conv"], &["full_attention"]], layers)?;
     let convs = match (named, attention(keys, layers)?) {
@@ -14,17 +14,18 @@ pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>
         (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
         (None, None) => Vec::new(),
     };
-    Ok(match convs.is_empty() {
-        true => None,
-        false => Some(ShortConvs {
+    Ok(if convs.is_empty() {
+        None
+    } else {
+        Some(ShortConvs {
             layers: convs,
             taps: keys.u32("conv_L_cache")?.unwrap_or(3),
-        }),
+        })
     })
 }
 
-/// The layers that `layer_types` calls by one of the names `wanted`; the others have to have one of the
-/// names `others`.
+/// The layers with one of the names `wanted` in `layer_types`; the others must have one of the names
+/// `others`.
 pub(super) fn layers_of(
     keys: &Keys,
     [wanted, others]: [&[&str]; 2],
@@ -59,7 +60,7 @@ fn attention(keys: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
     })
 }
 
-/// `Lfm2MLP`: the neurons of an FFN of size `ffn` by its key, which `block_ff_dim` replaces.
+/// `Lfm2MLP`: the neurons of an FFN of size `ffn` by its key, which `block_ff_dim` overrides.
 pub(super) fn adjusted_ffn(keys: &Keys, ffn: Option<u32>) -> Result<Option<u32>, Error> {
     let Some(ffn) = keys.u32("block_ff_dim")?.or(ffn) else {
         return Ok(None);
@@ -68,7 +69,7 @@ pub(super) fn adjusted_ffn(keys: &Keys, ffn: Option<u32>) -> Result<Option<u32>,
         return Ok(Some(ffn));
     }
     const FACTOR: &str = "block_ffn_dim_multiplier";
-    // as Python computes it
+    // as computed by Python
     let factor = keys.read(FACTOR, "a number above 0", |value| {
         value.as_f64().filter(|factor| *factor > 0.0)
     })?;
@@ -78,13 +79,12 @@ pub(super) fn adjusted_ffn(keys: &Keys, ffn: Option<u32>) -> Result<Option<u32>,
         0 => return Err(keys.bad(UNIT, "1 or more")),
         unit => u64::from(unit),
     };
-    // null means that nothing is rounded
+    // null means no rounding
     let is_null = keys.map().get(FACTOR).is_some_and(Value::is_null);
-    let size = match is_null {
-        true => Some(two_thirds),
-        false => {
-            ((factor.unwrap_or(1.0) * two_thirds as f64) as u64).checked_next_multiple_of(unit)
-        }
+    let size = if is_null {
+        Some(two_thirds)
+    } else {
+        ((factor.unwrap_or(1.0) * two_thirds as f64) as u64).checked_next_multiple_of(unit)
     };
     let size = size.and_then(|size| u32::try_from(size).ok());
     let expected = "a factor with a size below 2^32";

@@ -1,4 +1,4 @@
-//! What Gemma 3n has beside its layers.
+//! Gemma 3n's additions to its layers.
 
 use serde_json::Value;
 
@@ -7,8 +7,8 @@ use super::values::Sizes;
 use crate::config::{Form, Streams};
 use crate::error::Error;
 
-/// `modeling_gemma3n.py`: last layers that read the keys and values of earlier ones, gates by Gaussian
-/// top-k, several streams, an input for each layer.
+/// `modeling_gemma3n.py`: last layers that share the keys and values of earlier ones, gates by
+/// Gaussian top-k, several streams, per-layer inputs.
 pub(super) fn streams(keys: &Keys, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     form.shared_kv = keys.need_u32("num_kv_shared_layers")?;
     form.gate_top = shares(keys, sizes.layers)?;
@@ -22,7 +22,7 @@ pub(super) fn streams(keys: &Keys, sizes: Sizes, form: &mut Form) -> Result<(), 
     Ok(())
 }
 
-/// The share of each layer's gates that are zero; empty where none are.
+/// The share of each layer's gates that are zero; empty if none are.
 fn shares(keys: &Keys, layers: u32) -> Result<Vec<f32>, Error> {
     const KEY: &str = "activation_sparsity_pattern";
     let list = keys.read(KEY, "a list of numbers", |value| {
@@ -42,8 +42,9 @@ fn shares(keys: &Keys, layers: u32) -> Result<Vec<f32>, Error> {
     if list.len() != layers as usize {
         return Err(keys.bad(KEY, &format!("one number for each of {layers} layers")));
     }
-    match list.iter().all(|&share| share == 0.0) {
-        true => Ok(Vec::new()),
-        false => Ok(list),
+    if list.iter().all(|&share| share == 0.0) {
+        Ok(Vec::new())
+    } else {
+        Ok(list)
     }
 }

@@ -1,4 +1,4 @@
-//! The layers of Nemotron-H, which consist of a single sublayer each, and the sizes of its Mamba-2.
+//! The layers of Nemotron-H, which have a single sublayer each, and the sizes of its Mamba-2.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::mamba::refuse_limits;
 use crate::config::{Form, MambaLayers, MambaShape};
 use crate::error::Error;
 
-/// What a layer consists of.
+/// The sublayer of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sublayer {
     Mamba,
@@ -74,13 +74,13 @@ pub(super) fn sublayers(keys: &Keys) -> Result<Vec<Sublayer>, Error> {
     }
 }
 
-/// The layers that are of one kind.
+/// The layers of one kind.
 pub(super) fn layers_of(of: &[Sublayer], kind: Sublayer) -> Vec<u32> {
     let layers = (0..).zip(of).filter(|(_, sublayer)| **sublayer == kind);
     layers.map(|(layer, _)| layer).collect()
 }
 
-/// Puts the layers into the form.
+/// Sets the layers in the form.
 pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
     let own = keys.u32("head_dim")?;
     const OLD: &str = "attention_head_dim";

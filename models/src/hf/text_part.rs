@@ -1,4 +1,4 @@
-//! The text model of a `config.json` that describes several, and the keys that releases leave out.
+//! The text model in a multimodal `config.json`, and keys that releases leave out.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::json::Keys;
 use crate::error::Error;
 use crate::families::{self, Preset, Quirk};
 
-/// What a text model takes from the whole, where it does not say so itself.
+/// Keys that a text model inherits from the outer object.
 const SHARED: [&str; 5] = [
     "bos_token_id",
     "eos_token_id",
@@ -21,8 +21,8 @@ const SHARED: [&str; 5] = [
 /// Key of the text model, with its dot in errors.
 const KEY: &str = "text_config";
 
-/// The text model's object and the prefix of its keys: that of a whole, or `value` itself. Absent
-/// keys have the values that the family's configuration class has for them, which releases rely on.
+/// The text model's object and the prefix of its keys: that of a multimodal model, or `value`
+/// itself. Absent keys have the values of the family's configuration class, on which releases rely.
 pub(super) fn text_part<'a>(
     path: &Path,
     value: &'a Value,
@@ -73,7 +73,7 @@ pub(super) fn text_part<'a>(
     Ok((Cow::Owned(Value::Object(part)), prefix))
 }
 
-/// The name of a tensor as the text model alone has it; `None` for a tensor of another part.
+/// The name of a tensor in the text model alone; `None` for a tensor of another part.
 pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>> {
     const OTHERS: [&str; 7] = [
         "visual.",
@@ -85,7 +85,7 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
         "embed_audio.",
     ];
     let of = families::of(family);
-    // transformers 5 holds it under another name than releases
+    // transformers 5 uses another name than releases
     if of.has(Quirk::Sublayers)
         && let Some(rest) = name.strip_prefix("model.")
     {

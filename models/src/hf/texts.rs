@@ -25,7 +25,7 @@ pub(super) struct Texts {
     pub(super) named_tokens: BTreeMap<String, String>,
 }
 
-/// The relevant part of `tokenizer_config.json`, and the tokens that it and its like declare.
+/// The relevant part of `tokenizer_config.json`, and the tokens that it and similar files declare.
 struct TokenizerConfig {
     chat_template: Option<String>,
     declared: Declared,
@@ -43,7 +43,7 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
     let special = SpecialTokens::parse(&path, &tokenizer_json)?;
     let generation = generation::read(&folder.join("generation_config.json"))?;
     let file = |name: &str| read_text(&folder.join(name), MAX_CONFIG);
-    // The files count instead of what the configuration says.
+    // The files take precedence over the configuration.
     let (chat_template, tool_template) = match file("chat_template.jinja")? {
         Some(template) => (
             Some(template),
@@ -58,8 +58,8 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
         let id = named_tokens.get(key).and_then(|text| special.id(text));
         id.filter(|&id| id < vocab)
     };
-    // Any token that one of the files declares as an end is one, and so is one that is called like
-    // an end; the tokenizer's own comes first.
+    // Any token that one of the files declares as an end token is one, and so is one with the text
+    // of an end token; the tokenizer's own comes first.
     let declared = std::mem::take(&mut config.eos);
     for id in token("eos_token")
         .into_iter()
@@ -71,8 +71,8 @@ pub(super) fn read(folder: &Path, config: &mut ModelConfig) -> Result<Texts, Err
             config.eos.push(id);
         }
     }
-    // The template alone decides what stands around a text, as in transformers, which does not read
-    // `add_bos_token` where there is a `tokenizer.json`.
+    // Only the template decides which tokens are put around a text, as in transformers, which
+    // ignores `add_bos_token` if there is a `tokenizer.json`.
     let leading = special.around.before.first().copied();
     config.add_bos = leading.is_some();
     config.bos = leading.or(token("bos_token")).or(config.bos);

@@ -1,4 +1,4 @@
-//! Values of keys that forms follow from.
+//! Values of keys that determine forms.
 
 use super::json::Keys;
 use crate::error::Error;
@@ -19,7 +19,7 @@ pub(super) fn factor(keys: &Keys, key: &str) -> Result<Option<f32>, Error> {
     }
 }
 
-/// The key's value if it is one that is implemented.
+/// The key's value if it is supported.
 pub(super) fn must_be(keys: &Keys, key: &str, value: bool) -> Result<(), Error> {
     match keys.bool(key)? {
         Some(found) if found != value => {

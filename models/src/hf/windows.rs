@@ -63,7 +63,7 @@ pub(super) fn windows(
     by_rule(keys, of, layers, window, form)
 }
 
-/// The windows of so many layers, where no list names these.
+/// The windows of this many layers, if no list names them.
 fn by_rule(
     keys: &Keys,
     of: Windows,
@@ -93,7 +93,7 @@ fn by_rule(
         _ => {}
     }
     if of != Windows::ByLayer {
-        // other programs disagree on the meaning of these
+        // programs disagree on the meaning of these
         if keys.bool("use_sliding_window")? == Some(false) {
             return Err(keys.bad(
                 "use_sliding_window",
@@ -112,12 +112,13 @@ fn by_rule(
         .collect())
 }
 
-/// Chunks of the layers that `layer_types` names, or of those with rotary positions.
+/// Chunks of the layers named by `layer_types`, or of those with rotary positions.
 fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>, Error> {
     const SIZE: &str = "attention_chunk_size";
-    let size = match keys.map().contains_key(SIZE) {
-        true => keys.need_u32(SIZE)?,
-        false => usual,
+    let size = if keys.map().contains_key(SIZE) {
+        keys.need_u32(SIZE)?
+    } else {
+        usual
     };
     if size == 0 {
         return Err(keys.bad(SIZE, "1 and more"));
@@ -125,14 +126,17 @@ fn chunks(keys: &Keys, usual: u32, layers: u32, form: &Form) -> Result<Vec<u32>,
     if let Some(kinds) = keys.read("layer_types", "a list", Value::as_array)? {
         return by_layer_types(keys, kinds, "chunked_attention", Some(size), layers);
     }
-    let of_layer = |layer| match form.nope_layers.contains(&layer) {
-        true => 0,
-        false => size,
+    let of_layer = |layer| {
+        if form.nope_layers.contains(&layer) {
+            0
+        } else {
+            size
+        }
     };
     Ok((0..layers).map(of_layer).collect())
 }
 
-/// The layers that `sliding_window_layout` names; the others are those of `full`.
+/// The layers named by `sliding_window_layout`; the others are those of `full`.
 fn by_layout(keys: &Keys, mut full: Vec<u32>) -> Result<Vec<u32>, Error> {
     let layers = full.len() as u32;
     let layout = switches(keys, "sliding_window_layout", layers)?;

@@ -1,7 +1,7 @@
 //! Writes a decoder's weights as a Hugging Face folder: the inverse of the reader.
 //!
-//! Weights are written as f32, so no precision of the source is lost. The folder gets its final
-//! name only once it is fully written.
+//! Weights are written as f32, so no precision of the source is lost. The folder is renamed to its
+//! final name only after it is fully written.
 
 mod expert_keys;
 mod form_keys;
@@ -38,11 +38,11 @@ pub struct Folder<'a> {
     pub tokenizer_json: &'a str,
     /// Chat template, if any.
     pub chat_template: Option<&'a str>,
-    /// That for conversations with tools, if it is another one.
+    /// The template for conversations with tools, if separate.
     pub tool_template: Option<&'a str>,
     /// Recommended sampling.
     pub sampling: SamplingDefaults,
-    /// What generated texts are held to.
+    /// Rules for generated texts.
     pub rules: &'a TextRules,
     /// Texts of special tokens by name.
     pub named_tokens: &'a BTreeMap<String, String>,
@@ -52,7 +52,7 @@ pub struct Folder<'a> {
 }
 
 /// Receives the next row of a tensor. Rows of one tensor come in ascending order. Tensors may be
-/// interleaved; those that are stored transposed are held in memory until they are complete.
+/// interleaved; those stored transposed are buffered until they are complete.
 pub type RowSink<'s> = dyn FnMut(TensorId, &[f32]) -> Result<(), Error> + 's;
 
 /// Creates the folder `dir`, which must not exist. `weights` passes every row of every tensor in
@@ -143,8 +143,8 @@ impl Drop for Partial {
     }
 }
 
-/// Reads the written texts as a checkpoint and compares: anything a family's keys cannot express
-/// shows as a difference.
+/// Reads the written texts as a checkpoint and compares: anything that a family's keys cannot
+/// express appears as a difference.
 fn check_reads_back(
     dir: &Path,
     partial: &Path,
@@ -216,7 +216,7 @@ fn tokenizer_config_json(folder: &Folder<'_>) -> Value {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": folder.config.add_bos,
     });
-    // Other programs take them from here, and not the ids of config.json.
+    // Other programs use these, not the ids of config.json.
     if let Ok(tokenizer) = Tokenizer::from_json(folder.tokenizer_json) {
         let ids = [folder.config.bos, folder.config.eos.first().copied()];
         for (key, id) in ["bos_token", "eos_token"].into_iter().zip(ids) {

@@ -1,4 +1,4 @@
-//! The tensors of mixers, and of what connects them to several residual streams.
+//! Tensors of mixers and of hyper-connections.
 
 use crate::config::{HyperConnections, KdaShape, LatentShape, Mixing, ModelConfig, PooledShape};
 use crate::role::Role;
@@ -6,7 +6,7 @@ use crate::role::Role;
 /// A tensor of a layer, with its rows and columns.
 pub(super) type Sized = (Role, usize, usize);
 
-/// The tensors of hyper-connections before mixers, FFNs and the head; the last has no share.
+/// The tensors of hyper-connections before mixers, FFNs and the head; the head's have no share.
 pub(super) fn hyper_roles(hyper: HyperConnections, d_model: u32) -> [Vec<Sized>; 3] {
     use Role::*;
     let (count, width) = (hyper.count as usize, hyper.width(d_model));

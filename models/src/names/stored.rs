@@ -1,15 +1,15 @@
-//! Which tensor of a format holds a matrix.
+//! The tensor of a format that contains a matrix.
 
 use super::{NameTable, Named, Spellings, Stack};
 use crate::config::{MixerKind, ModelConfig};
 use crate::names::{Role, TensorId};
 
-/// The name of a tensor, and what it denotes.
+/// The name of a tensor, and its meaning.
 type Stored = (String, Named);
 
 impl NameTable {
-    /// The format's name of `id`, a tensor of a model of this configuration, or the canonical name
-    /// if it has none.
+    /// The format's name of `id` in a model of this configuration, or the canonical name if it has
+    /// none.
     pub(crate) fn spell(&self, id: TensorId, config: &ModelConfig) -> String {
         match self.stored(id, config) {
             Some((name, _)) => name,
@@ -17,7 +17,7 @@ impl NameTable {
         }
     }
 
-    /// The name of the tensor that holds `id` in a model of this configuration, and what it denotes.
+    /// The name of the tensor that contains `id` in a model of this configuration, and its meaning.
     pub(crate) fn stored(&self, id: TensorId, config: &ModelConfig) -> Option<Stored> {
         if let Some(name) = find(self.globals, id.role) {
             return Some((name.to_owned(), Named::One(id)));
@@ -31,7 +31,7 @@ impl NameTable {
         Some((name, named))
     }
 
-    /// The same inside a layer, whose prefix the name lacks.
+    /// The same inside a layer, without the prefix.
     fn inside(&self, id: TensorId, config: &ModelConfig) -> Option<Stored> {
         let one = |name: &str| (name.to_owned(), Named::One(id));
         let shared = |role| find(self.experts.shared, role).map(one);
@@ -57,7 +57,7 @@ impl NameTable {
         Some(one(&format!("{prefix}{}.{name}", id.expert)))
     }
 
-    /// The name of a matrix that is stored by itself: the first of its role, or the second where the
+    /// The name of a matrix that is stored separately: the first of its role, or the second if the
     /// role has one by mixer.
     fn single(&self, id: TensorId, config: &ModelConfig) -> Option<&'static str> {
         let all = self.layers.iter().flat_map(|table| table.iter());
@@ -78,7 +78,7 @@ impl NameTable {
         Some((name.to_owned(), Named::Fused(fused, id.layer)))
     }
 
-    /// A tensor of all experts: one of this matrix alone, if there is one.
+    /// A tensor of all experts: preferably one with only this matrix.
     fn stacked(&self, id: TensorId) -> Option<Stored> {
         let all = self.experts.stacked;
         let alone = |stack| stack == Stack::One(id.role);

@@ -1,4 +1,4 @@
-//! Tensors as a reader finds them: where they lie, and what has to be done to present them.
+//! Tensors as found by a reader: location and conversion to the presented form.
 
 use crate::config::ModelConfig;
 use crate::dtype::DType;
@@ -11,31 +11,31 @@ pub(crate) enum Layout {
     AsIs,
     /// Stored `[cols × rows]`.
     Transposed,
-    /// Every second row of what is stored, from this one on.
+    /// Every second stored row, from this one on.
     EveryRow(usize),
-    /// Of a vector, every second element of what is stored, from this one on.
+    /// Every second stored element of a vector, from this one on.
     EveryElement(usize),
-    /// Stored transposed, and of that every second column from this one on.
+    /// Stored transposed; every second column of that, from this one on.
     TransposedEvery(usize),
-    /// Stored transposed, and of that the first or the second half of the columns.
+    /// Stored transposed; the first or the second half of the columns of that.
     TransposedHalf(usize),
-    /// Stored less one (norms whose factor is `1 + weight`).
+    /// Stored minus one (norms whose factor is `1 + weight`).
     PlusOne,
     /// Rows of several matrices stored together, group by group (Falcon 40B, Qwen3-Next).
     Grouped(RowGroups),
-    /// Of a vector, the logarithms of what is presented with a minus sign.
+    /// A vector stored as `log(−value)`.
     NegativeLog,
-    /// Stored with the other sign.
+    /// Stored negated.
     Negative,
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
     Interleaved {
         /// Rows per head (columns per head, for a bias).
         head_dim: usize,
-        /// The last rows of a head, which are rotated; others lie as they are.
+        /// The last rows of a head, which are rotated; others are in order.
         rotated: usize,
     },
-    /// Of each head, the first of the stored rows, transposed.
+    /// The first stored rows of each head, transposed.
     TransposedHeads {
         /// Stored rows per head.
         stored: usize,
@@ -44,13 +44,12 @@ pub(crate) enum Layout {
     },
 }
 
-/// Rows of which a matrix takes some from each group of the stored ones.
+/// Selects a matrix's rows in each group of the stored ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowGroups {
     /// Stored rows per group.
     pub(crate) stored: usize,
-    /// First row in a group, and number: those of the first part of all groups come first, then those
-    /// of the second one.
+    /// (First row in a group, number): the first part of all groups, then the second part.
     pub(crate) parts: [[usize; 2]; 3],
 }
 
@@ -86,22 +85,22 @@ pub(crate) struct Found {
     pub(crate) file: usize,
     /// Byte position of the first element.
     pub(crate) offset: u64,
-    /// Where scales are that are stored apart.
+    /// Location of separately stored scales.
     pub(crate) scales: Option<Scales>,
 }
 
-/// Scales of a tensor that are stored apart.
+/// Separately stored scales of a tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scales {
     /// Index into the files.
     pub(crate) file: usize,
     /// Byte position of the first.
     pub(crate) offset: u64,
-    /// What there is one for.
+    /// The unit of a scale.
     pub(crate) kind: ScaleKind,
 }
 
-/// What a scale stands for.
+/// Unit of a scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ScaleKind {
     /// A byte for each block of 32 elements of a row.
@@ -112,15 +111,15 @@ pub(crate) enum ScaleKind {
         dtype: DType,
         /// Rows and columns of a block.
         block: [usize; 2],
-        /// Blocks side by side.
+        /// Number of blocks in a row of blocks.
         in_a_row: usize,
-        /// Which of the rows that the scales are for the tensor begins with.
+        /// Index of the tensor's first row among the rows that the scales cover.
         first: usize,
     },
 }
 
 impl Scales {
-    /// Those of the rows from `rows` on.
+    /// The scales of the rows from `rows` on.
     pub(crate) fn after_rows(self, rows: usize) -> Self {
         match self.kind {
             ScaleKind::Exponents => self,
@@ -142,8 +141,8 @@ impl Scales {
     }
 }
 
-/// The layout of a tensor whose rows are stored in interleaved rotary order, where the others of its
-/// checkpoint are; `None` if it is not rotated.
+/// The layout of a tensor in a checkpoint that stores rows in interleaved rotary order; `None` if it
+/// is not rotated.
 pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout> {
     if !config.has_keys(id.layer) {
         return None;
@@ -160,8 +159,8 @@ pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout>
     Some(Layout::Interleaved { head_dim, rotated })
 }
 
-/// Stored position of rotate-half position `row` in interleaved order, in heads of so many rows, the last
-/// of which are rotated.
+/// Stored position of rotate-half position `row` in interleaved order, in heads of this many rows, the
+/// last of which are rotated.
 pub(crate) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
     let Some(inside) = (row % head_dim).checked_sub(head_dim - rotated) else {
         return row;

@@ -2,7 +2,7 @@
 
 use crate::config::{Form, ModelConfig};
 
-/// Parts of a form that came later than others, as they are where they are not set.
+/// Parts of a form that were added later, with their defaults.
 const LATER: [&str; 29] = [
     ", local_rope: None",
     ", value_norm: false",
@@ -39,8 +39,8 @@ const LATER: [&str; 29] = [
     ", unrotated: false",
 ];
 
-/// A configuration as part of a fingerprint. Fields that came later count only where they are set,
-/// so that statistics which name a fingerprint stay valid.
+/// A configuration as part of a fingerprint. Fields added later count only if they are set, so that
+/// statistics that refer to a fingerprint stay valid.
 pub(super) fn of(config: &ModelConfig) -> String {
     let plain_form = format!(", form: {:?}", Form::default()).replace(", head_bias: false", "");
     let plain_form = LATER

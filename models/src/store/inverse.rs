@@ -1,9 +1,9 @@
-//! Where a number that is presented is stored, and as what: the inverse of reading, for writers.
+//! Location and stored value of a presented number: the inverse of reading, for writers.
 
 use super::found::{Layout, interleaved};
 
 impl Layout {
-    /// The stored element that is presented in this row and column, of a tensor of so many rows and
+    /// The stored element presented in this row and column, of a tensor with this many rows and
     /// columns.
     pub(crate) fn place(self, [row, col]: [usize; 2], [rows, cols]: [usize; 2]) -> usize {
         let by_row = |row: usize| row * cols + col;
@@ -25,7 +25,7 @@ impl Layout {
         }
     }
 
-    /// Whether a row that is presented is a row that is stored.
+    /// Whether each presented row is a stored row.
     pub(crate) fn keeps_rows(self) -> bool {
         match self {
             Self::AsIs
@@ -43,7 +43,7 @@ impl Layout {
         }
     }
 
-    /// What is stored for a number that is presented as `value`.
+    /// The stored value of a number presented as `value`.
     pub(crate) fn stored(self, value: f32) -> f32 {
         match self {
             Self::PlusOne => value - 1.0,
@@ -59,7 +59,7 @@ pub(super) fn rate(log: f32) -> f32 {
     -libm::exp(f64::from(log)) as f32
 }
 
-/// The logarithm that `rate` is read from, exactly if there is one.
+/// The logarithm from which `rate` is read, exact if there is one.
 fn log_of(rate_read: f32) -> f32 {
     let about = libm::log(-f64::from(rate_read)) as f32;
     let steps = (0..64i32).flat_map(|step| [step, -step]);

@@ -1,4 +1,4 @@
-//! A tensor whose rows lie in several tensors of the files.
+//! A tensor whose rows are split over several tensors of the files.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::names::{Required, TensorId};
 
 impl Store {
-    /// The parts of `first`, whose rows follow each other, from `by_id`; its shape becomes that of all.
+    /// The parts of `first`, with consecutive rows, from `by_id`; its shape becomes that of all.
     ///
     /// # Errors
     /// [`Error::WrongShape`] if a part has another width or format.

@@ -1,13 +1,13 @@
-//! Rows of every layout, as they are presented.
+//! Reads rows of every layout as presented.
 
 use super::{Layout, Place, READ_BYTES, RowGroups, ScaleKind, Scales, Store, interleaved};
 use crate::dequant;
 use crate::error::Error;
 
-/// Elements of a block whose scale is stored apart.
+/// Elements of a block with a separately stored scale.
 const GROUP: usize = 32;
 
-/// The rows of a place that follow each other.
+/// Consecutive rows of a location.
 struct Run {
     first: usize,
     /// The row after the last one, if others follow.
@@ -17,7 +17,7 @@ struct Run {
 }
 
 impl Place {
-    /// Those among which row `row` is.
+    /// The consecutive rows that contain row `row`.
     fn part(&self, row: usize) -> Run {
         let next = self.rest.partition_point(|part| part.first <= row);
         let (first, file, offset) = match next.checked_sub(1) {
@@ -121,7 +121,7 @@ impl Store {
         Ok(())
     }
 
-    /// Decodes `raw`, the blocks of stored rows from `row` on, whose scales are stored apart.
+    /// Decodes `raw`, the blocks of stored rows from `row` on, with separately stored scales.
     fn decode_apart(
         &self,
         at: usize,
@@ -141,7 +141,7 @@ impl Store {
         Ok(())
     }
 
-    /// Every second of the stored rows, from `place` on.
+    /// Every second stored row, from `place` on.
     pub(super) fn read_every_row(
         &self,
         at: usize,
@@ -155,7 +155,7 @@ impl Store {
         Ok(())
     }
 
-    /// Every second of the stored elements of a vector, from `place` on.
+    /// Every second stored element of a vector, from `place` on.
     pub(super) fn read_every_element(
         &self,
         at: usize,
@@ -171,7 +171,7 @@ impl Store {
         Ok(())
     }
 
-    /// Picks the rows of a tensor's own heads out of its groups.
+    /// Selects the rows of a tensor's own heads from its groups.
     pub(super) fn read_grouped(
         &self,
         at: usize,
@@ -250,7 +250,7 @@ impl Store {
         Ok(())
     }
 
-    /// Copies rows out of the transposed matrices of heads, `rank` rows each, of which `stored` rows
+    /// Copies rows from the transposed matrices of heads, `rank` rows each, of which `stored` rows
     /// are stored.
     pub(super) fn read_transposed_heads(
         &self,

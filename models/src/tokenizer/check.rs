@@ -19,8 +19,8 @@ use crate::special::Around;
 /// Maximum id: larger ones would make vocabulary-sized tables too large.
 const MAX_ID: u32 = (1 << 24) - 1;
 
-/// Maximum number of patterns in a splitter: the library takes up to 12 MiB for each, however
-/// short (`\p{L}{99}`).
+/// Maximum number of patterns in a splitter: the library uses up to 12 MiB for each, even a short
+/// one (`\p{L}{99}`).
 const MAX_PATTERNS: usize = 8;
 
 /// The character of a byte in the alphabet of byte-level tokenizers.
@@ -49,7 +49,7 @@ pub(super) struct Checked {
     pub size: u32,
 }
 
-/// How tokens decode to text.
+/// Decoding of tokens to text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decoding {
     /// Every character of a token stands for a byte.
@@ -237,7 +237,7 @@ fn check_steps(file: &File<'_>, size: u32) -> Result<(), Error> {
         let expected = format!("up to {MAX_PATTERNS}");
         return Err(bad("patterns of the pre_tokenizer", patterns, &expected));
     }
-    // Each one writes bytes above 0x7f as two: a text would double with every further step.
+    // Each one writes bytes above 0x7f as two: a text would double with every step.
     let byte_levels = steps.iter().filter(|step| kind_of(step) == "ByteLevel");
     let byte_levels = byte_levels.count();
     if byte_levels > 1 {
@@ -326,7 +326,7 @@ fn check_model(model: &Bpe<'_>) -> Result<u32, Error> {
     Ok(largest + 1)
 }
 
-/// The steps of a component: its own, or those of a sequence, all the way down.
+/// The steps of a component: its own, or those of a sequence, recursively.
 pub(super) fn steps_of<'a>(
     component: Option<&'a Value>,
     what: &str,

@@ -1,14 +1,14 @@
-//! Places where a text can be cut so that its parts, tokenised one by one, give the tokens of the
-//! whole.
+//! Cuts: positions where a text can be divided so that the tokens of its parts are the tokens of
+//! the whole.
 //!
-//! A place is judged by the two characters beside it, `x` before and `y` after. It is a cut if no
-//! component of the tokenizer looks across it: no added token contains the pair or ends at the
-//! place, the normaliser maps each character by itself, and no pattern of the splitter reads from
-//! `x` on to `y` ([`Follow`]). Then either the splitter puts a boundary there whatever stands
-//! around, or no token of the vocabulary contains the pair, so that no merge can reach across.
+//! A position is classified by the two adjacent characters, `x` before and `y` after. It is a cut
+//! if no component of the tokenizer depends on both sides: no added token contains the pair or ends
+//! there, the normaliser maps each character independently, and no pattern of the splitter reads
+//! from `x` to `y` ([`Follow`]). Then either the splitter puts a boundary there in any context, or
+//! no token of the vocabulary contains the pair, so that no merge crosses it.
 //!
-//! What a tokenizer does only at the start of a text (a space put before it) is kept away from later
-//! parts: they are tokenised with `x` before them, and the tokens of `x` alone are dropped.
+//! Some tokenizers treat the start of a text differently (they insert a space). Later parts are
+//! therefore tokenised with `x` before them, and the tokens of `x` alone are dropped.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -27,10 +27,10 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 /// The pattern of `Whitespace`.
 const WORDS: &str = r"\w+|[^\w\s]+";
 
-/// Most pairs whose judgement is kept.
+/// Most cached pairs.
 const KEPT: usize = 4096;
 
-/// What decides where a text can be cut.
+/// Properties of a tokenizer that determine the cuts.
 #[derive(Debug)]
 pub(super) struct Cuts {
     added: Added,
@@ -40,11 +40,11 @@ pub(super) struct Cuts {
     /// One more than the largest token id.
     size: u32,
     judged: Mutex<HashMap<(char, char), bool>>,
-    /// By `y`, the characters that stand before it in some token.
+    /// By `y`, the characters that precede it in some token.
     before: Mutex<HashMap<char, HashSet<char>>>,
 }
 
-/// Added tokens, as written and as normalised.
+/// Added tokens, as given and as normalised.
 #[derive(Debug, Default)]
 struct Added {
     pairs: HashSet<(char, char)>,
@@ -58,7 +58,7 @@ enum Norm {
     /// One of Unicode's forms.
     Unicode(NormalizerWrapper),
     Lowercase,
-    /// Puts something before the text.
+    /// Inserts something before the text.
     Prepend,
     Replace {
         from: String,
@@ -71,10 +71,10 @@ enum Step {
     Split {
         follow: Follow,
         regex: Regex,
-        /// What matches is a piece of its own.
+        /// Each match is a separate piece.
         isolates: bool,
     },
-    /// A literal text, which may become part of a neighbouring piece.
+    /// A literal text, which may be joined to a neighbouring piece.
     Literal(String),
     Bytes,
     Metaspace {
@@ -91,7 +91,7 @@ enum Step {
 }
 
 impl Cuts {
-    /// What `tokenizer` allows; `None` if it has a component that is not analysed.
+    /// The rules of `tokenizer`; `None` if it has a component that is not analysed.
     pub fn of(tokenizer: &tokenizers::Tokenizer, size: u32) -> Option<Self> {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let normalizers = steps_of(Some(&normalizer), "normalizer", "normalizers").ok()?;
@@ -118,7 +118,7 @@ impl Cuts {
         })
     }
 
-    /// The last place inside of `text`, from byte `from` on, where it can be cut.
+    /// The last cut inside `text`, from byte `from` on.
     pub fn last(&self, model: &ModelWrapper, text: &str, from: usize) -> Option<usize> {
         let mut after = None;
         for (at, x) in text.char_indices().rev() {
@@ -136,7 +136,7 @@ impl Cuts {
     }
 
     fn between(&self, model: &ModelWrapper, x: char, y: char) -> bool {
-        // most places are inside a word
+        // most positions are inside a word
         if x.is_whitespace() || (y.is_alphanumeric() && x.is_numeric() == y.is_numeric()) {
             return false;
         }
@@ -147,7 +147,7 @@ impl Cuts {
         *(judged.entry((x, y))).or_insert_with(|| self.judge(model, x, y).unwrap_or(false))
     }
 
-    /// Whether there is a cut between `x` and `y`; `None` where it is not known.
+    /// Whether there is a cut between `x` and `y`; `None` if unknown.
     fn judge(&self, model: &ModelWrapper, raw_x: char, raw_y: char) -> Option<bool> {
         let (mut x, mut y) = (raw_x, raw_y);
         if self.added.may_meet(x, y) {
@@ -215,8 +215,8 @@ impl Added {
         }
     }
 
-    /// Whether one may reach across the place between `x` and `y`, or end there. White space that a
-    /// token takes with it ends at `x`, which is none.
+    /// Whether one may cross the position between `x` and `y`, or end there. White space consumed
+    /// by a token ends at `x`, which is not white space.
     fn may_meet(&self, x: char, y: char) -> bool {
         self.last.contains(&x) || self.alone.contains(&y) || self.pairs.contains(&(x, y))
     }
@@ -238,7 +238,7 @@ impl Norm {
         }
     }
 
-    /// What becomes of a character wherever it stands; `None` if that depends on its neighbours.
+    /// The image of a character in any context; `None` if it depends on its neighbours.
     fn map(&self, c: char) -> Option<String> {
         match self {
             Self::Prepend => Some(c.into()),
@@ -255,7 +255,7 @@ impl Norm {
     }
 }
 
-/// Whether a character may become one with those before it.
+/// Whether a character may combine with those before it.
 fn combines(c: char) -> bool {
     static MARKS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\p{M}").ok());
     let mark = MARKS.as_ref().is_none_or(|marks| {
@@ -266,7 +266,7 @@ fn combines(c: char) -> bool {
 }
 
 impl Step {
-    /// What a step of the splitter does; none for one that does nothing of interest.
+    /// Analysis of a splitter step; none for a step without effect.
     fn of(step: &Value, place: usize) -> Option<Vec<Self>> {
         let text = |key: &str| step.get(key).and_then(Value::as_str);
         let flag = |key: &str, usual| step.get(key).map_or(Some(usual), Value::as_bool);
@@ -283,7 +283,7 @@ impl Step {
                 }
             }
             "ByteLevel" => {
-                // it puts a space before every piece
+                // inserts a space before every piece
                 if place > 0 && flag("add_prefix_space", true)? {
                     return None;
                 }
@@ -318,7 +318,7 @@ impl Step {
         })
     }
 
-    /// Whether the step may look across the place between `x` and `y`.
+    /// Whether the step may look across the position between `x` and `y`.
     fn looks_across(&self, x: char, y: char) -> bool {
         match self {
             Self::Split { follow, .. } => follow.looks_across(x, y),
@@ -327,10 +327,10 @@ impl Step {
         }
     }
 
-    /// Whether the step surely puts a boundary between `x` and `y`, across which it does not look.
+    /// Whether the step always puts a boundary between `x` and `y`, and does not look across it.
     fn splits(&self, x: char, y: char) -> bool {
         match self {
-            // a match of `x` alone, which nothing before it can take away but by another match
+            // a match of only `x`, which can be lost only to another match
             Self::Split {
                 regex, isolates, ..
             } => {
@@ -342,10 +342,13 @@ impl Step {
                 replacement,
                 splits,
             } => *splits && (y == ' ' || y == *replacement),
-            Self::Digits { each } => match each {
-                true => x.is_numeric() || y.is_numeric(),
-                false => x.is_numeric() != y.is_numeric(),
-            },
+            Self::Digits { each } => {
+                if *each {
+                    x.is_numeric() || y.is_numeric()
+                } else {
+                    x.is_numeric() != y.is_numeric()
+                }
+            }
             Self::Punctuation { isolates } => {
                 *isolates && (x.is_ascii_punctuation() || y.is_ascii_punctuation())
             }
@@ -354,7 +357,7 @@ impl Step {
         }
     }
 
-    /// The first or last character of what the step makes of `c`.
+    /// The first or last character of the step's output for `c`.
     fn image(&self, c: char, first: bool) -> char {
         match self {
             Self::Bytes => {

@@ -1,39 +1,38 @@
-//! Which characters a regular expression looks at one after the other.
+//! Follow relation of a regular expression: pairs of characters that it reads consecutively.
 //!
-//! A match that has read `x` reads on to the next character `y` only if some part of the pattern
-//! that accepts `y` follows a part that accepts `x`, or if an assertion stands between them. Where
-//! neither holds for a pair, no match and no failed attempt ever looks across a place between these
-//! two characters: what is found on either side is the same whether the other side is there or not.
-//! This is the follow relation of Glushkov's automaton. Counts and backtracking are left out, which
-//! only adds pairs.
+//! A match that has read `x` continues to the next character `y` only if some part of the pattern
+//! that accepts `y` follows a part that accepts `x`, or if there is an assertion between them. If
+//! neither holds for a pair, no match and no failed attempt looks across a position between these
+//! two characters: the matches on either side do not depend on the other side. This is the follow
+//! relation of Glushkov's automaton. Counts and backtracking are ignored, which only adds pairs.
 
 use fancy_regex::{Assertion, Expr, LookAround};
 use regex_syntax::hir::{Class, HirKind};
 
-/// Most characters of a pattern that are told apart; longer ones are not analysed.
+/// Most character positions of a pattern; longer ones are not analysed.
 const MAX_LEAVES: usize = 512;
 
-/// The pairs of characters that a pattern looks at one after the other.
+/// The pairs of characters that a pattern reads consecutively.
 #[derive(Debug, Default)]
 pub(super) struct Follow {
-    /// The characters that each place of the pattern accepts, as inclusive ranges.
+    /// The characters accepted at each position of the pattern, as inclusive ranges.
     leaves: Vec<Vec<(char, char)>>,
-    /// Which places may come after each one.
+    /// The possible successors of each position.
     next: Vec<Vec<usize>>,
-    /// Whether an assertion may be tried after each one.
+    /// Whether an assertion may be tried after each position.
     asserted: Vec<bool>,
 }
 
-/// The ends of a part of a pattern.
+/// First and last positions of a part of a pattern.
 #[derive(Default)]
 struct Part {
     first: Vec<usize>,
     last: Vec<usize>,
     /// Matches the empty text.
     empty: bool,
-    /// Tries an assertion before it reads a character.
+    /// Tries an assertion before reading a character.
     asserts: bool,
-    /// Tries one that looks at the character before.
+    /// Tries an assertion that looks at the previous character.
     behind: bool,
 }
 
@@ -47,7 +46,7 @@ impl Follow {
         (!whole.empty && !whole.behind).then_some(follow)
     }
 
-    /// Whether some attempt to match looks at what comes after `x`, where that is `y`.
+    /// Whether some attempt to match looks beyond `x` when followed by `y`.
     pub fn looks_across(&self, x: char, y: char) -> bool {
         let accepts = |leaf: usize, c: char| {
             let ranges = &self.leaves[leaf];
@@ -145,7 +144,7 @@ impl Follow {
         before
     }
 
-    /// `after` may come where one of the places `before` was.
+    /// `after` may follow one of the positions `before`.
     fn join(&mut self, before: &[usize], after: &Part) {
         for &place in before {
             self.next[place].extend(&after.first);
@@ -155,7 +154,7 @@ impl Follow {
         }
     }
 
-    /// One character out of a class, in the syntax of the `regex` crate.
+    /// One character from a class, in the syntax of the `regex` crate.
     fn class(&mut self, pattern: &str) -> Option<Part> {
         let hir = regex_syntax::parse(pattern).ok()?;
         let ranges = match hir.kind() {
@@ -192,9 +191,10 @@ impl Follow {
 }
 
 fn with_case(pattern: &str, insensitive: bool) -> String {
-    match insensitive {
-        true => format!("(?i:{pattern})"),
-        false => pattern.to_owned(),
+    if insensitive {
+        format!("(?i:{pattern})")
+    } else {
+        pattern.to_owned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a tokenizer's components make of single bytes.
+//! Images of single bytes under a tokenizer's components.
 
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer};
@@ -7,16 +7,16 @@ use super::Tokenizer;
 use super::check::{byte_level_char, kind_of, literal, steps_of};
 use super::least::{Least, ONE};
 
-/// What the components make of bytes.
+/// The images of bytes.
 struct Images {
-    /// The first byte of what becomes of each.
+    /// The first byte of each image.
     image: [u8; 256],
     counts: [bool; 256],
     byte_level: bool,
     ascii: bool,
 }
 
-/// How few tokens of this tokenizer a text can have.
+/// Lower bound of the tokens of a text.
 pub(super) fn least(tokenizer: &Tokenizer) -> Least {
     let images = Images::of(tokenizer).unwrap_or(Images {
         image: [0; 256],
@@ -68,7 +68,7 @@ fn longest(tokenizer: &Tokenizer, byte_level: bool) -> [usize; 256] {
     longest
 }
 
-/// Whether a byte is never left out, nor joined to others as an unknown one.
+/// Whether a byte is never dropped, nor joined to others as an unknown one.
 fn known(tokenizer: &Tokenizer, byte: u8, byte_level: bool) -> bool {
     let has = |token: &str| tokenizer.token_to_id(token).is_some();
     let falls_back = |byte: u8| has(&format!("<{byte:#04X}>"));
@@ -76,17 +76,17 @@ fn known(tokenizer: &Tokenizer, byte: u8, byte_level: bool) -> bool {
         tokenizers::ModelWrapper::BPE(model) => model.byte_fallback,
         _ => false,
     };
-    match byte_level {
-        true => has(byte_level_char(byte).encode_utf8(&mut [0; 4])),
-        false if byte.is_ascii() => {
-            has(char::from(byte).encode_utf8(&mut [0; 4])) || (fallback && falls_back(byte))
-        }
-        false => fallback && (0x80..=u8::MAX).all(falls_back),
+    if byte_level {
+        has(byte_level_char(byte).encode_utf8(&mut [0; 4]))
+    } else if byte.is_ascii() {
+        has(char::from(byte).encode_utf8(&mut [0; 4])) || (fallback && falls_back(byte))
+    } else {
+        fallback && (0x80..=u8::MAX).all(falls_back)
     }
 }
 
 impl Images {
-    /// `None` if a component may drop any text.
+    /// `None` if a component may drop arbitrary text.
     fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let mut images = Self {
             image: std::array::from_fn(|byte| byte as u8),
@@ -125,8 +125,8 @@ impl Images {
         Some(())
     }
 
-    /// A byte is replaced by a text of at least as many, or what may be part of a longer pattern
-    /// counts nothing.
+    /// A one-byte pattern maps to the first byte of its replacement; bytes of longer patterns do
+    /// not count. `None` for an empty replacement.
     fn replace(&mut self, from: &str, to: &str) -> Option<()> {
         let to = to.bytes().next()?;
         for (image, counts) in self.image.iter_mut().zip(&mut self.counts) {
@@ -152,7 +152,7 @@ impl Images {
         Some(())
     }
 
-    /// White space may vanish, also that beyond ASCII.
+    /// White space may be dropped, including non-ASCII.
     fn drops_white_space(&mut self) {
         for (byte, counts) in (0..=u8::MAX).zip(&mut self.counts) {
             *counts &= byte.is_ascii() && !char::from(byte).is_whitespace();

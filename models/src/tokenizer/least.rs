@@ -1,23 +1,23 @@
-//! How few tokens a text can have.
+//! Lower bound of the number of tokens of a text.
 //!
-//! A token of n bytes covers n bytes of the text. So a byte that is in no token of more than n bytes
-//! counts as 1/n token at least. What a component may drop, join or change depending on what stands
-//! around it counts nothing.
+//! A token of n bytes covers n bytes of the text, so a byte that occurs only in tokens of up to n
+//! bytes counts as at least 1/n token. Bytes that a component may drop, join or change depending on
+//! context count 0.
 
-/// A whole token, in the unit of the shares.
+/// One token, in units of the shares.
 pub(super) const ONE: u64 = 1 << 32;
 
-/// The least tokens of a text.
+/// The lower bound of a text's tokens.
 #[derive(Debug)]
 pub(super) struct Least {
-    /// What each byte counts.
+    /// Share of each byte.
     pub shares: [u64; 256],
-    /// Only ASCII before ASCII counts: a normaliser may change the rest.
+    /// Only ASCII followed by ASCII counts: a normaliser may change the rest.
     pub ascii: bool,
 }
 
 impl Least {
-    /// A lower bound for the tokens of `text`, whatever stands around it.
+    /// A lower bound for the tokens of `text` in any context.
     pub fn tokens(&self, text: &str) -> usize {
         let pairs = text.bytes().zip(text.bytes().skip(1));
         let counted = pairs.filter(|(a, b)| !self.ascii || (a.is_ascii() && b.is_ascii()));

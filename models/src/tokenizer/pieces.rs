@@ -1,4 +1,4 @@
-//! Tokens of a text that comes piece by piece, in memory that does not grow with it.
+//! Tokenises a text that arrives in pieces, with bounded memory.
 
 use super::Tokenizer;
 use super::cuts::Cuts;
@@ -6,21 +6,21 @@ use super::images;
 use super::least::Least;
 use crate::Error;
 
-/// Bytes that are tokenised at once, about: the `tokenizers` crate takes some 140 for each.
+/// Approximate number of bytes tokenised at once: the `tokenizers` crate needs some 140 for each.
 const PIECE: usize = 8 << 10;
 
-/// Most bytes in which there is no place to cut. Prose and code have one in every line.
+/// Most bytes without a cut. Prose and code have one in every line.
 const STRETCH: usize = 64 << 10;
 
-/// Tokenises a text piece by piece: gives the tokens of [`Tokenizer::encode`] without special tokens
-/// around them. It holds back what cannot be told from what has come, about 8 KiB.
+/// Tokenises a text piece by piece; the result equals [`Tokenizer::encode`] without special tokens
+/// around the text. Holds back undecided text, about 8 KiB.
 #[derive(Debug)]
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// Bytes that are tokenised at once, about.
+    /// Approximate number of bytes tokenised at once.
     piece: usize,
     held: String,
-    /// Bytes of `held` in which there is no place to cut.
+    /// Bytes of `held` already searched for a cut.
     searched: usize,
     /// The character before `held`.
     before: Option<char>,
@@ -37,7 +37,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Takes `text` in, and appends the tokens that are certain to `ids`.
+    /// Accepts `text`, and appends the tokens that are certain to `ids`.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`]; [`Error::Tokenizer`] for more than 64 KiB that cannot be cut.
@@ -46,7 +46,7 @@ impl<'a> Encoder<'a> {
             let (some, rest) = text.split_at(text.ceil_char_boundary(self.piece));
             self.held.push_str(some);
             text = rest;
-            // what no place was found in is searched once
+            // bytes without a cut are searched only once
             if self.held.len() - self.searched >= self.piece {
                 self.cut(ids)?;
             }
@@ -62,17 +62,17 @@ impl<'a> Encoder<'a> {
         self.tokenizer.encode_after(self.before, &self.held, ids)
     }
 
-    /// Bytes that are held back.
+    /// Number of bytes held back.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// Tokens that the text held back surely has, however it goes on. A lower bound, and none at all
-    /// for little text.
+    /// A lower bound for the tokens of the text held back, for any continuation; 0 for a short text.
     pub fn least(&self) -> usize {
-        match self.held.len() < 4 * self.piece {
-            true => 0,
-            false => self.tokenizer.least().tokens(&self.held),
+        if self.held.len() < 4 * self.piece {
+            0
+        } else {
+            self.tokenizer.least().tokens(&self.held)
         }
     }
 
@@ -80,15 +80,16 @@ impl<'a> Encoder<'a> {
         let place = self.tokenizer.last_cut(&self.held, self.searched);
         let Some(place) = place else {
             self.searched = self.held.len();
-            return match self.searched <= STRETCH {
-                true => Ok(()),
-                false => Err(Error::Tokenizer {
+            return if self.searched <= STRETCH {
+                Ok(())
+            } else {
+                Err(Error::Tokenizer {
                     what: "the text".to_owned(),
                     found: format!("{} bytes in one piece", self.searched),
                     expected: format!(
                         "white space, a line end or another place to cut it within {STRETCH} bytes"
                     ),
-                }),
+                })
             };
         };
         let (ready, rest) = self.held.split_at(place);
@@ -101,7 +102,7 @@ impl<'a> Encoder<'a> {
 }
 
 impl Tokenizer {
-    /// Tokenises a text that comes piece by piece.
+    /// Tokenises a text that arrives in pieces.
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder::new(self, PIECE)
     }
@@ -120,7 +121,7 @@ impl Tokenizer {
         text.len() >= 2 * PIECE
     }
 
-    /// The tokens of a part of a text that comes after `before`.
+    /// The tokens of a part of a text that follows `before`.
     fn encode_after(
         &self,
         before: Option<char>,

@@ -15,7 +15,7 @@ pub struct StreamDecoder<'a> {
     pending: Vec<u8>,
     /// Leading spaces still to drop.
     strip: usize,
-    /// Special tokens that give text.
+    /// Special tokens that produce text.
     shown: Arc<[u32]>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> StreamDecoder<'a> {
         }
     }
 
-    /// Lets these special tokens give text.
+    /// Lets these special tokens produce text.
     #[must_use]
     pub fn showing(self, shown: Arc<[u32]>) -> Self {
         Self { shown, ..self }
@@ -50,7 +50,7 @@ impl<'a> StreamDecoder<'a> {
         self.without_leading_spaces(text)
     }
 
-    /// The name of a special token that gives no text.
+    /// The name of a special token without text.
     pub fn hidden(&self, id: u32) -> Option<String> {
         let hidden = self.tokenizer.is_special(id) && !self.shown.contains(&id);
         hidden.then(|| self.tokenizer.decoded_form(id)).flatten()
@@ -112,7 +112,7 @@ fn take_complete(pending: &mut Vec<u8>) -> String {
     text
 }
 
-/// Bytes of a byte-level token. A token with any other character stands for itself.
+/// Bytes of a byte-level token. A token with any other character represents itself.
 fn byte_level_bytes(token: &str) -> Vec<u8> {
     token
         .chars()

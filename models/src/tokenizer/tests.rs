@@ -143,7 +143,7 @@ fn ids_without_a_token_give_no_text() {
     assert_eq!(tokenizer.stream().push(9999), None);
 }
 
-/// A value that a file must not have, where it stands, and what its refusal names.
+/// An invalid value, its location, and the text that its refusal must contain.
 struct Lie {
     name: &'static str,
     at: &'static str,
@@ -221,7 +221,7 @@ fn lies_about_the_model() -> Vec<Lie> {
     ]
 }
 
-/// Tokens beside the vocabulary.
+/// Tokens outside the vocabulary.
 fn lies_about_added_tokens() -> Vec<Lie> {
     vec![
         Lie::new(
@@ -252,7 +252,7 @@ fn lies_about_added_tokens() -> Vec<Lie> {
     ]
 }
 
-/// What becomes of a text before it is split.
+/// Changes to a text before it is split.
 fn lies_about_normalizers() -> Vec<Lie> {
     let step = |name, kind, value| Lie::new(name, "/normalizer", value, kind);
     let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
@@ -275,7 +275,7 @@ fn lies_about_normalizers() -> Vec<Lie> {
     ]
 }
 
-/// The splitter and what is put around a text.
+/// The splitter and the post-processor.
 fn lies_about_the_way_in() -> Vec<Lie> {
     vec![
         Lie::new(
@@ -368,7 +368,7 @@ fn lies_about_the_way_out() -> Vec<Lie> {
     ]
 }
 
-/// One lie after another: each must be refused, and say what it is about.
+/// Each invalid value must be refused with a message about it.
 #[test]
 fn lies_are_refused() {
     let lies = [
@@ -434,7 +434,7 @@ pub(super) fn splitters() -> Vec<Value> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Components that are accepted one by one also work together, on any text.
+    /// Components that are accepted individually also work together, on any text.
     #[test]
     fn combinations_of_known_components_never_panic(
         start in 0..2usize,
@@ -474,7 +474,7 @@ proptest! {
         }
     }
 
-    /// A stream gives what decoding the whole gives.
+    /// A stream gives the same text as decoding at once.
     #[test]
     fn streaming_equals_decoding(text in "[ ab▁é😀\u{0}-\u{7f}]{0,40}") {
         for file in [byte_level(), pieces()] {

@@ -79,6 +79,11 @@ impl<'a> Rounder<'a> {
         }
     }
 
+    /// The mean square of each input.
+    pub fn energies(&self) -> impl Iterator<Item = f32> {
+        (0..self.size).map(|i| self.covariance[i * (self.size + 1)])
+    }
+
     /// Rounds rows `[outputs × size]` and stores them in `dtype`; a scale is shared along a row.
     /// The squared error of the products over the text is never larger than that of rounding each
     /// weight on its own. `None` for a format without scales.

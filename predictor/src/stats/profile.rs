@@ -239,7 +239,7 @@ impl Profile {
             let past = |(bits, expert): (&[u64], &ExpertStats)| {
                 let (whole, last) = (expert.counts.len() / 64, expert.counts.len() % 64);
                 let mut bits = bits.iter().skip(whole);
-                // the word that is partly theirs, then those that are not
+                // the word that is partly theirs, then the others
                 let partly = bits.next().is_some_and(|w| w >> last != 0);
                 partly || bits.any(|&w| w != 0)
             };

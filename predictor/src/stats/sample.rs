@@ -44,7 +44,7 @@ impl Sample {
         &self.tokens
     }
 
-    /// Whether a token with this priority would be kept.
+    /// Whether a token with this priority would be added.
     pub fn wants(&self, priority: u64) -> bool {
         match self.tokens.last() {
             _ if self.capacity == 0 => false,

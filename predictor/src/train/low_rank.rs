@@ -142,7 +142,7 @@ fn first_factor(
     gemm.orthonormalise(&mut basis, neurons);
     let mut narrow = vec![0.0; rank * d];
     let mut spread = vec![0.0; rank * d];
-    let mut kept = 0.0;
+    let mut captured = 0.0;
     for _ in 0..ROUNDS {
         gemm.product(neurons, &basis, &gate_t, &mut narrow);
         gemm.product(d, &narrow, covariance, &mut spread);
@@ -152,10 +152,10 @@ fn first_factor(
             .zip(&spread)
             .map(|(a, b)| f64::from(a * b))
             .sum();
-        if energy < kept * (1.0 + GAIN) {
+        if energy < captured * (1.0 + GAIN) {
             break;
         }
-        kept = energy;
+        captured = energy;
         gemm.product(d, &spread, gate, &mut basis);
         gemm.orthonormalise(&mut basis, neurons);
     }

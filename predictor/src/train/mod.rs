@@ -144,8 +144,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Trains the predictor of a layer; `covariance` is that of its training inputs. `None` if its
-    /// weights are not finite. If gates fire above a cutoff of their token, only coarse gates can
-    /// be trained.
+    /// weights are not finite. If gates have a cutoff per token, only coarse gates can be trained.
     pub fn make(&self, design: Design, layer: &GateLayer<'_>, covariance: &[f32]) -> Option<Made> {
         let GateLayer { d, gate, .. } = *layer;
         let neurons = gate.len() / d;

@@ -1,4 +1,4 @@
-//! The PREDICTOR section: round trips, and every way in which it can lie.
+//! The PREDICTOR section: round trips, and every kind of invalid section.
 
 use std::sync::Arc;
 

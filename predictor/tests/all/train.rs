@@ -1,4 +1,4 @@
-//! Training on problems whose answer is known.
+//! Training on problems with a known answer.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ fn a_planted_low_rank_problem_is_solved() {
     let q = made.bank.quality;
     assert!(q.active_share() > 0.1 && q.active_share() < 0.25, "{q:?}");
     assert!(q.recall() > 0.97 && q.overhead() < 1.05, "{q:?}");
-    // a rank too small cannot, and says so
+    // too small a rank fails with a message
     let poor = problem.solve(low_rank(8)).bank.quality;
     assert!(poor.recall() > 0.95 && poor.overhead() > 1.5, "{poor:?}");
 }
@@ -180,7 +180,7 @@ fn cutoffs_of_a_token_are_found_from_coarse_scores() {
         let of = sums.moments(&gates, 1).next().unwrap();
         let off = f64::from(of.above(top_multiple(0.95)) - cutoffs[t]) / of.deviation;
         assert!(off.abs() < 0.2, "token {t}: {off} deviations");
-        // alone as among others
+        // alone or among others
         let (alone, its) = named(x);
         assert_eq!(its, [cutoffs[t]]);
         let among = margins.iter().skip(t).step_by(tokens);

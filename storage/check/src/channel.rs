@@ -1,9 +1,9 @@
-//! A bounded channel with the promises that the real one gives, and no more.
+//! A bounded channel with only the guarantees of the real one.
 //!
-//! A message that is received brings everything its sender did before. That a channel was seen
-//! empty promises nothing: a real one looks without taking a lock, so a sender that comes a moment
-//! later need not see what the receiver did before it looked. Whoever relies on more than that must
-//! order it himself, and fails here if he does not.
+//! A received message makes everything visible that its sender did before. Observing an empty
+//! channel guarantees nothing: the real one checks without a lock, so a sender that comes a moment
+//! later need not see what the receiver did before. Code that relies on more must establish the
+//! order itself, and otherwise fails here.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Queue<T> {
 struct Shared<T> {
     queue: Mutex<Queue<T>>,
     changed: Condvar,
-    /// Number of messages and [`CLOSED`], for those who look without the lock.
+    /// Number of messages and [`CLOSED`], for checks without the lock.
     glance: AtomicUsize,
 }
 
@@ -49,7 +49,7 @@ impl<T> Shared<T> {
 pub(crate) struct Sender<T>(Arc<Shared<T>>);
 pub(crate) struct Receiver<T>(Arc<Shared<T>>);
 
-/// The other side is gone.
+/// The other side is closed.
 #[derive(Debug)]
 pub(crate) struct Gone;
 

@@ -1,8 +1,8 @@
-//! Ways to break the primitives, so that the models can show that they would notice.
+//! Broken primitives, to prove that the models detect them.
 
 use std::sync::OnceLock;
 
-/// Environment variable with the name of the fault to make.
+/// Environment variable with the name of the fault to inject.
 pub const VARIABLE: &str = "EMBERFLOW_CHECK_FAULT";
 
 /// One broken primitive.

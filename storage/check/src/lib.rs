@@ -1,13 +1,13 @@
 //! The threads of `emberflow-storage` under a model checker.
 //!
-//! The modules below are the very sources of that crate, compiled with another `sync`: mutexes,
-//! conditions, atomics and threads of `loom`, which runs a test again and again, in every order of
-//! steps that differs (with a bounded number of preemptions) and with every value that the memory
-//! model lets a relaxed load return. The tests of this crate are the models; each is small, as the
-//! number of orders grows fast.
+//! The modules below are that crate's sources, compiled with another `sync`: mutexes, conditions,
+//! atomics and threads of `loom`, which runs a test repeatedly, in every distinct order of steps
+//! (with a bounded number of preemptions) and with every value that the memory model allows for a
+//! relaxed load. The tests of this crate are the models; each is small, as the number of orders
+//! grows fast.
 //!
-//! What is not modelled: the insides of crossbeam's channel (see `channel`) and parker, of io_uring and of the
-//! kernel. The device is either the real `pread` pool or one that plays a script.
+//! Not modelled: the internals of crossbeam's channel (see `channel`) and parker, of io_uring and of the
+//! kernel. The device is either the real `pread` pool or a scripted one.
 #![allow(clippy::duplicate_mod)] // one file of the storage crate is a test module there
 
 #[path = "../../src/arena.rs"]
@@ -41,7 +41,7 @@ pub use scripted::{Log, Script, Seen};
 /// The real I/O thread on a device that plays `script`.
 ///
 /// # Errors
-/// As [`IoThread::spawn`], and when the file cannot be opened a second time.
+/// As [`IoThread::spawn`], or if the file cannot be opened a second time.
 pub fn scripted(
     file: &File,
     limits: Limits,
@@ -60,7 +60,7 @@ pub fn scripted(
     })
 }
 
-/// A file as the engines take it.
+/// A file as a source for the engines.
 ///
 /// # Errors
 /// [`IoError::Open`] when it cannot be opened a second time.

@@ -1,5 +1,5 @@
-//! What the sources find under `crate::sync` here: primitives whose every step the checker orders,
-//! and which can be broken on purpose.
+//! Contents of `crate::sync` for the sources: primitives whose every step the checker orders, and
+//! which can be broken intentionally.
 
 use std::sync::LockResult;
 use std::sync::atomic::Ordering;
@@ -13,8 +13,8 @@ pub(crate) use loom::sync::{Mutex, MutexGuard};
 pub(crate) use loom::thread::JoinHandle;
 pub(crate) use model::{AtomicBool, AtomicUsize};
 
-/// See the type of this name in the storage crate. The lock orders nothing that is checked; it lets
-/// threads share the cell.
+/// See the type of this name in the storage crate. The lock orders nothing that is checked; it only
+/// makes the cell shareable.
 #[derive(Debug, Default)]
 pub(crate) struct Accesses(std::sync::Mutex<loom::cell::UnsafeCell<()>>);
 
@@ -36,7 +36,7 @@ pub(crate) fn fence(order: Ordering) {
     }
 }
 
-/// A thread sleeps here until somebody has told it to wake up since it last did.
+/// A thread sleeps here until it has been unparked since its last sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Parker(Unparker);
 
@@ -96,7 +96,7 @@ pub(crate) struct Builder(loom::thread::Builder);
 
 impl Builder {
     pub(crate) fn new() -> Self {
-        // In machine words; the default is too little for unoptimised code.
+        // in machine words; the default is too little for unoptimised code
         Self(loom::thread::Builder::new().stack_size(32 << 10))
     }
 

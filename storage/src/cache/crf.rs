@@ -20,8 +20,8 @@ const STEPS_PER_LEVEL: u32 = 2;
 /// Levels per doubling.
 pub(super) const LEVELS_PER_DOUBLING: u32 = STEPS_PER_DOUBLING / STEPS_PER_LEVEL;
 
-/// Doublings with levels of their own: below one fresh use, and above it. A use in every pass adds
-/// up to less than 2^7.
+/// Doublings with their own levels: below one fresh use, and above it. A use in every pass adds up
+/// to less than 2^7.
 const DOUBLINGS_BELOW: u32 = 9;
 const DOUBLINGS_ABOVE: u32 = 7;
 
@@ -171,7 +171,7 @@ mod tests {
         assert!((after(500) - BONUS_USES.log2()).abs() < 0.02);
         assert!((after(750) - (3.0 * BONUS_USES).log2()).abs() < 0.02);
         assert_eq!([after(0), after(1000)], [0.0, 6.0]);
-        // A pass without uses leaves p alone.
+        // A pass without uses does not change p.
         let (default, mut crf) = (Crf::new(), Crf::new());
         crf.observe_reuse(0, 0);
         assert_eq!(crf.bonus, default.bonus);

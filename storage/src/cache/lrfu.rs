@@ -39,7 +39,7 @@ const SAMPLE_STEP: usize = 16;
 /// the table: a cache smaller than a token's working set scans often.
 const SPARSE_UNITS: usize = 8;
 
-/// First victims kept in a list. A scan finds the rest.
+/// First victims stored in a list. A scan finds the rest.
 const MAX_FIRST: usize = 1024;
 
 /// Margin of a unit for which none was reported.
@@ -131,9 +131,10 @@ impl Lrfu {
 
     /// Sets the number of slots of the cache.
     pub fn resize(&mut self, slots: u32) {
-        let per_victim = match self.margins.len() < LARGE_TABLE {
-            true => SLOTS_PER_VICTIM_SMALL,
-            false => SLOTS_PER_VICTIM,
+        let per_victim = if self.margins.len() < LARGE_TABLE {
+            SLOTS_PER_VICTIM_SMALL
+        } else {
+            SLOTS_PER_VICTIM
         };
         self.wanted = (slots as usize / per_victim)
             .max(MIN_VICTIMS)
@@ -236,9 +237,10 @@ impl Lrfu {
         let (crf, shift) = if self.use_margins & (margin != UNKNOWN) {
             (unit.crf, i32::from(margin) * LEVELS_PER_MARGIN_STEP)
         } else {
-            match age <= u16::from(flat >= self.layer_end) {
-                true => (self.crf.with_bonus(unit.crf), 0),
-                false => (unit.crf, 0),
+            if age <= u16::from(flat >= self.layer_end) {
+                (self.crf.with_bonus(unit.crf), 0)
+            } else {
+                (unit.crf, 0)
             }
         };
         1 + self.crf.level(crf) + MARGIN_SPAN.wrapping_add_signed(shift)
@@ -280,9 +282,10 @@ impl Lrfu {
         let units = table.all();
         let few = keys.len() <= self.capacity[1] && SPARSE_UNITS * keys.len() <= units.len();
         let hand = self.hand % units.len().max(1);
-        match few {
-            true => self.collect_from_slots(table, keys),
-            false => self.collect_from_table(units, hand),
+        if few {
+            self.collect_from_slots(table, keys)
+        } else {
+            self.collect_from_table(units, hand)
         }
         let from_hand = |flat: u32| (flat as usize + units.len() - hand) % units.len();
         (self.victims).sort_unstable_by_key(|&(flat, rank)| (rank, from_hand(flat)));
@@ -439,9 +442,10 @@ mod tests {
             }
             order.begin_pass();
             let left = leave(&order, &table);
-            match alternate {
-                false => assert!((0..n).rev().eq(left), "the lowest margin first"),
-                true => assert_eq!(left, by_use, "unstable margins do not count"),
+            if alternate {
+                assert_eq!(left, by_use, "unstable margins do not count")
+            } else {
+                assert!((0..n).rev().eq(left), "the lowest margin first")
             }
         }
         // Without a report in a pass, margins stop counting.

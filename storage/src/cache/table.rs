@@ -20,8 +20,8 @@ impl Key {
 
 /// State of a cacheable unit, resident or not.
 ///
-/// Everything a lookup, a use and a release touch lies here, in key order. A layer asks for its
-/// units in that order, so the hardware prefetcher helps.
+/// All data that a lookup, a use and a release access, in key order. A layer looks up its units in
+/// that order, so the hardware prefetcher helps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     /// Slot index or [`NONE`], with flags in the high bits.
@@ -37,7 +37,7 @@ pub(super) struct Unit {
 const NONE: u32 = (1 << 30) - 1;
 /// The slot is loading.
 const LOADING: u32 = 1 << 31;
-/// The unit is a first victim, whatever its CRF.
+/// The unit is a first victim, regardless of its CRF.
 const FIRST: u32 = 1 << 30;
 
 impl Unit {

@@ -1,5 +1,5 @@
-//! The error type of the crate: a variant for each way a container can be invalid, and for each way
-//! reading or writing can fail. Offsets count from the first byte of the container.
+//! The error type of the crate: a variant for each kind of invalid container, and for each failure
+//! of reading or writing. Offsets count from the first byte of the container.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What a file with these first bytes probably is, and what to do.
+/// Probable type of a file with these first bytes, and a remedy.
 fn hint(first: &[u8; 8]) -> &'static str {
     match first {
         b"version " => "; if it is a pointer of git-lfs, run `git lfs pull` in its folder",
@@ -94,7 +94,7 @@ pub enum Error {
         /// The first such byte.
         offset: u64,
     },
-    /// Neither inline nor resident scales.
+    /// A scale placement that is neither inline nor resident.
     #[error("{}: scale placement is {found}, expected 0 (inline) or 1 (resident)", path.display())]
     ScalePlacement {
         /// The file.

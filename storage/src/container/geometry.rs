@@ -12,11 +12,10 @@
 //! * *unsplit*: the parts touch. Phase one reads [`BundleGeometry::gate_read`] bytes, the sectors
 //!   the Gate part touches, and phase two the remaining ones; together still one stride.
 //!
-//! Scales of quantised rows are *inline*, after their rows, or *resident*, in a section of their
-//! own that is kept in RAM. Example, 4096 elements in 4 bits: 2048 bytes of quants and 256 of
-//! scales per row. An inline bundle has 6912 bytes: 8192 with 4096-byte sectors, 7168 with 512-byte
-//! ones. A resident one has 6144: 8192 in two parts of one page each, or 6144 with 512-byte
-//! sectors.
+//! Scales of quantised rows are *inline*, after their rows, or *resident*, in a separate section
+//! that is held in RAM. Example, 4096 elements in 4 bits: 2048 bytes of quants and 256 of scales
+//! per row. An inline bundle has 6912 bytes: 8192 with 4096-byte sectors, 7168 with 512-byte ones.
+//! A resident one has 6144: 8192 in two parts of one page each, or 6144 with 512-byte sectors.
 
 use super::layout_error::LayoutError;
 use super::limits::{MAX_SCALES_PER_NEURON, MAX_STRIDE, SECTORS};

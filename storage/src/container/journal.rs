@@ -3,7 +3,8 @@
 //! One line per entry. A line truncated by a crash lacks its newline and is dropped; other damage
 //! shows when the units are read back and compared. The first line identifies the specification.
 //! The journal is also the lock: the writer of the container holds an exclusive lock on it until it
-//! deletes it. Where the file system has no locks, nothing keeps a second writer away, which is said.
+//! deletes it. If the file system has no locks, a second writer cannot be prevented; a warning says
+//! so.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -133,7 +134,7 @@ impl Journal {
     }
 }
 
-/// Opens `path` and locks the file that is there *after* locking: between opening and locking, the
+/// Opens `path` and locks the file at that path *after* locking: between opening and locking, the
 /// previous holder may have deleted it.
 fn lock(path: &Path, target: &Path) -> Result<File> {
     let failed = |what, source| Error::File {

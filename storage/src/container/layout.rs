@@ -1,4 +1,4 @@
-//! Where everything is in the file: one function for writer and reader.
+//! Location of everything in the file: one function for writer and reader.
 //!
 //! The writer places everything by [`Layout::compute`]. The reader recomputes the layout from the
 //! counts and rejects a file whose stored offsets differ. So a valid file is contiguous and in
@@ -39,7 +39,7 @@ pub struct Spec {
     pub source: String,
 }
 
-/// The sizes a layout follows from.
+/// The sizes that determine a layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts<'a> {
     /// Bundle geometry.
@@ -158,7 +158,7 @@ fn place_tensors(tensors: &[TensorSpec], dense: &mut Cursor) -> Result<Vec<Exten
     Ok(places)
 }
 
-/// Places the bundles and the scales of banks, each kind one behind the other, and counts their
+/// Places the bundles and the scales of banks, each kind one after the other, and counts their
 /// checksums.
 fn place_banks(
     counts: &Counts<'_>,

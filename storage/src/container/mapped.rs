@@ -9,7 +9,7 @@ use super::reader::Container;
 use super::rows::TensorRows;
 use crate::io::Mapped;
 
-/// A memory-mapped container, and which of its bundles were checked.
+/// A memory-mapped container, and its bundles checked so far.
 ///
 /// Each bundle is checked against its checksum once per process. The kernel may drop a page and
 /// read it again; the second read is not checked. Reads through the cache (every other policy) are
@@ -83,8 +83,8 @@ impl MappedBundles {
         Mapped::resident(len) as u64
     }
 
-    /// Takes a bank of `neurons` neurons out of the process's memory; it is mapped again when it is
-    /// next used.
+    /// Releases a bank of `neurons` neurons from the process's memory; it is mapped again at its
+    /// next use.
     ///
     /// # Errors
     /// If the system refuses.

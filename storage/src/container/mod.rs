@@ -1,11 +1,11 @@
 //! `model.ember`: one self-describing, checksummed file for a whole model.
 //!
-//! [`Writer`] does the hard work (order, padding, alignment, checksums). [`Container`] only checks:
-//! it recomputes the layout from the counts and rejects a file whose offsets differ. This module
-//! knows the geometry of bytes, but not what a weight means.
+//! [`Writer`] computes order, padding, alignment and checksums. [`Container`] only checks: it
+//! recomputes the layout from the counts and rejects a file whose offsets differ. This module knows
+//! the geometry of bytes, but not what a weight means.
 //!
-//! * [`geometry`]: how one neuron's bundle is laid out, padded and split.
-//! * [`layout`]: where everything is, computed by one function for writer and reader.
+//! * [`geometry`]: layout, padding and split of one neuron's bundle.
+//! * [`layout`]: location of everything, computed by one function for writer and reader.
 //! * [`format`](mod@format): the bytes of the superblock and the table records.
 
 pub(crate) mod error;

@@ -1,11 +1,11 @@
-//! The parts of a container: what tensors and banks are, and where they lie.
+//! Parts of a container: tensors and banks, and their locations.
 
 /// One dense tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Unique name: 1 to 64 bytes of visible ASCII.
     pub name: String,
-    /// Block format; a number that only the caller understands.
+    /// Block format; a number that only the caller interprets.
     pub dtype: u32,
     /// Shape, 1 to 4 dimensions, none of them zero.
     pub dims: Vec<u64>,
@@ -36,14 +36,14 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// First byte behind the range. Extents of a [`Layout`](super::Layout) cannot overflow.
+    /// First byte after the range. Extents of a [`Layout`](super::Layout) cannot overflow.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 }
 
-/// Where one bank lies.
+/// Location of one bank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BankPlace {
     /// Its bundles.

@@ -57,8 +57,8 @@ pub(super) fn superblock_error(path: &Path, fault: SuperblockFault) -> Error {
     }
 }
 
-/// Reads a whole checksummed section. It must lie inside the file, so a forged length cannot make
-/// us allocate more than the file size.
+/// Reads a whole checksummed section. It must be inside the file, so a forged length cannot cause
+/// an allocation larger than the file size.
 pub(super) fn read_section(
     source: Source<'_>,
     superblock: &Superblock,
@@ -189,7 +189,7 @@ pub(super) fn prove_layout(
     Ok(layout)
 }
 
-/// Every section, and the end of the file, lie where the layout puts them.
+/// Checks that every section and the end of the file are where the layout puts them.
 fn prove_sections(path: &Path, superblock: &Superblock, layout: &Layout) -> Result<()> {
     for (section, entry) in Section::ALL.into_iter().zip(&superblock.sections) {
         let (e, f) = (layout.section(section), entry.extent);
@@ -214,7 +214,7 @@ fn prove_sections(path: &Path, superblock: &Superblock, layout: &Layout) -> Resu
     Ok(())
 }
 
-/// Every dense tensor lies where the layout puts it.
+/// Checks that every dense tensor is where the layout puts it.
 fn prove_tensors(path: &Path, tensors: &[TensorEntry], layout: &Layout) -> Result<()> {
     for (tensor, place) in tensors.iter().zip(&layout.tensors) {
         let (expected, found) = (place.offset, tensor.offset);
@@ -230,7 +230,7 @@ fn prove_tensors(path: &Path, tensors: &[TensorEntry], layout: &Layout) -> Resul
     Ok(())
 }
 
-/// A bank's bundles, checksums and scales lie where the layout puts them.
+/// Checks that a bank's bundles, checksums and scales are where the layout puts them.
 fn prove_bank(path: &Path, bank: &BankEntry, place: &BankPlace) -> Result<()> {
     let unhashed = if place.scales.len == 0 {
         0

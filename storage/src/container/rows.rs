@@ -5,9 +5,9 @@
 //! table     row 0 ‖ crc32 of row 0, u32 little endian ‖ row 1 ‖ crc32 of row 1 ‖ …
 //! ```
 //!
-//! The length of a tensor says which of both it is. A row of a table brings its checksum, so opening a
-//! table reads none of it and keeps nothing in memory. A matrix, as containers of earlier versions have
-//! it, is read once when it is opened, and the checksums of its rows stay in memory.
+//! The length of a tensor determines which of the two it is. A row of a table includes its checksum, so
+//! opening a table reads none of it and needs no memory. A matrix, as in older containers, is read once
+//! when it is opened, and the checksums of its rows stay in memory.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -17,7 +17,7 @@ use super::format::TensorEntry;
 use super::layout::Extent;
 use super::reader::Container;
 
-/// Bytes of the checksum behind a row of a table.
+/// Bytes of the checksum after a row of a table.
 pub const ROW_CHECKSUM: usize = size_of::<u32>();
 
 /// Location of a tensor's rows, and their checksums.
@@ -29,7 +29,7 @@ pub struct TensorRows {
     row_len: usize,
     /// Bytes from one row to the next.
     stride: usize,
-    /// Those of a matrix; empty for a table.
+    /// Checksums of a matrix; empty for a table.
     checksums: Vec<u32>,
 }
 
@@ -39,8 +39,8 @@ pub fn append_row(table: &mut Vec<u8>, row: &[u8]) {
     table.extend_from_slice(&checksum(row).to_le_bytes());
 }
 
-/// A row as tables store it, in its two parts: the row, and whether its checksum is that of its bytes.
-/// Anything shorter than a checksum is damage.
+/// Splits a stored row of a table into the row and whether its checksum matches. Anything shorter than
+/// a checksum is damaged.
 #[must_use]
 pub fn table_row(stored: &[u8]) -> (&[u8], bool) {
     match stored.split_last_chunk::<ROW_CHECKSUM>() {
@@ -50,8 +50,8 @@ pub fn table_row(stored: &[u8]) -> (&[u8], bool) {
 }
 
 impl TensorEntry {
-    /// Bytes from one row to the next in a tensor of `rows` rows of `row_len` bytes: `row_len` in a
-    /// matrix, and [`ROW_CHECKSUM`] more in a table. `None` if its length is that of neither.
+    /// Distance between rows in a tensor of `rows` rows of `row_len` bytes: `row_len` in a matrix,
+    /// and [`ROW_CHECKSUM`] more in a table. `None` if the tensor has neither length.
     #[must_use]
     pub fn row_stride(&self, rows: u64, row_len: usize) -> Option<usize> {
         let strides = [row_len, row_len.checked_add(ROW_CHECKSUM)?];
@@ -63,8 +63,8 @@ impl TensorEntry {
 }
 
 impl Container {
-    /// The rows of a tensor of `rows` rows of `row_len` bytes. Reads nothing of a table; reads a matrix
-    /// once, checks it, and keeps a crc32 of each row to check later reads of single rows.
+    /// The rows of a tensor of `rows` rows of `row_len` bytes. Does not read a table; reads a matrix
+    /// once, checks it, and stores a crc32 of each row to check later reads of single rows.
     ///
     /// # Errors
     /// If the tensor does not have that many rows of that length, reading fails, or the data are
@@ -142,7 +142,7 @@ impl Container {
 }
 
 impl TensorRows {
-    /// Bytes that [`Container::rows`] keeps for the `rows` rows of `row_len` bytes of `entry`.
+    /// Bytes that [`Container::rows`] allocates for the `rows` rows of `row_len` bytes of `entry`.
     #[must_use]
     pub fn bytes_for(entry: &TensorEntry, rows: u64, row_len: usize) -> u64 {
         match entry.row_stride(rows, row_len) {
@@ -157,8 +157,8 @@ impl TensorRows {
         self.row_len
     }
 
-    /// Bytes of a row as it is stored, its checksum included: what [`Container::check_row`] takes, and
-    /// the distance between two rows.
+    /// Bytes of a stored row, its checksum included: the input of [`Container::check_row`], and the
+    /// distance between two rows.
     #[must_use]
     pub fn stored_len(&self) -> usize {
         self.stride

@@ -21,7 +21,7 @@ impl Writer {
     /// Starts the predictor section.
     ///
     /// # Errors
-    /// Never for now.
+    /// Currently none.
     pub fn begin_predictor(&mut self) -> Result<ByteSink<'_>> {
         self.begin(Unit::Predictor)
     }

@@ -70,17 +70,18 @@ impl Container {
             let (expected, found) = (end, len);
             pass.problem(
                 self.file_len(),
-                &match len < end {
-                    true => Error::Truncated {
+                &if len < end {
+                    Error::Truncated {
                         path,
                         expected,
                         found,
-                    },
-                    false => Error::Trailing {
+                    }
+                } else {
+                    Error::Trailing {
                         path,
                         expected,
                         found,
-                    },
+                    }
                 },
             );
         }

@@ -262,8 +262,8 @@ impl Writer {
             .find_map(|(unit, done)| (!done).then_some(unit))
     }
 
-    /// Completes all units without content. They are holes in the file, which read as zeros that no
-    /// checksum agrees with: for plans of models whose weights are not there.
+    /// Completes all units without content. They are holes in the file, which read as zeros that
+    /// fail every checksum: for plans of models without weights.
     pub fn leave_empty(&mut self) {
         let units: Vec<Unit> = self.units().map(|(unit, _)| unit).collect();
         for unit in units {
@@ -349,7 +349,7 @@ impl Writer {
         std::fs::rename(&self.partial, &self.target)
             .map_err(|e| self.failed("give it its final name", e))?;
         let flushed = durable::sync_folder_of(&self.target);
-        // the container is whole, whatever became of that
+        // the container is complete, whatever the result
         self.journal.remove()?;
         flushed.map_err(|source| Error::File {
             path: self.target,
@@ -409,7 +409,7 @@ pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_sp
     }
 }
 
-/// Identifies what is being packed: a pack is resumed only for the same.
+/// Identifies the source of a pack: a pack is resumed only for the same source.
 fn fingerprint(spec: &Spec) -> u128 {
     let Spec {
         geometry,
@@ -440,7 +440,7 @@ fn sibling(path: &Path, suffix: &str) -> Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-/// Opens the partial file with its final length; its bytes are kept unless it is `new`.
+/// Opens the partial file with its final length; its bytes are preserved unless it is `new`.
 fn open_partial(path: &Path, len: u64, new: bool) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)

@@ -1,5 +1,5 @@
-//! The engine on the thread that waits for its reads. Where these are few and short, handing them to
-//! another thread and back takes as long as the device does.
+//! The engine on the thread that waits for its reads. If reads are few and short, handing them to
+//! another thread takes as long as the device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,19 +9,19 @@ use crate::limits::Limits;
 use crate::sync::Mutex;
 use crate::trace::Tracer;
 
-/// How long a caller asks for completions again and again before it sleeps: several times what a
-/// short read takes, and about what it takes to sleep and be woken.
+/// How long a caller polls for completions before it sleeps: several times the duration of a short
+/// read, and about as long as sleeping and waking up.
 const AWAKE: Duration = Duration::from_micros(400);
 
-/// Reads one file from its caller's thread, whichever that is.
+/// Reads one file from any calling thread.
 ///
 /// Reads make progress in its methods only. Dropping it discards reads not yet started and waits
 /// for those in flight.
 pub struct CallerIo {
-    // Never locked: it makes a reference to this shareable.
+    // never locked: only makes the type `Sync`
     engine: Mutex<IoEngine>,
     name: &'static str,
-    /// Completions not yet taken, and all reads of which none was.
+    /// Completions not yet taken, and the number of all such reads.
     done: Vec<Completion>,
     outstanding: usize,
     first_error: Option<Arc<IoError>>,
@@ -72,7 +72,7 @@ impl CallerIo {
         self.outstanding
     }
 
-    /// Starts all reads in `batch`, which keeps its capacity, as far as the device has room.
+    /// Starts all reads in `batch`, which keeps its capacity, as far as the device has capacity.
     ///
     /// # Errors
     /// If the device is broken. A failed read is no error here: later reads complete as
@@ -125,7 +125,8 @@ impl CallerIo {
         stepped
     }
 
-    /// Starts what the device has room for, and takes what is complete; with `wait` at least one.
+    /// Starts commands up to the device's capacity, and takes completed ones; with `wait` at least
+    /// one.
     fn step(&mut self, wait: bool) -> Result<(), IoError> {
         if self.outstanding == self.done.len() {
             return Ok(());

@@ -49,7 +49,7 @@ pub(crate) trait Device: Send {
     unsafe fn start(&mut self, command: Command);
 
     /// Appends outcomes to `out`. With `wait` it blocks until there is at least one or the waker is
-    /// called; otherwise it takes what is there.
+    /// called; otherwise it takes those available.
     ///
     /// # Errors
     /// Only if the device is broken: it may then never report the commands in flight.

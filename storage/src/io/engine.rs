@@ -243,8 +243,9 @@ impl IoEngine {
         }
     }
 
-    /// Submits what the device has room for, then appends completions to `out`. With `wait` it
-    /// blocks until there is at least one completion, the waker is called, or nothing is in flight.
+    /// Submits commands up to the device's capacity, then appends completions to `out`. With `wait`
+    /// it blocks until there is at least one completion, the waker is called, or nothing is in
+    /// flight.
     ///
     /// # Errors
     /// Only if the device is broken. Reads in flight and their slots are then lost.

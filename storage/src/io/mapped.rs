@@ -11,8 +11,8 @@ use memmap2::{Mmap, UncheckedAdvice};
 
 use super::sigbus::Watch;
 
-/// The system maps pages around the one that is used, in windows of so many bytes, if they are in its
-/// cache (`fault_around_bytes`).
+/// The system also maps cached pages around a used one, in windows of this many bytes
+/// (`fault_around_bytes`).
 const AROUND: usize = 64 << 10;
 
 /// A mapped file, starting at byte `base`.
@@ -75,8 +75,8 @@ impl Mapped {
         len.next_multiple_of(AROUND) + AROUND
     }
 
-    /// Takes the pages of the `len` bytes at `offset`, and those that were mapped around them, out
-    /// of the process's memory. They stay in the system's cache as long as it likes.
+    /// Releases the pages of the `len` bytes at `offset`, and those mapped around them, from the
+    /// process's memory. They remain in the system's cache until it evicts them.
     ///
     /// # Errors
     /// If the system refuses.

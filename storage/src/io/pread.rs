@@ -116,7 +116,7 @@ impl Shared {
             let done = unsafe { Reaped::by(&command) };
             state = self.lock();
             state.done.push(done);
-            // Told after the next job was taken, and once for all that is done until it looks.
+            // woken after the next job was taken, and once for all finished ones until it looks
             tell |= std::mem::take(&mut state.waiting);
         }
         if tell {
@@ -215,7 +215,7 @@ mod tests {
             );
             let shared = Arc::downgrade(&pool.shared);
             drop(pool);
-            assert!(shared.upgrade().is_none(), "a lane goes on");
+            assert!(shared.upgrade().is_none(), "a lane is still running");
         }
     }
 }

@@ -100,7 +100,7 @@ impl FileSource {
         self.base
     }
 
-    /// What the file system says that direct reads of `file` need; `None` where it does not say, or has
+    /// Requirements of direct reads of `file` as reported by the file system; `None` if it reports
     /// none.
     #[must_use]
     pub fn reported_align(file: &File) -> Option<DioAlign> {

@@ -1,8 +1,7 @@
-//! What else went on while something was measured: other programs, other reads, a drifting device.
+//! Disturbances of a measurement: other programs, other reads, a drifting device.
 //!
-//! A profile taken under load promises what the machine does not keep when it is alone, and a
-//! profile taken during a device's burst promises what it does not keep for long. Both are told
-//! apart from a good one by numbers that the kernel counts anyway.
+//! A profile measured under load differs from the idle machine, and a profile measured during a
+//! device's burst differs from its sustained rate. Kernel counters reveal both.
 
 use std::time::{Duration, Instant};
 
@@ -10,40 +9,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::io::process_cpu_ns;
 
-/// Processor time of others, in cores, from which on a measurement was made under load.
+/// Processor time of others, in cores, from which on a measurement counts as made under load.
 const BUSY: f64 = 0.4;
 
-/// Spread between rounds from which on they do not agree.
+/// Spread between rounds from which on they disagree.
 const APART: f64 = 0.3;
 
-/// Bytes of the device for each byte that was read here, from which on others read, too.
+/// Bytes from the device per byte read here, from which on other programs are reading, too.
 const OTHERS_READ: f64 = 1.25;
 
-/// Ticks of a second in `/proc/stat`, which Linux fixes for programs.
+/// Ticks per second in `/proc/stat`, which Linux fixes for programs.
 const TICKS: f64 = 100.0;
 
 /// Conditions of a measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Processor time that others took, in cores; `None` where the system does not tell.
+    /// Processor time used by others, in cores; `None` if the system does not report it.
     pub others_cores: Option<f64>,
     /// The system's load average of the last minute, at the start.
     pub load: Option<f64>,
-    /// Bytes that the device gave for each byte that was read; `None` where nobody counts them.
+    /// Bytes delivered by the device per byte read; `None` if they are not counted.
     pub device_bytes: Option<f64>,
-    /// Difference between the fastest and the slowest round as a share of the median: the middle one
-    /// of all points; 0 with one round.
+    /// Difference between the fastest and the slowest round as a share of the median; the median
+    /// over all points; 0 with one round.
     pub spread: f64,
-    /// Rate of the device in long reads at the start, and after that: where it fell, there was a
-    /// burst. 10^6 bytes per second; 0 where it was not looked at.
+    /// Rate of the device in long reads at the start, and later: a lower rate later indicates a
+    /// burst. 10^6 bytes per second; 0 if not measured.
     pub first_mb_per_s: f64,
     /// See `first_mb_per_s`.
     pub settled_mb_per_s: f64,
 }
 
 impl Conditions {
-    /// Why the numbers may not be those of a machine left alone; `None` if nothing speaks against
-    /// them.
+    /// Why the numbers may not be those of an idle machine; `None` if there is no reason for doubt.
     #[must_use]
     pub fn doubt(&self) -> Option<String> {
         let mut reasons = Vec::new();
@@ -62,7 +60,7 @@ impl Conditions {
     }
 }
 
-/// Watches from its making on.
+/// Observes from its creation on.
 pub struct Watch {
     start: Instant,
     own_ns: u64,
@@ -73,7 +71,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins. `device`: what [`super::Target::device_bytes`] says.
+    /// Begins. `device`: the result of [`super::Target::device_bytes`].
     #[must_use]
     pub fn start(device: Option<u64>) -> Self {
         let load = std::fs::read_to_string("/proc/loadavg").ok();
@@ -86,7 +84,7 @@ impl Watch {
         }
     }
 
-    /// Ends after `read` bytes, with the device's counter as it is then.
+    /// Ends after `read` bytes, with the device's counter at that time.
     #[must_use]
     pub fn end(self, read: u64, device: Option<u64>) -> Conditions {
         let seconds = self
@@ -106,8 +104,8 @@ impl Watch {
     }
 }
 
-/// Seconds that all processors were busy with programs, on the running system. Interrupts, which
-/// reads cause, do not count.
+/// Seconds that all processors spent on programs, on the running system. Interrupts, which reads
+/// cause, do not count.
 fn busy_s() -> Option<f64> {
     busy_of(&std::fs::read_to_string("/proc/stat").ok()?)
 }
@@ -133,7 +131,7 @@ pub(super) fn spread(values: &mut [f64]) -> f64 {
     }
 }
 
-/// The middle of the spreads of all points over the rounds of a measurement.
+/// The median of the spreads of all points over the rounds of a measurement.
 #[must_use]
 pub fn spread_of_rounds(rounds: &[Vec<super::Point>]) -> f64 {
     let points = rounds.iter().map(Vec::len).min().unwrap_or(0);
@@ -190,13 +188,13 @@ mod tests {
     fn a_watch_sees_the_work_of_others_only() {
         let own = process_cpu_ns();
         let watch = Watch::start(Some(1000));
-        // Until it had half a core-second, however little the system gives it.
+        // until it has used half a core-second, whatever share the system gives it
         while process_cpu_ns() - own < 500_000_000 {
             std::hint::black_box(own);
         }
         let own = 0.5 / watch.start.elapsed().as_secs_f64();
         let seen = watch.end(500, Some(1750));
-        // What the test itself had is not counted, whatever runs beside it.
+        // the test's own time is not counted, whatever else is running
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         assert!(seen.others_cores.unwrap() < cores - 0.8 * own, "{seen:?}");
         assert_eq!(seen.device_bytes, Some(1.5));

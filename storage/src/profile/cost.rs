@@ -34,7 +34,7 @@ const LENGTHS: [u64; 9] = [
 pub enum Origin {
     /// `emberflow bench io` on this device.
     Measured,
-    /// The same, but others were at work meanwhile, or its rounds disagree.
+    /// The same, but with load from others, or with rounds that disagree.
     Doubtful,
     /// Model of a simulated device.
     Simulated(Profile),

@@ -18,7 +18,7 @@ const ALIGN: u32 = 4096;
 const RANDOM: [u32; 5] = [4 << 10, 8 << 10, 24 << 10, 64 << 10, 512 << 10];
 const SEQUENTIAL: u32 = 1 << 20;
 
-/// Parts of the time of [`settle`], each with a rate of its own, and how many of them have to agree.
+/// Parts of the time of [`settle`], each with its own rate, and how many of them have to agree.
 const SETTLING: u32 = 40;
 const STEADY: usize = 6;
 
@@ -33,11 +33,12 @@ pub struct MeasurePlan {
     pub sequential: Vec<u32>,
     /// Depths for every size.
     pub depths: Vec<u32>,
-    /// Address ranges in bytes besides the whole file; those larger than the file are skipped.
+    /// Address ranges in bytes in addition to the whole file; those larger than the file are
+    /// skipped.
     pub ranges: Vec<u64>,
     /// Time per point, plus a quarter for latency.
     pub time: Duration,
-    /// Longest time to read before that, past what the device gives in a burst only.
+    /// Longest time to read before measuring, until a device's burst has ended.
     pub settle: Duration,
 }
 
@@ -146,7 +147,7 @@ impl Work {
 pub struct Round {
     /// The points.
     pub points: Vec<Point>,
-    /// Bytes read for them, latencies and warm-up included.
+    /// Bytes read for them, including latencies and warm-up.
     pub bytes: u64,
 }
 
@@ -155,14 +156,14 @@ pub struct Round {
 pub struct Settled {
     /// At the start.
     pub first: f64,
-    /// In the end.
+    /// At the end.
     pub last: f64,
     /// Bytes read for that.
     pub bytes: u64,
 }
 
-/// Reads large blocks until the rate has fallen and is steady, or for `most`. Disks that are
-/// limited by their host, and flash with a fast cache, give more for the first seconds than later.
+/// Reads large blocks until the rate has fallen and is steady, or for `most`. Disks limited by
+/// their host, and flash with a fast cache, are faster in the first seconds than later.
 ///
 /// # Errors
 /// The first failure of the engine or a read.
@@ -205,7 +206,7 @@ fn has_settled(rates: &[f64]) -> bool {
     most < 1.15 * least && most < 0.8 * highest
 }
 
-/// Memory for the reads of some points of one size. The arena has to outlive the slots' use.
+/// Memory for the reads of some points of one size. The arena must outlive the use of its slots.
 fn slots_for(group: &[Work]) -> Result<(Arena, Vec<Slot>), ProfileError> {
     let count = group.iter().map(|w| w.supply().1).max().unwrap_or(1);
     let size = group.first().map_or(ALIGN, |w| w.size);
@@ -433,7 +434,7 @@ mod tests {
         // Three ranges for five sizes, one for the sequential size; seven depths each.
         assert_eq!(plan.points(1 << 30), (5 * 3 + 1) * 7);
         assert_eq!(plan.points(64 << 20), (5 + 1) * 7);
-        // 100 KiB have no room for 512 KiB or 1 MiB.
+        // 100 KiB is too small for 512 KiB or 1 MiB
         assert_eq!(plan.points(100 << 10), 4 * 7);
         for w in plan.work(1 << 30) {
             let (chunk, keep) = w.supply();

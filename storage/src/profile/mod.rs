@@ -169,7 +169,7 @@ pub struct DeviceProfile {
     pub points: Vec<Point>,
     /// The recommendation; absent without measurements.
     pub best: Option<Best>,
-    /// What else went on meanwhile; absent in profiles of older versions.
+    /// Conditions of the measurement; absent in profiles of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
 }
@@ -189,7 +189,7 @@ impl DeviceProfile {
         }
     }
 
-    /// Why the profile may not be that of the device alone; `None` if nothing speaks against it.
+    /// Why the profile may not be that of the device alone; `None` if there is no reason for doubt.
     #[must_use]
     pub fn doubt(&self) -> Option<String> {
         self.conditions?.doubt()

@@ -11,10 +11,10 @@ use crate::io::{FileSource, IoChoice, IoOptions, IoThread};
 /// Bytes of the shortest read.
 const LEAST: u64 = 4096;
 
-/// Share of the bytes read that the device has to have given.
+/// Share of the bytes read that the device must have delivered.
 const GIVEN: f64 = 0.9;
 
-/// Where the kernel counts the reads of a file's device.
+/// The kernel's read counters of a file's device.
 fn counters(meta: &Metadata) -> PathBuf {
     let (major, minor) = numbers(meta.dev());
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"))
@@ -85,7 +85,7 @@ impl Target {
         })
     }
 
-    /// Refuses a file with holes, which no device reads.
+    /// Refuses a file with holes, which are not read from any device.
     ///
     /// # Errors
     /// [`ProfileError::Holes`].
@@ -100,7 +100,7 @@ impl Target {
         Ok(())
     }
 
-    /// Bytes read from its device since the system started, by anybody; `None` where the kernel
+    /// Bytes read from its device since the system started, by any process; `None` if the kernel
     /// does not count them.
     #[must_use]
     pub fn device_bytes(&self) -> Option<u64> {
@@ -109,7 +109,7 @@ impl Target {
         sectors.checked_mul(512)
     }
 
-    /// Proves that reads reached the device: that it gave what was read.
+    /// Checks that reads reached the device: it delivered the bytes read.
     ///
     /// # Errors
     /// [`ProfileError::NotRead`].

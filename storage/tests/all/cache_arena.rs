@@ -1,4 +1,4 @@
-//! The arena from outside: slots, the shelf, retiring, alignment.
+//! The arena's public interface: slots, the shelf, retiring, alignment.
 
 use emberflow_storage::arena::{Arena, ArenaError, ArenaOptions};
 
@@ -44,7 +44,7 @@ fn what_is_on_the_shelf_can_be_read_and_taken_back() {
     a.shelve(slot);
     let (one, two) = (a.shelved(index).unwrap(), a.shelved(index).unwrap());
     assert!(one == two && one == [5; 512]);
-    // Shrinking takes nothing from the shelf.
+    // Shrinking does not affect the shelf.
     a.set_limit(0);
     assert!(a.take().is_none());
     assert_eq!(a.shelved(index).unwrap(), [5; 512]);
@@ -126,7 +126,7 @@ fn an_arena_grows_in_place_up_to_its_capacity() {
     let others: Vec<_> = std::iter::from_fn(|| a.take()).collect();
     assert_eq!(others.len(), 4999);
     assert!(a.shelved(at).unwrap().iter().all(|&b| b == 3));
-    // Down again with everything out: nothing can be taken until they come home.
+    // Lower again with all slots out: none can be taken until they return.
     a.set_limit(2);
     assert!(a.take().is_none());
     for slot in others {

@@ -12,11 +12,11 @@
 //! first      a first victim leaves first, a unit read ahead in this pass leaves last
 //! ```
 //!
-//! The cache keeps logarithms in 64ths of a doubling and rounds at each use: see [`WIDTH`]. It
+//! The cache stores logarithms in 64ths of a doubling and rounds at each use: see [`WIDTH`]. It
 //! scans all of these few units, so the first eviction of a pass is exact to that width. Later ones
-//! in the pass follow that scan: units evictable then and untouched since leave by their score
-//! then, and before all others. What larger tables approximate (victim lists valid for three
-//! passes, sampling) is not tested here.
+//! in the pass follow that scan: units evictable at the scan and untouched since are evicted by
+//! their score at the scan, before all others. Approximations of larger tables (victim lists valid
+//! for three passes, sampling) are not tested here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -116,7 +116,7 @@ impl Unit {
     }
 }
 
-/// What this pass's evictions so far tell about the next ones.
+/// Consequences of this pass's evictions so far for the next ones.
 enum Order {
     /// None so far: the next one scans all units.
     Open,

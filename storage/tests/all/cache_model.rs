@@ -68,7 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the cache should do, said in the simplest way.
+/// The expected behaviour of the cache, in the simplest form.
 #[derive(Default)]
 struct Model {
     limit: usize,
@@ -123,7 +123,7 @@ impl World {
 
     fn step(&mut self, op: &Op) {
         if self.eviction == Eviction::Lrfu {
-            // Which order is right `cache_lrfu.rs` says; here it is taken over.
+            // `cache_lrfu.rs` checks the order; here it is taken from the cache.
             self.model.lru = self.cache.dump().into_iter().map(key).collect();
         }
         match *op {
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// Asks for a slot, and with `evict` gives up others for it.
+    /// Requests a slot; with `evict`, evicts others for it.
     fn reserve(&mut self, k: Key, evict: bool) {
         let m = &mut self.model;
         let known = m.resident(k) || m.loading.contains(&k);
@@ -202,7 +202,8 @@ impl World {
         }
     }
 
-    /// Gives one pin back by `unpin`; the last makes the neuron the `first` victim or the last.
+    /// Releases one pin by `unpin`; the last release makes the neuron the `first` victim or the
+    /// last.
     fn unpin(&mut self, k: Key, first: bool, unpin: fn(&mut SlotCache, Key)) {
         let Some(pins) = self.model.pins.get_mut(&k) else {
             return;
@@ -225,7 +226,7 @@ impl World {
         m.limit = slots as usize;
         while m.used() > m.limit && m.evict() {}
         let stuck = self.cache.resize(slots);
-        // Stuck slots are those in use; with nothing in use there are none.
+        // Stuck slots are in use; with nothing in use there are none.
         let in_use = m.pinned.len() + m.loading.len();
         assert!(stuck as usize <= in_use, "{stuck} stuck, {in_use} in use");
         assert_eq!(self.cache.slots(), slots);

@@ -1,4 +1,4 @@
-//! Threads look at the cache together, between two changes of it.
+//! Threads read the cache concurrently, between two changes.
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{Key, SlotCache};

@@ -1,4 +1,4 @@
-//! Reading from the caller's thread: the same as through a thread of its own.
+//! Reading from the caller's thread gives the same results as a separate thread.
 
 use crate::io_common::{arena, expect_bytes, expect_stopped, patterned, source};
 use emberflow_storage::arena::Arena;
@@ -29,7 +29,7 @@ fn random_read(rng: &mut Rng, arena: &mut Arena) -> Read {
     Read::new(offset, offset, 4096, arena.take().unwrap())
 }
 
-/// Whichever thread asks, one after the other.
+/// From any thread, one after the other.
 #[test]
 fn waves_of_reads_arrive_whole_on_any_thread() {
     let file = patterned(FILE);

@@ -1,5 +1,5 @@
-//! 100,000 simulated reads with every fault there is, over many seeds. A failure prints the seed;
-//! `SEED=n cargo test -p emberflow-storage --test all io_faults::` runs that one alone.
+//! 100,000 simulated reads with every kind of fault, over many seeds. A failure prints the seed;
+//! `SEED=n cargo test -p emberflow-storage --test all io_faults::` runs only that one.
 
 use std::collections::HashMap;
 
@@ -62,7 +62,7 @@ fn random_faults(rng: &mut Rng) -> Faults {
     }
 }
 
-/// Range of a read, kept beside its tag.
+/// Range of a read, stored with its tag.
 type Asked = HashMap<u64, (u64, u32, u32)>;
 
 fn random_reads(rng: &mut Rng, arena: &mut Arena, asked: &mut Asked, n: u64) -> Vec<Read> {
@@ -72,7 +72,7 @@ fn random_reads(rng: &mut Rng, arena: &mut Arena, asked: &mut Asked, n: u64) -> 
             let slot = arena.take()?;
             let units = slot.len() as u64 / UNIT;
             let len = UNIT * (1 + rng.u64(..units));
-            // Often right behind the one before, so that reads are merged.
+            // often directly after the previous one, so that reads are merged
             let offset = if rng.u64(..2) == 0 && follow + len <= FILE {
                 follow
             } else {

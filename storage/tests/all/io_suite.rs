@@ -1,4 +1,4 @@
-//! One suite, all engines: whatever carries the reads out, the caller sees the same.
+//! One suite for all engines: the caller sees the same behaviour from each.
 
 use crate::io_common::{arena, byte_at, expect_bytes, patterned, source};
 use emberflow_storage::arena::Arena;
@@ -296,7 +296,7 @@ fn dropping_with_reads_in_flight_waits_for_them() {
             engine.submit(&mut reads);
             engine.wait(&mut Vec::new(), false).unwrap();
             drop(engine);
-            // Had the engine not waited, memory that is mapped anew could be written to.
+            // If the engine had not waited, newly mapped memory could be written to.
             drop(arena);
         }
     });

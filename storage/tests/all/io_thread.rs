@@ -120,7 +120,7 @@ fn several_threads_may_submit() {
             }
             let (mut got, mut out) = (0, Vec::new());
             while got < 300 {
-                // Nothing may be outstanding yet, which is no end here.
+                // Nothing may be outstanding yet, which is not an end here.
                 io.wait(&mut out, 1).unwrap();
                 for done in out.drain(..) {
                     done.result.unwrap();
@@ -163,7 +163,7 @@ fn the_first_failure_stops_everything_and_every_slot_comes_back() {
     }
 }
 
-/// Drops a thread on its way through `batch`; it is gone then, and so are its device's.
+/// Drops a thread midway through `batch`; then it and its device's threads are gone.
 fn drop_with(source: FileSource, choice: IoChoice, limits: Limits, mut batch: Vec<Read>) -> Trace {
     let trace = Arc::new(Trace::new(1, 0, 8192));
     let options = IoOptions {
@@ -246,7 +246,7 @@ fn prefetches_that_have_not_started_can_be_cancelled() {
 
 #[test]
 fn wide_reads_cannot_keep_urgent_ones_waiting() {
-    // A read of 1 MiB is cut into 128 commands; the urgent one goes between them.
+    // A read of 1 MiB is split into 128 commands; the urgent one goes between them.
     let file = patterned(FILE);
     let slow = IoChoice::Sim(SimOptions::new(Profile::Emmc, 1));
     let io = spawn(source(&file), slow, Limits::TINY).unwrap();
@@ -262,7 +262,7 @@ fn wide_reads_cannot_keep_urgent_ones_waiting() {
     expect_bytes(out[1].slot.as_slice(), 0);
 }
 
-/// A trace has every command of the device, and the thread's part in it.
+/// A trace contains every command of the device, and the thread's part in it.
 #[test]
 fn what_is_read_can_be_traced() {
     let file = patterned(FILE);

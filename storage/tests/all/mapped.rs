@@ -1,14 +1,15 @@
-//! A mapped file that is shortened between the question and the touch: told, not only died of.
+//! A mapped file that is shortened between the check and the access: the process ends with a
+//! message.
 
 use std::io::Write;
 use std::process::Command;
 
 use emberflow_storage::io::Mapped;
 
-/// Set in the process that is to die; says how.
+/// Set in the process that is expected to end; selects the case.
 const PART: &str = "EMBERFLOW_TEST_MAPPED";
 
-/// Plays its part where this test's own program was started again, and otherwise does nothing.
+/// Runs its part if this test's program was started again, and otherwise does nothing.
 #[test]
 fn the_part_that_dies() {
     let Ok(part) = std::env::var(PART) else {
@@ -29,8 +30,8 @@ fn the_part_that_dies() {
             drop(second);
             second = mapped("third.ember");
         }
-        // Not of a mapping, so it must not be told as one. The standard library's handler, which
-        // was there before, waits for a fault that comes again: the second one ends the program.
+        // Not of a mapping, so it must not be reported as one. The standard library's handler,
+        // installed before, waits for a repeated fault: the second one ends the program.
         "sent" => {
             let me = std::process::id().to_string();
             for _ in 0..2 {
@@ -45,7 +46,7 @@ fn the_part_that_dies() {
     unreachable!("a missing page was read: {}", last(&second));
 }
 
-/// How the program ends in a part, and what it says.
+/// Exit status and message of the program in a case.
 fn play(part: &str) -> (Option<i32>, String) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "mapped::the_part_that_dies", "--nocapture"])

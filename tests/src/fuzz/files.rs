@@ -1,4 +1,4 @@
-//! Checkpoints as others write them: GGUF, safetensors and the texts beside them.
+//! Checkpoint files of other programs: GGUF, safetensors and their text files.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(super) fn safetensors() -> Target {
     folder("relu", "model.safetensors", SAFETENSORS)
 }
 
-/// Experts in blocks of four bits, with scales in tensors of their own.
+/// Experts in four-bit blocks, with separate tensors of scales.
 pub(super) fn blocks() -> Target {
     folder("gpt_oss", "model.safetensors", SAFETENSORS)
 }
@@ -114,8 +114,8 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(fixtures().join("models").join(name)).expect(name)
 }
 
-/// Puts `bytes` into an existing file. Never through an empty one: ext4 takes that for a
-/// replacement and waits for the disk each time.
+/// Writes `bytes` to an existing file. Never truncates it first: ext4 treats that as a replacement
+/// and waits for the disk each time.
 fn overwrite(path: &Path, bytes: &[u8]) {
     let file = std::fs::File::options()
         .write(true)
@@ -125,7 +125,7 @@ fn overwrite(path: &Path, bytes: &[u8]) {
     file.set_len(bytes.len() as u64).expect("scratch file");
 }
 
-/// A checkpoint's folder of which one file is fuzzed.
+/// A checkpoint's folder with one fuzzed file.
 fn folder(model: &str, file: &'static str, form: Form) -> Target {
     let dir = tempfile::tempdir().expect("a folder");
     let from = fixtures().join("models").join(model);
@@ -164,7 +164,7 @@ fn use_checkpoint(path: &Path) -> bool {
         let rows = info.rows.min(8);
         let mut out = vec![0.0; rows * info.cols];
         for first in [0, info.rows - rows] {
-            // A damaged weight may be NaN, and is then an error.
+            // a damaged weight may be NaN, which is then an error
             let _ = checkpoint.read_rows(info.id, first, rows, &mut out);
         }
     }

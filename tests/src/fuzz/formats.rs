@@ -1,4 +1,4 @@
-//! Formats of our own: containers, statistics, predictors, traces.
+//! Our own formats: containers, statistics, predictors, traces.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -88,7 +88,7 @@ fn put64(bytes: &mut [u8], at: usize, value: u64) {
     }
 }
 
-/// A scratch file for all runs: making one for each would take longer than the reader.
+/// A scratch file for all runs: creating one for each would take longer than the reader.
 fn scratch(bytes: &[u8]) -> File {
     thread_local! {
         static FILE: RefCell<File> = RefCell::new(tempfile::tempfile().expect("scratch file"));
@@ -100,7 +100,7 @@ fn scratch(bytes: &[u8]) -> File {
     })
 }
 
-/// Two containers: a little of everything, and nothing optional.
+/// Two containers: some of everything, and no optional part.
 fn containers() -> Vec<Vec<u8>> {
     let tensor = |name: &str, dims: &[u64], len| TensorSpec {
         name: name.into(),
@@ -170,8 +170,8 @@ fn write_container(spec: &Spec) -> Vec<u8> {
     std::fs::read(&path).expect("a container")
 }
 
-/// Makes the checksums of tables and sections right, and that of the superblock. Numbers are those
-/// of the DATA LAYOUT diagram, so that the reader does not check itself.
+/// Repairs the checksums of tables and sections, and that of the superblock. Numbers are those of
+/// the DATA LAYOUT diagram, so that the reader does not check itself.
 fn seal_container(bytes: &mut [u8]) {
     if bytes.len() < 4096 {
         return;
@@ -227,7 +227,7 @@ fn read_container(container: &Container) -> emberflow_storage::Result<()> {
     Ok(())
 }
 
-/// A packed model: what its sections hold makes sense to the engine.
+/// A packed model: its sections are meaningful to the engine.
 fn models() -> Vec<Vec<u8>> {
     let dir = tempfile::tempdir().expect("a folder");
     let model = |name: &str, quant| {
@@ -302,7 +302,7 @@ fn profile() -> Vec<u8> {
     stats.to_bytes().expect("statistics")
 }
 
-/// How the neurons of an expert fire, in the packer's order.
+/// Activation counts of an expert's neurons, in the packer's order.
 fn inside(expert: u32) -> ExpertStats {
     ExpertStats {
         expert,

@@ -1,5 +1,5 @@
-//! Bounded fuzzing of everything that reads bytes from elsewhere: what is fuzzed, and how bytes
-//! are damaged. `tests/fuzz.rs` runs it with the ordinary tests.
+//! Bounded fuzzing of everything that reads external bytes: targets and mutations. `tests/fuzz.rs`
+//! runs it with the ordinary tests.
 
 mod files;
 mod formats;
@@ -9,30 +9,30 @@ use std::ops::Range;
 
 use fastrand::Rng;
 
-/// A reader of bytes that nobody vouches for.
+/// A reader of untrusted bytes.
 pub struct Target {
     /// Valid inputs.
     pub seeds: Vec<Vec<u8>>,
-    /// What the bytes are made of, for damage that gets past the first door.
+    /// Structure of the bytes, for damage that passes the first checks.
     pub form: Form,
-    /// Uses the bytes as a caller would. Whether they were accepted.
+    /// Uses the bytes as a caller would. Returns whether they were accepted.
     pub run: Box<Reader>,
 }
 
-/// Reads bytes. Whether they were accepted.
+/// Reads bytes. Returns whether they were accepted.
 pub type Reader = dyn Fn(&[u8]) -> bool + Sync;
 
-/// A target's name, and what makes it.
+/// A target's name and constructor.
 pub type Named = (&'static str, fn() -> Target);
 
-/// What the bytes of a format are made of.
+/// Structure of a format's bytes.
 #[derive(Clone, Copy)]
 pub struct Form {
-    /// Where there is JSON in them, if there is.
+    /// Location of JSON in them, if any.
     pub json: fn(&[u8]) -> Option<Range<usize>>,
-    /// Makes checksums right again.
+    /// Repairs checksums.
     pub seal: fn(&mut [u8]),
-    /// Bytes that any input may take, beside those that follow from its length.
+    /// Bytes that any input may allocate, in addition to those in proportion to its length.
     pub room: usize,
 }
 
@@ -48,7 +48,7 @@ impl Form {
         room: 100 << 20,
         ..Self::JSON
     };
-    /// Numbers and tables, the most important ones in front.
+    /// Numbers and tables, the most important ones first.
     pub const BINARY: Self = Self {
         json: |_| None,
         seal: |_| (),
@@ -57,7 +57,7 @@ impl Form {
 }
 
 impl Target {
-    /// The input of case `seed`: always the same one.
+    /// The input of case `seed`; deterministic.
     pub fn case(&self, seed: u64) -> Vec<u8> {
         let mut random = Rng::with_seed(seed);
         let mut bytes = random.choice(&self.seeds).cloned().unwrap_or_default();
@@ -66,7 +66,7 @@ impl Target {
     }
 }
 
-/// Every target by its name, which is that of the folder with its past finds, too.
+/// Every target by its name, which is also that of the folder with its past findings.
 pub const TARGETS: &[Named] = &[
     ("container", formats::container),
     ("model", formats::model),

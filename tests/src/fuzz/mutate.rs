@@ -1,4 +1,4 @@
-//! Damage to bytes, at random and with knowledge of what such bytes are.
+//! Mutates bytes, at random and by their structure.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use super::{Form, Target};
 
-/// Longest input: what grows beyond it is cut.
+/// Longest input; longer ones are truncated.
 const MOST: usize = 1 << 20;
 
-/// Bytes in front that most damage goes to: headers and tables.
+/// Leading bytes that receive most damage: headers and tables.
 const FRONT: usize = 4096;
 
 /// Damages `bytes` in one to eight places, and repairs checksums most of the time.
@@ -31,7 +31,7 @@ pub fn mutate(bytes: &mut Vec<u8>, target: &Target, random: &mut Rng) {
     }
 }
 
-/// A number that lengths, offsets and counts are tried with.
+/// A number to try as length, offset or count.
 fn number(len: usize, random: &mut Rng) -> u64 {
     let len = len as u64;
     match random.u8(..4) {
@@ -76,7 +76,7 @@ fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
             insert(bytes, at, &other[from..end]);
         }
         6..9 => {
-            // aligned as most numbers are
+            // aligned like most numbers
             let width = [1, 2, 4, 8][random.usize(..4)];
             let at = at / width * width;
             if let Some(to) = bytes.get_mut(at..at + width) {
@@ -93,9 +93,10 @@ fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
         }
         _ => {
             if let Some(byte) = bytes.get_mut(at) {
-                match random.bool() {
-                    true => *byte ^= 1 << random.u32(..8),
-                    false => *byte = random.u8(..),
+                if random.bool() {
+                    *byte ^= 1 << random.u32(..8)
+                } else {
+                    *byte = random.u8(..)
                 }
             }
         }
@@ -107,8 +108,8 @@ fn insert(bytes: &mut Vec<u8>, at: usize, part: &[u8]) {
     bytes.splice(at..at, part.iter().copied());
 }
 
-/// Changes values of a document, some to those of another one. A document with other bytes around
-/// it keeps its length, by spaces at its end, or stays as it is.
+/// Changes values of a document, some to those of another one. A document embedded in other bytes
+/// keeps its length, by spaces at its end, or is not changed.
 fn change_json(
     bytes: &mut Vec<u8>,
     range: Range<usize>,
@@ -134,7 +135,7 @@ fn change_json(
     }
 }
 
-/// A value inside of `value`, or that one.
+/// A value inside `value`, or itself.
 fn pick<'a>(value: &'a Value, random: &mut Rng) -> &'a Value {
     let inner = match value {
         _ if random.u8(..4) == 0 => None,
@@ -145,7 +146,7 @@ fn pick<'a>(value: &'a Value, random: &mut Rng) -> &'a Value {
     inner.map_or(value, |inner| pick(inner, random))
 }
 
-/// Changes a value inside of `value`, or that one, to what is given if something is.
+/// Changes a value inside `value`, or itself, to the given one if any.
 fn descend(value: &mut Value, given: Option<&Value>, random: &mut Rng) {
     if random.u8(..8) > 0 {
         match value {
@@ -231,7 +232,7 @@ fn anything(random: &mut Rng) -> Value {
         4 => [0.0, -1.0, 0.5, 1e-300, 1e300, f64::from(f32::MAX)][random.usize(..6)].into(),
         5 => vec![anything(random); random.usize(..4)].into(),
         6 => Map::from_iter([("type".to_owned(), anything(random))]).into(),
-        // As deep as parsers go, and deeper.
+        // as deep as parsers allow, and deeper
         7 => (0..random.u32(..200)).fold(Value::Null, |inner, _| vec![inner].into()),
         _ => text(random).into(),
     }

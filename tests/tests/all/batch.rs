@@ -1,4 +1,4 @@
-//! Several sequences in one pass: each gives the bits that it gives alone.
+//! Several sequences in one pass: each gives the same bits as alone.
 
 use std::path::PathBuf;
 
@@ -19,8 +19,8 @@ fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// Runs texts side by side, `steps[i]` tokens of text `i` in each pass, as long as they last.
-/// Returns the logits of every token of each.
+/// Runs texts together, `steps[i]` tokens of text `i` in each pass, until each ends. Returns the
+/// logits of every token of each.
 fn together(engine: &mut Engine, texts: &[Vec<u32>], steps: &[usize]) -> Vec<Vec<f32>> {
     let mut sequences: Vec<Sequence> = texts
         .iter()
@@ -128,7 +128,7 @@ fn long_and_short_sequences_share_a_pass() {
     for chunk in prompt.chunks(engine.chunk()) {
         engine.forward(&mut first, chunk, Logits::Last).unwrap();
     }
-    // A fork goes on where the other stood, and leaves it alone.
+    // A fork continues from the other's position, and does not affect it.
     let mut fork = first.fork().unwrap();
     let mut other = engine.new_sequence().unwrap();
     for (i, &token) in long.iter().enumerate() {
@@ -151,8 +151,8 @@ fn long_and_short_sequences_share_a_pass() {
     assert!(refused.is_err(), "a pass without tokens");
 }
 
-/// The border between the regions follows the number of sequences, a step with each pass: the call
-/// itself reads nothing, and nothing comes out differently.
+/// The border between the regions follows the number of sequences, one step per pass: the call
+/// itself reads nothing, and no result changes.
 #[test]
 fn the_border_follows_the_batch_without_reads() {
     let model = open_model(&ModelArg { model: None }).unwrap();
@@ -187,7 +187,7 @@ fn the_border_follows_the_batch_without_reads() {
     assert_eq!((hot[0], hot[3]), (hot[5], hot[6]), "{hot:?}");
 }
 
-/// What the model gives alone says what the score of each text has to be, and which one is the best.
+/// The model's output alone determines the score of each text, and the best one.
 #[test]
 fn the_best_text_is_the_likeliest_of_those_that_were_drawn() {
     let model = open_model(&ModelArg { model: None }).unwrap();

@@ -1,4 +1,4 @@
-//! `pack --calibrate` on every family: the container is sound, and nearer to what was rounded.
+//! `pack --calibrate` on every family: the container is valid, and closer to the source.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn calibrated(folder: &Path, dir: &Path) -> PathBuf {
     output
 }
 
-/// The root of the mean square of the differences.
+/// The root mean square of the differences.
 fn off(a: &[f32], b: &[f32]) -> f64 {
     let squares = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2));
     (squares.sum::<f64>() / a.len() as f64).sqrt()
@@ -61,6 +61,7 @@ fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     }
     let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
     println!("{families} models, {mean:.3} of the error of plain rounding");
-    // some matrices of latent attention, DeltaNets, Mamba-2 and hyper-connections are rounded plainly in both
+    // some matrices of latent attention, DeltaNets, Mamba-2 and hyper-connections are rounded without
+    // calibration in both
     assert!(families > 40 && mean < 0.88, "{families} models, {mean}");
 }

@@ -1,8 +1,7 @@
-//! What the documents name exists: files, what is in them, links, commands, the example.
+//! Names in the documents exist: files, symbols in them, links, commands, the example.
 //!
-//! The commands of README.md and `docs/` are run by `tools/tests/all/first_hour.rs`; here those of all pages
-//! are parsed. That the measured numbers are those of the CSV files is checked by
-//! `benches/tests/all/report.rs`.
+//! `tools/tests/all/first_hour.rs` runs the commands of README.md and `docs/`; here those of all pages are
+//! parsed. `benches/tests/all/report.rs` checks that the measured numbers are those of the CSV files.
 
 use std::path::{Path, PathBuf};
 
@@ -49,8 +48,8 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Text in backquotes, each with the words between it and the one before. Blocks of code are left
-/// out.
+/// Text in backquotes, each with the words between it and the previous one. Code blocks are
+/// omitted.
 fn quotes(text: &str) -> Vec<(String, String)> {
     let prose: String = text.split("```").step_by(2).collect();
     let parts: Vec<&str> = prose.split('`').collect();
@@ -58,7 +57,7 @@ fn quotes(text: &str) -> Vec<(String, String)> {
     parts.chunks_exact(2).map(quote).collect()
 }
 
-/// `a/{b,c}.rs` as the two paths it stands for.
+/// `a/{b,c}.rs` as its two paths.
 fn spelled_out(path: &str) -> Vec<String> {
     let Some((before, rest)) = path.split_once('{') else {
         return vec![path.to_owned()];
@@ -99,7 +98,7 @@ fn documents_name_files_that_exist() {
     assert!(checked >= 50, "the documents name only {checked} files");
 }
 
-/// Links inside the repository lead to a file, and to a heading of it.
+/// Links inside the repository refer to a file, and to a heading in it.
 #[test]
 fn links_lead_somewhere() {
     let mut checked = 0;
@@ -132,7 +131,7 @@ fn links_lead_somewhere() {
     assert!(checked >= 20, "the documents have only {checked} links");
 }
 
-/// What a heading is called in links.
+/// A heading's name in links.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text
@@ -141,7 +140,7 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// A command line as its words; a pipe or a file at its end is cut off.
+/// The words of a command line, up to a pipe or redirection.
 fn words(command: &str) -> Vec<String> {
     let end = command
         .find([';', '|', '>', '<', '#'])
@@ -156,7 +155,7 @@ fn words(command: &str) -> Vec<String> {
         .collect()
 }
 
-/// The commands of a page: lines of its blocks, and quotes that hold no placeholder.
+/// The commands of a page: lines of its code blocks, and quotes without placeholders.
 fn commands(text: &str) -> Vec<String> {
     let mut all = Vec::new();
     for block in text.split("```").skip(1).step_by(2) {
@@ -184,7 +183,7 @@ fn commands(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every command of every page means something to the program, or names a target that exists.
+/// Every command of every page parses, or names an existing target.
 #[test]
 fn commands_are_understood() {
     let (mut parsed, mut built, mut wrong) = (0, 0, Vec::new());
@@ -210,7 +209,7 @@ fn commands_are_understood() {
             };
             if let Err(error) = parsed_as {
                 use clap::error::ErrorKind as Kind;
-                // A command's name alone is no command line.
+                // A command's name alone is not a command line.
                 let named = [
                     Kind::DisplayHelp,
                     Kind::DisplayVersion,
@@ -231,7 +230,7 @@ fn commands_are_understood() {
     );
 }
 
-/// Packages, examples, tests and benches that a cargo command names.
+/// Packages, examples, tests and benches named in a cargo command.
 fn targets_exist(document: &str, words: &[String]) {
     let after = |option: &str| {
         let at = words.iter().position(|w| w == option)?;
@@ -313,7 +312,7 @@ fn what_documents_place_in_a_file_is_there() {
                     "{document} places {symbol} in {path}, which has no {name}"
                 );
             }
-            // the last name is what the file is named for, and defined there
+            // the last name is that of the file, and is defined there
             let name = symbol.rsplit("::").next().unwrap_or_default();
             let kinds = ["fn", "struct", "enum", "trait", "const", "type", "mod"];
             assert!(
@@ -331,7 +330,7 @@ fn what_documents_place_in_a_file_is_there() {
     );
 }
 
-/// The README's example is the one that is compiled, and run as the documentation test of the crate.
+/// The README's example is the one that is compiled and run as the documentation test of the crate.
 #[test]
 fn the_example_of_the_readme_is_the_one_that_runs() {
     let example = read("engine/examples/generate.rs");

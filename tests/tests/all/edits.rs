@@ -1,5 +1,5 @@
-//! Keys of `config.json` that change what the reference computes change the same here, or are
-//! refused: of every fixture, every key that matters, doubled, halved, flipped, replaced and removed.
+//! Keys of `config.json` that change the reference's output change it here in the same way, or are
+//! refused: of every fixture, every relevant key, doubled, halved, flipped, replaced and removed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,14 +14,14 @@ const TOLERANCE: f32 = 2e-3;
 
 #[derive(serde::Deserialize)]
 struct Edit {
-    /// Keys, from the outermost to the one that changes.
+    /// Keys, from the outermost to the changed one.
     path: Vec<String>,
     /// Its value; without one the key is removed.
     #[serde(default, deserialize_with = "given")]
     value: Option<Value>,
     /// The logits of the prompt's last position that change most.
     at: Vec<usize>,
-    /// What they are then, by transformers.
+    /// Their new values, by transformers.
     logits: Vec<f32>,
 }
 
@@ -41,10 +41,10 @@ impl Edit {
         };
     }
 
-    /// What the edit does here; `Err` is the refusal.
+    /// Effect of the edit here; `Err` is the refusal.
     fn logits(&self, case: &Path, dir: &Path) -> Result<Vec<f32>, String> {
         let text = std::fs::read_to_string(case.join("config.json")).unwrap();
-        // as transformers 5 writes what Python does
+        // Python values as written by transformers 5
         let text = text.replace(" Infinity", r#" {"__float__": "Infinity"}"#);
         let mut config: Value = serde_json::from_str(&text).unwrap();
         self.apply(&mut config);
@@ -60,7 +60,7 @@ impl Edit {
     }
 }
 
-/// What was found: edits that change the same, that are refused, and the wrong ones.
+/// Result: edits with the same effect, refused edits, and wrong ones.
 #[derive(Default)]
 struct Found {
     same: usize,

@@ -1,5 +1,5 @@
-//! An embedding whose rows are read from flash: the same bits as from memory, whatever the device
-//! does, and damage that is found before it is computed with.
+//! An embedding whose rows are read from flash: the same bits as from memory, for any behaviour of
+//! the device; damage is detected before use.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use emberflow_storage::container::{Container, ROW_CHECKSUM, Writer};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
 use emberflow_tests::{all_logits, bits, case, fixtures, open, packed, roomy, squeeze};
 
-/// Longer than rows can be under way at once, with some tokens twice.
+/// More rows than can be in flight at once, with some tokens twice.
 const TOKENS: usize = 80;
 
 fn tokens(vocab: u32) -> Vec<u32> {
@@ -62,7 +62,7 @@ fn rows_from_flash_are_those_from_memory() {
         (IoChoice::Sim(faulty), 1),
     ] {
         let mut engine = open(&path, options(io, chunk));
-        // Too little for the table, enough for all neurons.
+        // too little for the table, enough for all neurons
         let needs = Needs {
             process_peak: 0,
             ..*engine.needs()
@@ -86,7 +86,7 @@ fn rows_from_flash_are_those_from_memory() {
     }
 }
 
-/// A container as earlier versions wrote it: its tables have no checksums.
+/// A container of an earlier version: its tables have no checksums.
 fn without_checksums(path: &Path) -> PathBuf {
     let container = Container::open(path).unwrap();
     let (g, mut spec) = (*container.geometry(), container.spec("earlier".into()));
@@ -185,7 +185,7 @@ fn a_damaged_row_is_found_when_it_is_used() {
         .to_string();
     assert!(again.contains("row 9"), "{again}");
 
-    // A table that stays in memory is checked as a whole.
+    // A table in memory is checked as a whole.
     let model = emberflow_engine::Model::open(Container::open(&path).unwrap()).unwrap();
     let refused = Engine::open(model, roomy(TOKENS))
         .err()
@@ -194,8 +194,7 @@ fn a_damaged_row_is_found_when_it_is_used() {
     assert!(refused.contains("tensor embed"), "{refused}");
 }
 
-/// A bit in each row of a table that stays on flash: the pass that uses such a row fails, whichever table
-/// it is.
+/// A flipped bit in each row of a table on flash: a pass that uses the row fails, for every table.
 #[test]
 fn damaged_rows_of_every_table_are_found() {
     for (model, table) in [

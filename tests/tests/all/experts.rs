@@ -1,4 +1,4 @@
-//! Mixtures of experts under a budget: what is read, what stays, what is refused.
+//! Mixtures of experts under a budget: reads, residency, refusals.
 
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ const CASES: [&str; 47] = [
     "nemotron_h_latent",
 ];
 
-/// Those whose experts have exact zeros.
+/// The families whose experts have exact zeros.
 const SPARSE: [&str; 7] = [
     "nemotron_h_latent",
     "nemotron_h_moe",
@@ -100,7 +100,7 @@ fn only_visited_experts_are_read() {
     }
 }
 
-/// Experts whose reads begin before the parallel dense FFN are not read again after it.
+/// Experts whose reads start before the parallel dense FFN are not read again after it.
 #[test]
 fn experts_in_parallel_with_a_dense_ffn_are_read_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -123,7 +123,7 @@ fn experts_in_parallel_with_a_dense_ffn_are_read_once() {
     }
 }
 
-/// Tokens whose experts are resident read nothing, and what has room stays.
+/// Tokens with resident experts read nothing, and experts stay while memory suffices.
 #[test]
 fn resident_experts_are_hits() {
     let dir = tempfile::tempdir().unwrap();
@@ -140,7 +140,7 @@ fn resident_experts_are_hits() {
         if SPARSE.contains(&name) {
             continue;
         }
-        // The same token again, with room for some of the experts.
+        // the same token again, with memory for some of the experts
         let needs = Needs {
             process_peak: 0,
             ..*engine.needs()
@@ -202,7 +202,7 @@ fn budgets_from_the_smallest_up_change_no_bit() {
     }
 }
 
-/// Guesses at the next layer's experts change no bit, right or wrong.
+/// Guesses of the next layer's experts change no bit, right or wrong.
 #[test]
 fn reading_ahead_changes_no_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -239,7 +239,7 @@ fn reading_ahead_changes_no_bit() {
     }
 }
 
-/// Two sequences in one pass give what each gives alone.
+/// Two sequences in one pass give the same results as each alone.
 #[test]
 fn a_batch_routes_each_row_by_itself() {
     let dir = tempfile::tempdir().unwrap();
@@ -313,8 +313,8 @@ fn what_does_not_work_yet_says_so() {
     assert!(smallest > 1 << 20 && smallest <= full);
 }
 
-/// gpt-oss's experts stay in mxfp4: the numbers of the source. Its logits differ by what activations in
-/// 8 bits cost; with the same numbers in f16, whose activations are floats, they do not.
+/// gpt-oss's experts stay in mxfp4: the numbers of the source. Its logits differ by the error of
+/// activations in 8 bits; with the same numbers in f16, whose activations are floats, they are equal.
 #[test]
 fn mxfp4_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use emberflow_tests::{give, open, packed, roomy};
 
 const PROMPT: usize = 16;
 const TOKENS: usize = 56;
-/// Tokens after those from which something is learned.
+/// Tokens after those used for correction.
 const LATER: usize = 24;
 
 #[test]
@@ -26,7 +26,7 @@ fn first_tokens_correct_the_forecast_and_change_no_bit() {
     .unwrap();
     // Packed without statistics.
     let container = packed(&folder, dir.path(), DType::F32);
-    // `None`: all in memory. Whatever other tests here have made of the process's peak.
+    // `None`: all in memory, independent of other tests' effect on the process's peak.
     let run = |share: Option<f64>| {
         let mut engine = open(
             &container,
@@ -81,7 +81,7 @@ fn first_tokens_correct_the_forecast_and_change_no_bit() {
         println!("{share}: {assumed} to {corrected}, {read} read");
         let off = |forecast: f64| (forecast / read - 1.0).abs();
         assert!(assumed != corrected && off(corrected) < 0.35, "{share}");
-        // Where little is read, the misses of the cold region are most of it.
+        // If little is read, most reads are misses of the cold region.
         assert!(share < 0.5 || off(corrected) < off(assumed), "{share}");
     }
 }

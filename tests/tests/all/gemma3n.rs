@@ -29,7 +29,7 @@ fn sparse_layers_read_what_fires() {
     let checkpoint = wide(dir.path());
     for quant in [DType::F32, DType::Q4] {
         let container = packed(&checkpoint, dir.path(), quant);
-        // What is read as whole clusters follows from the disk's read costs: they are given here.
+        // Reads of whole clusters depend on the disk's read costs, which are fixed here.
         let with = |sparsity| Options {
             sparsity,
             lab: Lab {
@@ -52,7 +52,7 @@ fn sparse_layers_read_what_fires() {
             assert!(full == expected && sparse == expected, "{quant:?}");
             let [read, most] = [few, all].map(|c| c.bytes_read as f64 / tokens.len() as f64);
             println!("{quant:?} at {share}: {read:.0} bytes a token, dense {most:.0}");
-            // Neurons in q4 are so short here that whole clusters are read instead.
+            // neurons in q4 are so short here that whole clusters are read instead
             assert!(
                 read < part * most || quant == DType::Q4 && 10 * few.misses < all.misses,
                 "{quant:?} at {share}: {read} bytes a token, dense {most:.0}"

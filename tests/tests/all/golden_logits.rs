@@ -77,13 +77,13 @@ fn every_family_agrees_with_transformers() {
         let from_safetensors = compare(&case, &case, "golden.json", dir.path());
         let sub = dir.path().join(case.file_name().unwrap());
         std::fs::create_dir(&sub).unwrap();
-        // the same weights as llama.cpp stores them, and with all experts of a layer in one tensor
+        // the same weights as stored by llama.cpp, and with all experts of a layer in one tensor
         for other in ["model.gguf", "stacked.safetensors"].map(|name| case.join(name)) {
             if other.exists() {
                 let logits = compare(&other, &case, "golden.json", &sub);
                 let difference = largest_difference(&from_safetensors, &logits);
-                // In GGUF, value heads of DeltaNets lie in another order, and so do sums over them; their
-                // decay is the exp of another library. The reference itself differs as much from its
+                // GGUF stores value heads of DeltaNets in another order, so sums over them have another
+                // order; their decay is computed by another exp. The reference deviates as much from its
                 // results in f64.
                 let most = match case.file_name().and_then(|name| name.to_str()) {
                     Some("qwen3_5" | "qwen3_5_moe" | "qwen4_exp") => 1e-4,
@@ -104,7 +104,7 @@ fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = 0;
     for case in cases() {
-        for kind in ["q8_0", "q4_0"] {
+        for kind in ["q8_0", "q4_0", "converted"] {
             let gguf = case.join(format!("model-{kind}.gguf"));
             if gguf.exists() {
                 seen += 1;
@@ -115,7 +115,7 @@ fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
     assert!(seen >= 2, "quantised fixtures are missing");
 }
 
-/// The mean of a prompt's last hidden states, as `AutoModel` of transformers has it, in chunks of `chunk`.
+/// The mean of a prompt's last hidden states, as from transformers' `AutoModel`, in chunks of `chunk`.
 fn mean_hidden(container: &Path, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let options = Options {
         lab: Lab {
@@ -185,10 +185,11 @@ fn half_precision_keys_and_values_stay_close() {
         };
         let logits = all_logits(&mut open(&container, options), &golden.tokens, 7);
         let spread = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        // Scores that are not scaled down and cutoffs of gates make small differences larger.
-        let part = match case.display().to_string().contains("gemma3n") {
-            true => 0.05,
-            false => 0.01,
+        // unscaled scores and cutoffs of gates amplify small differences
+        let part = if case.display().to_string().contains("gemma3n") {
+            0.05
+        } else {
+            0.01
         };
         let difference = largest_difference(&logits, &expected);
         assert!(
@@ -198,8 +199,8 @@ fn half_precision_keys_and_values_stay_close() {
     }
 }
 
-/// Proof of the engine's central promise on every family: sparsity mode, memory
-/// budget, thread count and chunk length change no bit.
+/// Checks the engine's central guarantee for every family: sparsity mode, memory budget, thread
+/// count and chunk length change no bit.
 #[test]
 fn nothing_but_the_weights_decides_a_bit() {
     let mut offloaded = 0;
@@ -251,6 +252,6 @@ fn nothing_but_the_weights_decides_a_bit() {
             }
         }
     }
-    // two thirds of the runs have less than all in memory; the smallest fixtures fit all the same
+    // two thirds of the runs have less than all in memory; the smallest fixtures fit anyway
     assert!(offloaded > 60, "only {offloaded} runs read anything");
 }

@@ -1,5 +1,5 @@
-//! While a long prompt is computed, its chunks take memory from the cache; afterwards the cache has it
-//! again. That it stays in its budget is in `shrink.rs`.
+//! While a long prompt is computed, its chunks take memory from the cache; afterwards the cache gets
+//! it back. `shrink.rs` checks the budget.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use emberflow_tests::devices::{Fault, Faulty, devices};
 
 const PROMPT: usize = 500;
 
-/// A budget with little room for neurons, on a disk that is slow beside the processor.
+/// A budget with little memory for neurons, on a disk that is slow compared with the processor.
 fn options() -> Options {
     Options {
         threads: 2,
@@ -28,7 +28,7 @@ fn options() -> Options {
 }
 
 fn open(options: Options) -> Engine {
-    // No budget is below the peak of the process, which is that of other tests here: forget it.
+    // no budget is below the process's peak, which other tests raise here: reset it
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let model = open_model(&ModelArg { model: None }).expect("the bundled model");
     Engine::open(model, options).expect("open")
@@ -70,7 +70,7 @@ fn admit(stepper: &mut Stepper<'_>, prompt: &[u32]) -> RequestId {
     stepper.admit(admission).expect("admitted")
 }
 
-/// Steps until all requests have ended. Returns what they ended with.
+/// Steps until all requests have ended. Returns their results.
 fn finish(stepper: &mut Stepper<'_>) -> Vec<Finished> {
     let mut all = Vec::new();
     loop {
@@ -114,7 +114,7 @@ fn a_long_prompt_takes_memory_from_the_cache_and_gives_it_back() {
         assert_eq!(after.slots, division.slots);
         assert_eq!(after.hot_clusters, division.hot_clusters);
     }
-    // A prompt of a few tokens is not worth it.
+    // a prompt of a few tokens is too short
     let mut short = open(options());
     generate(&mut short, &prompt[..20]);
     assert_eq!(short.prompt_chunk(), short.chunk());
@@ -143,7 +143,7 @@ fn a_second_request_ends_the_division_for_the_first() {
     }
 }
 
-/// Whether its prompt was computed or not, a request leaves the memory as it found it.
+/// A request restores the memory division, whether its prompt was computed or not.
 #[test]
 fn what_ends_in_its_prompt_gives_memory_back() {
     let mut engine = open(options());
@@ -185,7 +185,7 @@ fn a_budget_that_changes_in_the_middle_is_kept() {
     assert_eq!(generate(&mut engine, &long), expected);
 }
 
-/// A device without memory for longer chunks computes what it did before.
+/// A device without memory for longer chunks computes as many rows as before.
 #[test]
 fn a_device_without_room_for_more_rows_is_kept() {
     let long = prompt(&open(options()), PROMPT);
@@ -208,7 +208,7 @@ fn a_device_without_room_for_more_rows_is_kept() {
     assert!(report.lost.is_none() && report.clusters > 0, "{report:?}");
 }
 
-/// A device's buffers follow, and it is given rows of the long chunks.
+/// A device's buffers follow, and it gets rows of the long chunks.
 #[test]
 fn devices_follow_and_change_no_bit() {
     let long = prompt(&open(options()), PROMPT);

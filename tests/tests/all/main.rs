@@ -1,8 +1,9 @@
-//! Engine, goldens and the rules of the code. One binary, because linking many takes longer than running them.
+//! Engine, goldens and code rules. One binary, because linking many takes longer than running them.
 
 mod batch;
 mod calibrated;
 mod dense_device;
+mod device_streams;
 mod documents;
 mod edits;
 mod embedding;
@@ -16,7 +17,6 @@ mod powerinfer;
 mod predicted;
 mod several_devices;
 mod stepper;
-mod streamed_device;
 mod text_golden;
 mod tidy;
 mod ungated;

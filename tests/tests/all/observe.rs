@@ -1,4 +1,4 @@
-//! What an observer of the FFNs sees.
+//! Values seen by an observer of the FFNs.
 
 use emberflow_engine::{FfnSeen, Lab, Logits, Options, Sparsity};
 use emberflow_kernels::DType;
@@ -7,7 +7,7 @@ use emberflow_models::config::Activation;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
-/// Of one layer: residual and normed input `[tokens × d]`, gates and hidden values
+/// For one layer: residual and normed input `[tokens × d]`, gates and hidden values
 /// `[tokens × neurons]`.
 #[derive(Default, PartialEq)]
 struct Kept {
@@ -119,11 +119,12 @@ fn gates_and_hidden_values_are_those_of_the_weights_whatever_the_budget() {
             check_layer(name, &*source, l, k);
         }
 
-        // offloaded, token by token, other numbers of tokens in a chunk
+        // offloaded, token by token, and other chunk lengths
         for chunk in [1, 3] {
-            let sparsity = match c.ffn_kind.activation.is_sparse() {
-                true => Sparsity::Exact,
-                false => Sparsity::Dense,
+            let sparsity = if c.ffn_kind.activation.is_sparse() {
+                Sparsity::Exact
+            } else {
+                Sparsity::Dense
             };
             let options = Options {
                 sparsity,

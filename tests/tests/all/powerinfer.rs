@@ -1,6 +1,6 @@
-//! PowerInfer files with predictors, from their bytes to logits, against a decoder
-//! written down here once more: scalar, in f64, from the file's own tensors. Those of OPT and Falcon
-//! against transformers with PowerInfer's rule in it (`tests/fixtures/golden/predicted.py`).
+//! PowerInfer files with predictors, from their bytes to logits, compared with an independent
+//! decoder: scalar, in f64, from the file's own tensors. OPT and Falcon are compared with
+//! transformers plus PowerInfer's rule (`tests/fixtures/golden/predicted.py`).
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ const PIECES: [&str; 11] = [
     "<unk>", "<s>", "</s>", "a", "b", "c", "d", "e", "f", "g", "h",
 ];
 
-/// A tensor as the file has it, f32, rows of `cols` numbers.
+/// A tensor as stored in the file, f32, rows of `cols` numbers.
 struct Tensor {
     name: String,
     cols: usize,
@@ -156,8 +156,8 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Logits of every position; `obey` the predictors, or compute every neuron. Counts
-    /// firing neurons that they leave out, and others that they name.
+    /// Logits of every position, with predictors (`obey`) or with every neuron. Counts firing
+    /// neurons that they miss, and other neurons that they select.
     fn logits(&self, tokens: &[u32], obey: bool, counts: &mut [usize; 2]) -> Vec<f64> {
         let embeddings = self.find("token_embd");
         let row = |t: &u32| embeddings.values[*t as usize * D..][..D].iter();
@@ -233,7 +233,7 @@ fn add(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
-/// Rows of a head are stored in pairs that turn together.
+/// Rows of a head are stored in pairs that rotate together.
 fn rotate(heads: &mut [f64], position: usize) {
     for head in heads.chunks_exact_mut(HEAD) {
         for (i, pair) in head.chunks_exact_mut(2).enumerate() {

@@ -1,5 +1,5 @@
-//! Predicted mode: whatever the budget, the threads, the chunks and the way the bytes
-//! come, what is computed is what the predictors name, token by token.
+//! Predicted mode: for every budget, thread count, chunk length and read strategy, exactly the
+//! neurons selected by the predictors are computed, token by token.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ fn predicted(context: usize) -> Options {
 
 const HELDOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 
-/// Makes predictors from the held-out text; `arguments` begin with the model, if it is not the
+/// Trains predictors on the held-out text; `arguments` begin with the model, unless it is the
 /// bundled one.
 fn try_train(arguments: &[&str], output: &Path) -> Result<(), Failure> {
     let mut line = vec!["emberflow", "train-predictor"];
@@ -42,8 +42,8 @@ fn train(arguments: &[&str], output: &Path) {
     try_train(arguments, output).unwrap();
 }
 
-/// The same tokens under many budgets, chunk lengths, thread counts and ways to read.
-/// Gives how many neurons were read ahead of their layer.
+/// The same tokens under many budgets, chunk lengths, thread counts and read strategies. Returns
+/// the number of neurons prefetched before their layer.
 fn check_one_answer(path: &Path, tokens: &[u32]) -> u64 {
     let expected = bits(&all_logits(
         &mut open(path, predicted(tokens.len())),
@@ -143,8 +143,8 @@ fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
         assert!(dense == same, "predictors must not touch exact mode");
         let foreseen = check_one_answer(&output, &tokens);
         assert!(foreseen > 0, "nothing was read ahead of its layer");
-        // What a pass of its own for each token would leave, and two fifths of the reads more at most. With
-        // coarse copies it is about a third more, before and after, and runs differ by a tenth.
+        // The result of a separate pass for each token, and at most two fifths more reads. With coarse
+        // copies it is about a third more, and runs differ by a tenth.
         if kind == "coarse" {
             continue;
         }
@@ -172,7 +172,7 @@ fn directory(path: &Path) -> Directory {
     Directory::parse(&section, section.len() as u64, c.d_model as usize, &neurons).unwrap()
 }
 
-/// Experts have predictors of their own, made from the tokens that visit them.
+/// Experts have their own predictors, trained on the tokens that visit them.
 #[test]
 fn predictors_of_experts_give_one_answer() {
     let dir = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ fn predictors_of_experts_give_one_answer() {
         let (pairs, measured) = (visits * u64::from(c.ffn), quality.pairs);
         assert!(measured <= pairs, "{kind}: {measured} of {pairs}");
         assert!(
-            // Experts that hardly any token visits are not measured.
+            // Experts visited by hardly any token are not measured.
             measured as f64 > 0.95 * pairs as f64,
             "{kind}: {measured} of {pairs}"
         );
@@ -229,8 +229,8 @@ fn predictors_of_other_families_experts_give_one_answer() {
     }
 }
 
-/// Layers whose gates fire above a cutoff of their token, which the predictor estimates; the last
-/// layer is dense.
+/// Layers whose gates have a cutoff per token, which the predictor estimates; the last layer is
+/// dense.
 #[test]
 fn predictors_of_gaussian_top_k_give_one_answer() {
     let dir = tempfile::tempdir().unwrap();
@@ -270,9 +270,9 @@ fn predictors_of_gaussian_top_k_give_one_answer() {
     let off: f64 = exact.iter().zip(&predicted).map(error).sum();
     let all: f64 = exact.iter().map(|a| f64::from(*a).powi(2)).sum();
     println!("relative error of the logits: {}", (off / all).sqrt());
-    // Of 150 different neurons, which are few to estimate a deviation from.
+    // of 150 distinct neurons, which are few to estimate a deviation from
     assert!(off < 0.6 * all, "{off} of {all}");
-    // A kind that does not know the cutoff, and a floor that is not reached.
+    // a kind that cannot estimate the cutoff, and a floor that is not reached
     for (how, why) in [
         ("--kind sign", "only --kind coarse"),
         ("--floor 1", "lower --floor"),
@@ -357,8 +357,8 @@ fn watch(engine: &mut Engine, tokens: &[u32]) -> Seen {
     all
 }
 
-/// PowerInfer's meaning: a neuron is computed where `fc2 · relu(fc1 · residual)` is not
-/// below the threshold, and the residual is the one before the norm.
+/// PowerInfer's rule: a neuron is computed if `fc2 · relu(fc1 · residual)` is not below the
+/// threshold, with the residual before the norm.
 #[test]
 fn imported_predictors_name_neurons_from_the_residual() {
     const RANK: usize = 5;
@@ -435,7 +435,7 @@ fn a_container_without_predictors_says_so() {
     }
 }
 
-/// Without predictors, the next layer's resident Gate rows say which neurons to read ahead.
+/// Without predictors, the next layer's resident Gate rows select the neurons to prefetch.
 #[test]
 fn gate_rows_guess_for_the_next_layer_and_change_no_bit() {
     let path = Path::new(concat!(

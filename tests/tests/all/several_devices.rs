@@ -8,7 +8,9 @@ use emberflow_engine::device::Device;
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options, Span, demo_container};
 use emberflow_kernels::DType;
 use emberflow_models::demo::Demo;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, never, plain_devices};
+use emberflow_tests::devices::{
+    CHECKS, Fault, Faulty, fast_products as fast, never, plain_devices,
+};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 fn text(len: u32) -> Vec<u32> {
@@ -34,11 +36,6 @@ fn demo(options: Options) -> Engine {
 
 fn expected(tokens: &[u32]) -> Vec<u32> {
     bits(&all_logits(&mut demo(some(1.0, 16)), tokens, 7))
-}
-
-/// A device so fast that it gets all that it holds, and nearly all rows of products.
-fn fast(device: &Device) -> Device {
-    Faulty::armed_by(device, Fault::Multiply, never())
 }
 
 /// The CPU twice; all devices of this machine, and these in reverse.
@@ -269,9 +266,10 @@ fn devices_that_cannot_compute_together_are_refused() {
     ] {
         for first in [true, false] {
             let other = fast(&plain_devices()[0]);
-            let list = match first {
-                true => vec![device.clone(), other],
-                false => vec![other, device.clone()],
+            let list = if first {
+                vec![device.clone(), other]
+            } else {
+                vec![other, device.clone()]
             };
             let refused = Engine::open(Model::demo().unwrap(), on(list, 0, some(0.5, 16)));
             let refused = refused.err().unwrap().to_string();

@@ -1,5 +1,4 @@
-//! Many requests through one stepper: each text is what it would be alone, whatever happens to the
-//! others.
+//! Many requests through one stepper: each text is the same as alone, regardless of the others.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -38,7 +37,7 @@ fn options(batch: usize, share: f64, preemption: bool) -> Options {
     }
 }
 
-/// A prompt of `len` tokens, others for each `n`.
+/// A prompt of `len` tokens, different for each `n`.
 fn prompt(n: u32, len: usize) -> Vec<u32> {
     Kind::Attention.prompt(n, len)
 }
@@ -56,7 +55,7 @@ fn request(max_tokens: usize, seed: u64) -> Request {
     }
 }
 
-/// What a text is: its tokens and the hash over its logits.
+/// Result of a text: its tokens and the hash over its logits.
 type Text = (Vec<u32>, u64);
 
 fn alone(engine: &mut Engine, prompt: &[u32], request: &Request) -> Text {
@@ -83,7 +82,7 @@ fn admit(stepper: &mut Stepper<'_>, prompt: &[u32], request: Request, samples: u
     stepper.admit(admission).unwrap()
 }
 
-/// Only even tokens at even places, only odd ones at odd places, and the end after `most`.
+/// Only even tokens at even positions, only odd ones at odd positions, and the end after `most`.
 #[derive(Debug, Clone)]
 struct Alternating {
     taken: u32,
@@ -114,7 +113,7 @@ impl Constraint for Alternating {
     }
 }
 
-/// A constraint has a state for each text, which preemption and neighbours leave alone.
+/// A constraint has a state per text, unaffected by preemption and other texts.
 #[test]
 fn constraints_hold_each_text_by_itself() {
     KINDS
@@ -177,7 +176,7 @@ fn text(finished: Finished) -> Text {
     (finished.tokens, finished.logits_hash)
 }
 
-/// Steps until nobody wants anything.
+/// Steps until no request can run.
 fn drain(stepper: &mut Stepper<'_>) {
     loop {
         match stepper.step().unwrap() {
@@ -195,7 +194,7 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others() {
 }
 
 fn texts_are_what_they_are_alone_whatever_happens_to_others_of(kind: Kind) {
-    // Those of equal number share a beginning.
+    // Those with equal numbers share a prefix.
     let lens = [
         (0, 5, 20),
         (4, 45, 15),
@@ -254,8 +253,8 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others_of(kind: Kind) {
     }
 }
 
-/// The bits of the means of some prompts' hidden states, `batch` at once. With room for more than the
-/// prompts they run beside a text that begins like two of them, and passes yield.
+/// The bits of the means of some prompts' hidden states, `batch` at once. With more slots than
+/// prompts they run together with a text that shares a prefix with two of them, and passes yield.
 fn means(share: f64, batch: usize) -> Vec<Vec<u32>> {
     let mut engine = engine(batch, share, true);
     let mut stepper = Stepper::new(&mut engine);
@@ -345,8 +344,8 @@ fn eight_texts_with_little_memory_are_what_they_are_alone() {
     }
 }
 
-/// A pass that stopped between two layers goes on without computing anything again, also when others
-/// ran in between.
+/// A pass that yielded between two layers resumes without recomputation, also if others ran in
+/// between.
 #[test]
 fn a_pass_that_was_set_aside_computes_nothing_twice() {
     KINDS
@@ -379,7 +378,7 @@ fn a_pass_that_was_set_aside_computes_nothing_twice_of(kind: Kind) {
     stepper.resume(long);
     drain(&mut stepper);
     assert!(stepper.take(long).is_some());
-    // 40 + 3 of the long one, the last token is not run; 3 + 4 of the short one.
+    // 40 + 3 of the long one, whose last token is not run; 3 + 4 of the short one
     assert_eq!(pairs(&stepper) - before, (43 + 7) * of_token);
 }
 
@@ -408,7 +407,7 @@ fn decoding_goes_on_beside_a_long_prompt() {
             break;
         }
     }
-    // 15 rows of each pass are the prompt's.
+    // 15 rows of each pass are the prompt's
     assert_eq!(passes, 200usize.div_ceil(15));
 }
 
@@ -428,7 +427,8 @@ fn one_that_stops_stops_alone_of(kind: Kind) {
     let mut stepper = Stepper::new(&mut engine);
     let first = admit(&mut stepper, &kind.prompt(0, 50), request(30, 0), 1);
     let second = admit(&mut stepper, &kind.prompt(1, 20), request(15, 8), 1);
-    // The prompt of the first sample is only half done when it goes: the next one goes on with it.
+    // the prompt of the first sample is only half done when it is cancelled: the next one continues
+    // with it
     let drawn = admit(&mut stepper, &kind.prompt(2, 30), request(10, 4), 3);
     for _ in 0..5 {
         stepper.step().unwrap();
@@ -475,8 +475,8 @@ fn a_prefix_that_is_there_is_not_computed_again_of(kind: Kind) {
     }
     let finished = stepper.take(second).unwrap();
     assert_eq!(text(finished), expected);
-    // 20 tokens of the prompt that differ, those before them that cannot be shared, 7 that were
-    // generated, and a token of the other in each pass.
+    // 20 tokens of the prompt that differ, the earlier ones that cannot be shared, 7 generated
+    // ones, and a token of the other in each pass
     let anew = 120 - kind.shared(100, 100) as u64;
     let rows = (stepper.engine().counters().possible - before) / of_token;
     assert_eq!(rows, anew + 7 + passes);
@@ -500,9 +500,10 @@ fn a_sequence_goes_back_as_far_as_its_state_was_kept() {
         let text = sequence.tokens().to_vec();
         let expected = all_logits(&mut engine, &text, 16);
         for len in [text.len(), 45, 39, 20] {
-            let reached = match len == text.len() {
-                true => len,
-                false => kind.shared(len, 40),
+            let reached = if len == text.len() {
+                len
+            } else {
+                kind.shared(len, 40)
             };
             assert_eq!(sequence.reach(len), reached, "{kind:?}");
             let mut fork = sequence.fork_at(len).unwrap();
@@ -536,11 +537,11 @@ fn the_ledger_counts_pages_blocks_and_snapshots() {
         (Kind::Latent, 0),
         (Kind::Mamba, 4 * (3 * 150 + 108 * 7)),
         (Kind::Sublayers, 4 * (2 * 72 + 30 * 7)),
-        // and of the convolution over rows for the last tokens
+        // and of the convolution over n-gram rows
         (Kind::NGrams, 3 * (3 * 54 + 30 * 6) + 9 * 4 * 36),
     ] {
         let engine = engine_of(kind, 3, 0.5, false);
-        // a present state, the next one, two snapshots
+        // a current state, the next one, two snapshots
         let each = CONTEXT as u64 * engine.position_bytes() + 4 * 4 * floats;
         assert_eq!(engine.memory().ledger.held("kv"), 3 * each, "{kind:?}");
     }
@@ -573,7 +574,7 @@ fn what_does_not_fit_is_refused_and_harms_nobody_of(kind: Kind) {
     };
     let long = stepper.admit(admission(sequence, kind.prompt(1, CONTEXT + 1), 1));
     assert!(matches!(long, Err(Error::ContextFull { .. })), "{long:?}");
-    // A refused request gives its memory back.
+    // A refused request releases its memory.
     let sequence = stepper.engine().new_sequence().unwrap();
     assert!(stepper.admit(admission(sequence, Vec::new(), 1)).is_err());
     let sequence = stepper.engine().new_sequence().unwrap();
@@ -583,8 +584,8 @@ fn what_does_not_fit_is_refused_and_harms_nobody_of(kind: Kind) {
     assert_eq!(text(stepper.take(id).unwrap()), expected);
 }
 
-/// What it takes to admit a text beside others and to take it out again: pages, the division of the
-/// budget, the border of the regions. Nothing is read or computed.
+/// Time to admit a text next to others and to remove it: pages, the division of the budget, the
+/// border of the regions. Nothing is read or computed.
 #[test]
 fn joining_and_leaving_takes_less_than_a_millisecond() {
     let mut engine = engine(8, 0.5, false);
@@ -609,7 +610,7 @@ fn joining_and_leaving_takes_less_than_a_millisecond() {
     assert_eq!((before.reads, before.fired), (after.reads, after.fired));
     for times in [&mut join, &mut leave] {
         times.sort_unstable();
-        // The median: somebody else may want the core now and then.
+        // the median: other programs may use the core now and then
         assert!(times[15] < Duration::from_millis(1), "{times:?}");
     }
 }

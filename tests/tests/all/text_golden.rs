@@ -1,6 +1,5 @@
-//! Tokenisation, decoding and chat templates against the reference
-//! implementation's answers (`tests/fixtures/text`), token for token and byte
-//! for byte.
+//! Tokenisation, decoding and chat templates compared with the reference implementation
+//! (`tests/fixtures/text`), token for token and byte for byte.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,18 +31,18 @@ struct Tokenisation {
     tokenizers: BTreeMap<String, Expected>,
 }
 
-/// The reference's answers for one tokenizer.
+/// The reference's results for one tokenizer.
 #[derive(Deserialize)]
 struct Expected {
     /// Ids of every text.
     plain: Vec<Vec<u32>>,
-    /// The same with the tokens put around a text.
+    /// The same with the special tokens around a text.
     special: Vec<Vec<u32>>,
     /// Sequences to decode: `plain`, then random ones.
     ids: Vec<Vec<u32>>,
     decoded: Vec<String>,
     decoded_skip: Vec<String>,
-    /// Whether a text holds an added token.
+    /// Whether a text contains an added token.
     holds_added: Vec<bool>,
 }
 
@@ -136,9 +135,8 @@ fn the_same_tokenizer_from_gguf_keys_gives_the_same_ids() {
         let keys: Keys = json(&format!("text/tokenizers/{name}.gguf.json"));
         let tokenizer =
             Tokenizer::from_json(&GgufVocab::from(keys).to_tokenizer_json().unwrap()).unwrap();
-        // GGUF has no word for a space prefix at the start of the text only:
-        // after a special token the two differ, and an empty or marked start
-        // does too.
+        // GGUF cannot express a space prefix only at the start of the text: after a special token
+        // the two differ, and so do an empty or marked start.
         let first_only = name == "spm_first";
         check_encoding(name, &tokenizer, &golden, &|i| {
             !(first_only && (expected.holds_added[i] || golden.texts[i].starts_with([' ', '▁'])))
@@ -164,8 +162,8 @@ fn streaming_gives_the_decoded_text() {
             let mut stream = tokenizer.stream();
             let mut streamed: String = ids.iter().filter_map(|id| stream.push(*id)).collect();
             streamed.extend(stream.finish());
-            // Where bytes are no text, the reference replaces a whole run of
-            // fallback bytes and a stream only what is wrong.
+            // For invalid bytes, the reference replaces a whole run of fallback bytes, and a stream
+            // only the invalid ones.
             if text.contains('\u{fffd}') && name.starts_with("spm") {
                 assert!(streamed.contains('\u{fffd}'), "{name}: {ids:?}");
             } else {
@@ -181,7 +179,7 @@ struct Folders {
     cases: BTreeMap<String, Edited>,
 }
 
-/// A model fixture with other tokenizer files, and what transformers makes of them.
+/// A model fixture with other tokenizer files, and transformers' results for them.
 #[derive(Deserialize)]
 struct Edited {
     fixture: String,
@@ -221,7 +219,7 @@ impl Edited {
     }
 }
 
-/// Tokens of the files beside `tokenizer.json`, and those around a text.
+/// Tokens in the files next to `tokenizer.json`, and those around a text.
 #[test]
 fn folders_have_the_tokens_that_transformers_gives_them() {
     let golden: Folders = json("text/folders.json");
@@ -357,7 +355,7 @@ struct Golden {
     tokens: Vec<u32>,
 }
 
-/// Chat templates that the model fixtures carry; the others have none.
+/// Chat templates in the model fixtures; the others have none.
 const TEMPLATES: &[(&str, &str)] = &[
     ("llama2", "mistral"),
     ("llama3", "llama3"),

@@ -1,5 +1,5 @@
-//! The house rules, checked: crate edges, circles of imports, of folders and through `self`, unsafe rooms, sizes
-//! of files, types and functions, tuples for arguments, leftovers.
+//! The code rules, checked: crate edges, import cycles of files and folders, cycles through `self`, locations of
+//! `unsafe`, sizes of files, types and functions, tuple arguments, leftovers.
 
 mod code;
 mod imports;
@@ -105,7 +105,7 @@ fn crate_edges_point_down() {
     }
 }
 
-/// Rooms where `unsafe` may be written, as path prefixes.
+/// Path prefixes where `unsafe` is allowed.
 const UNSAFE_ROOMS: [&str; 5] = [
     "engine/kernels/src/",
     "engine/opencl/src/",
@@ -138,12 +138,12 @@ fn unsafe_lives_only_in_its_rooms() {
     }
 }
 
-/// The 1-based lines of functions that are `unsafe` and have no `# Safety` section. Methods that
-/// implement a trait are left out: their contract is that of the trait's method.
+/// The 1-based lines of `unsafe` functions without a `# Safety` section. Methods that implement a
+/// trait are excluded: their contract is that of the trait's method.
 fn functions_without_contract(text: &str) -> Vec<usize> {
     let lines: Vec<&str> = text.lines().collect();
     let mut missing = Vec::new();
-    // Of the trait's implementation that the line lies in, the line that ends it.
+    // The end line of the trait implementation that contains the line.
     let mut end: Option<String> = None;
     for (i, line) in lines.iter().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
@@ -180,7 +180,7 @@ fn a_missing_contract_is_found() {
         /// None.
         #[inline(always)]
         unsafe fn with_contract(f: unsafe fn()) {}
-        /// Says nothing.
+        /// No contract.
         pub unsafe fn without() {}
         impl Avx2 {
             unsafe fn without_docs() {}
@@ -191,8 +191,8 @@ fn a_missing_contract_is_found() {
     assert_eq!(functions_without_contract(text), [10, 12, 15]);
 }
 
-/// Clippy asks for it only of what is exported: with `check-private-items` it takes safe functions
-/// that enable an instruction set for unsafe ones.
+/// Clippy requires it only for exported items: with `check-private-items` it treats safe functions
+/// that enable an instruction set as unsafe ones.
 #[test]
 fn every_unsafe_function_states_its_contract() {
     for (name, text) in sources() {
@@ -227,7 +227,7 @@ fn all_functions() -> Vec<(String, Function)> {
     sources().into_iter().flat_map(of).collect()
 }
 
-/// Fails where an exception names nothing that needs one any more.
+/// Fails if an exception is no longer needed.
 fn all_needed(exceptions: &[&str], needed: &BTreeSet<String>) {
     for exception in exceptions {
         let file = exception.split(' ').next().unwrap_or_default();
@@ -352,7 +352,7 @@ fn imports_have_no_circles() {
 
 #[test]
 fn nothing_is_left_over() {
-    // spelled apart so that this file does not find itself
+    // split so that this file does not match itself
     let leftovers = [
         concat!("dbg", "!("),
         concat!("todo", "!("),

@@ -1,4 +1,4 @@
-//! FFNs of two matrices: neurons that do not fire are not read.
+//! FFNs of two matrices: inactive neurons are not read.
 
 use std::path::{Path, PathBuf};
 
@@ -21,11 +21,11 @@ fn bundles_have_two_vectors() {
     }
 }
 
-/// Times that neurons are repeated.
+/// Number of copies of each neuron.
 const COPIES: usize = 11;
 
-/// The case with more neurons, of which most get a bias that keeps them from firing: 97 % are zero for
-/// a token, as published of OPT-6.7B (arXiv 2312.11514), and two clusters are a small part of it.
+/// The case with more neurons, most of which get a bias that prevents them from firing: 97 % are zero
+/// for a token, as published for OPT-6.7B (arXiv 2312.11514), and two clusters are a small part of it.
 fn sparse_opt(dir: &Path) -> PathBuf {
     let neurons = format!("\"ffn_dim\": {}", 300 * COPIES);
     let wider = Wider {
@@ -47,8 +47,8 @@ fn sparse_opt(dir: &Path) -> PathBuf {
 /// In bf16.
 const MINUS_20: [u8; 2] = 0xC1A0_u16.to_le_bytes();
 
-/// With half of the FFN in memory, far less is read for a token than by a dense pass over the same
-/// file, and the text is the same.
+/// With half of the FFN in memory, far fewer bytes are read per token than by a dense pass over the
+/// same file, and the text is the same.
 #[test]
 fn sparse_reads_are_fewer_than_dense_ones() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn sparse_reads_are_fewer_than_dense_ones() {
     }
 }
 
-/// Every budget gives the bits of the whole model in memory, whatever of it is resident.
+/// Every budget gives the bits of the whole model in memory, for any residency.
 #[test]
 fn budgets_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();

@@ -188,7 +188,7 @@ impl Bound {
         let time = |bytes: f64, rate: f64| if rate > 0.0 { bytes / rate } else { 0.0 };
         let memory_ms = time(computed_bytes / 1e6, memory_gb_per_s);
         let disk_ms = 1e3 * time(read_bytes / 1e6, disk_mb_per_s);
-        // If the run was faster than the measurement, the disk was slow while it was measured.
+        // If the run was faster than the measurement, the disk was slow during the measurement.
         let refuted = disk_ms > mean(&d.ms);
         let [disk_mb_per_s, disk_ms] =
             [disk_mb_per_s, disk_ms].map(|v| if refuted { 0.0 } else { v });

@@ -65,7 +65,7 @@ pub struct Results<B> {
     pub model: Option<String>,
     /// Machine and file.
     pub facts: Facts,
-    /// Settings in words.
+    /// Settings as text.
     pub how: String,
     /// Whether all variants gave the same logits; `None` if there are none.
     pub agreement: Option<Agreement>,

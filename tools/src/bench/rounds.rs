@@ -63,7 +63,7 @@ pub fn in_turns(
             }
             let said = match run(i, &all)? {
                 Outcome::Done(run) => {
-                    let said = told(&run);
+                    let said = speeds(&run);
                     all[i].runs.push(*run);
                     said
                 }
@@ -83,7 +83,7 @@ pub fn in_turns(
     Ok(all)
 }
 
-fn told(run: &Run) -> String {
+fn speeds(run: &Run) -> String {
     if run.details.ms.is_empty() {
         let n = run.prompt_tokens;
         return format!(

@@ -55,7 +55,7 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         Some(&bench.model),
         args.beside.as_deref(),
     )?;
-    let beside = args.beside.as_deref().map(beside).transpose()?;
+    let others = args.beside.as_deref().map(read_curves).transpose()?;
     let shares: &[f64] = match args.shares.as_slice() {
         [] if bench.quick => &[0.45, 1.0],
         [] => &SHARES,
@@ -100,7 +100,7 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     );
     Results {
         bench: "sweep",
-        svg: chart(&model, &facts.line(), &args.io, &rows, beside.as_deref()),
+        svg: chart(&model, &facts.line(), &args.io, &rows, others.as_deref()),
         table: table(&rows),
         csv: csv(&rows),
         model: Some(model),
@@ -332,7 +332,7 @@ fn chart(
     facts: &str,
     io: &str,
     rows: &[SweepRow],
-    beside: Option<&[Curve]>,
+    others: Option<&[Curve]>,
 ) -> String {
     let mut lines: Vec<Curve> = Vec::new();
     for row in rows.iter().filter(|r| r.note.is_none()) {
@@ -345,7 +345,7 @@ fn chart(
             }),
         }
     }
-    for curve in beside.unwrap_or_default() {
+    for curve in others.unwrap_or_default() {
         lines.push(Curve {
             name: curve.name.clone(),
             points: curve.points.clone(),
@@ -366,13 +366,13 @@ fn chart(
 }
 
 /// Reads curves of other programs from a CSV file, whose columns may be in any order.
-fn beside(path: &Path) -> Result<Vec<Curve>, Failure> {
+fn read_curves(path: &Path) -> Result<Vec<Curve>, Failure> {
     let text = std::fs::read_to_string(path).map_err(Failure::file(path))?;
-    parse_beside(&text)
+    parse_curves(&text)
         .map_err(|reason| Failure::Usage(format!("--beside {}: {reason}", path.display())))
 }
 
-fn parse_beside(text: &str) -> Result<Vec<Curve>, String> {
+fn parse_curves(text: &str) -> Result<Vec<Curve>, String> {
     let mut lines = text.lines().filter(|l| !l.trim().is_empty());
     let head = fields(lines.next().unwrap_or_default());
     let column = |name: &str| {
@@ -437,14 +437,14 @@ mod tests {
         let text = "share,name,median,low,high\n0.5,\"emberflow full\",6,5,7\n\
                     0.5,\"llama.cpp mmap, read-ahead 4 KiB\",0.05,0.04,0.06\n\
                     0.25,\"llama.cpp mmap, read-ahead 4 KiB\",0.02,0.01,0.03\n";
-        let curves = parse_beside(text).unwrap();
+        let curves = parse_curves(text).unwrap();
         assert_eq!(curves.len(), 1);
         assert_eq!(curves[0].name, "llama.cpp mmap, read-ahead 4 KiB");
         let (share, range) = curves[0].points[1];
         assert_eq!((share, range.min, range.median), (0.25, 0.01, 0.02));
-        assert!(parse_beside("a,b\n").is_err_and(|e| e.contains("share")));
+        assert!(parse_curves("a,b\n").is_err_and(|e| e.contains("share")));
         let bad = "share,name,median,low,high\n0.5,x,fast,1,1\n";
-        assert!(parse_beside(bad).is_err_and(|e| e.contains("line 2")));
+        assert!(parse_curves(bad).is_err_and(|e| e.contains("line 2")));
     }
 
     #[test]

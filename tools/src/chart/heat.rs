@@ -56,8 +56,8 @@ pub fn heat(labels: &Labels<'_>, unit: &str, rows: &[(String, Vec<f64>)]) -> Str
     let greatest = format!("{:.1} %", 100.0 * most);
     write(left, ends, Anchor::Start, Ink::grey(SMALL), "0 %");
     write(left + SCALE, ends, Anchor::End, Ink::grey(SMALL), &greatest);
-    let beside = left + SCALE + GAP;
-    write(beside, scale + SMALL, Anchor::Start, Ink::grey(SMALL), unit);
+    let unit_x = left + SCALE + GAP;
+    write(unit_x, scale + SMALL, Anchor::Start, Ink::grey(SMALL), unit);
     let _ = writeln!(
         out,
         "<text transform=\"translate({:.1} {:.1}) rotate(-90)\" font-size=\"{TEXT}\" \

@@ -15,8 +15,12 @@ pub enum QuantArg {
     Q4,
     /// 4 bits, same size as q4, with 6-bit scales and minimums per 32 weights: a third less squared error.
     Q4k,
+    /// 4 bits, one scale per row, and one weight of 64 in 8 bits: for NPUs.
+    Q4c,
     /// 8 bits, one f16 scale per 32 weights.
     Q8,
+    /// 8 bits, one scale per row: for NPUs.
+    Q8c,
     /// 16-bit floats.
     F16,
     /// 32-bit floats.
@@ -43,8 +47,8 @@ fn parse_quant(text: &str) -> Result<PackQuant, String> {
     }
     let one = QuantArg::from_str(text, true);
     one.map(PackQuant::One).map_err(|_| {
-        let near = did_you_mean(text, ["auto", "q4", "q4k", "q8", "f16", "f32"]);
-        format!("{text:?} is not one of auto, q4, q4k, q8, f16, f32 or auto:SIZE (such as auto:2GiB){near}")
+        let near = did_you_mean(text, ["auto", "q4", "q4k", "q4c", "q8", "q8c", "f16", "f32"]);
+        format!("{text:?} is not one of auto, q4, q4k, q4c, q8, q8c, f16, f32 or auto:SIZE (such as auto:2GiB){near}")
     })
 }
 
@@ -65,15 +69,16 @@ pub struct PackArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (q4k for formats of up
-    /// to 4.5 bits and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all. auto:SIZE: a container of about this size, with more bits
-    /// where they reduce the error most. auto, q4 and q4k leave MXFP4 experts unchanged.
+    /// to 4.5 bits and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all. q4c,
+    /// q8c: likewise, with one scale per row, for NPUs. auto:SIZE: a container of about this size, with more bits
+    /// where they reduce the error most. auto, q4, q4k and q4c leave MXFP4 experts unchanged.
     #[arg(long, value_name = "QUANT", default_value = "auto", value_parser = parse_quant)]
     pub quant: PackQuant,
     /// Format of the attention matrices; default: as --quant.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub attention_quant: Option<QuantArg>,
     /// Format of embedding and output head. Default: with auto, as in the checkpoint (q8 for floats); q8
-    /// with q4, q4k and q8; otherwise as --quant.
+    /// with q4, q4k and q8, q8c with q4c; otherwise as --quant.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub embedding_quant: Option<QuantArg>,
     /// Activation statistics (see profile). Sorts neurons by activation frequency, with neurons that are

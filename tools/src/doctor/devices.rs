@@ -1,4 +1,4 @@
-//! Devices that can compute neurons besides the CPU.
+//! Devices that can compute neurons in addition to the CPU.
 
 use emberflow_engine::device::check::Speed;
 use emberflow_engine::device::{

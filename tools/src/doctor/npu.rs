@@ -1,4 +1,4 @@
-//! NPUs, by ONNX Runtime.
+//! NPUs, through ONNX Runtime.
 
 use emberflow_engine::device::Provider;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::check::Check;
 use crate::npu::{Cause, Found, Unusable, probe};
 
-/// Looks for ONNX Runtime, and compares all providers that it has with the CPU, each in a process of its own.
+/// Finds ONNX Runtime, and compares all its providers with the CPU, each in a separate process.
 pub(super) fn npu() -> Check {
     const NAME: &str = "npu";
     let first = match probe(Provider::Cpu) {
@@ -14,7 +14,7 @@ pub(super) fn npu() -> Check {
         Err(Unusable { cause, what }) => {
             let check = Check::ok(NAME, format!("none: {what}")).with("devices", json!([]));
             return match cause {
-                // Nobody needs an NPU; what is found says how to get one.
+                // An NPU is optional; the finding says how to get one.
                 Cause::Missing | Cause::Static => check,
                 Cause::Broken => check.advise(
                     "install another ONNX Runtime: `pip install --upgrade onnxruntime`; where \
@@ -48,7 +48,7 @@ pub(super) fn npu() -> Check {
         .with("devices", data)
 }
 
-/// A provider, and what was found.
+/// A provider and its result.
 struct OfProvider {
     provider: Provider,
     found: Result<Found, Unusable>,

@@ -379,7 +379,7 @@ fn wake(time: Duration) -> (f64, f64) {
         let all = receive.iter().map(|sent| sent.elapsed().as_nanos() as f64);
         median(all.collect())
     });
-    let (start, mut told) = (Instant::now(), Vec::new());
+    let (start, mut sent) = (Instant::now(), Vec::new());
     while start.elapsed() < time {
         let pause = Instant::now();
         while pause.elapsed() < PAUSE {
@@ -389,10 +389,10 @@ fn wake(time: Duration) -> (f64, f64) {
         if send.send(now).is_err() {
             break;
         }
-        told.push(now.elapsed().as_nanos() as f64);
+        sent.push(now.elapsed().as_nanos() as f64);
     }
     drop(send);
-    (sleeper.join().unwrap_or_default(), median(told))
+    (sleeper.join().unwrap_or_default(), median(sent))
 }
 
 /// Nanoseconds per element of a norm and what follows it.

@@ -2,7 +2,7 @@
 //!
 //! | source | container |
 //! |---|---|
-//! | Q4_0 | q4, of which it is a copy |
+//! | Q4_0 | q4, an exact copy |
 //! | Q4_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS | q4k |
 //! | MXFP4 neurons | mxfp4 if they can be copied unchanged |
 //! | floats, if the whole source is floats | q4k; embedding and head q8 |

@@ -1,4 +1,4 @@
-//! Containers of models that are only described: for plans before a download.
+//! Containers of models without weights, for plans before a download.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::layout::PackLayout;
 use super::options::PackOptions;
 use crate::Failure;
 
-/// A checkpoint of which only `config.json` is there, with the weights of releases: BF16.
+/// A checkpoint with only a `config.json`; the weights are assumed to be BF16, as in releases.
 struct Described {
     path: PathBuf,
     config: ModelConfig,
@@ -25,7 +25,7 @@ struct Described {
 }
 
 impl Described {
-    /// Reads the configuration, and the tokenizer beside it if there is one.
+    /// Reads the configuration, and the tokenizer next to it if there is one.
     fn open(path: &Path) -> Result<Self, Failure> {
         let config = emberflow_models::describe(path)?;
         let tensors = required(&config).into_iter().map(|t| TensorInfo {
@@ -36,11 +36,13 @@ impl Described {
             source_dtype: "BF16".into(),
             source_bytes: 2 * t.rows as u64 * t.cols as u64,
         });
-        let beside = path.with_file_name("tokenizer.json");
-        let tokenizer = match std::fs::read_to_string(&beside) {
+        let tokenizer_path = path.with_file_name("tokenizer.json");
+        let tokenizer = match std::fs::read_to_string(&tokenizer_path) {
             Ok(text) => text,
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Failure::file(&beside)(e)),
-            // another one does for sizes
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                return Err(Failure::file(&tokenizer_path)(e));
+            }
+            // for sizes, another one suffices
             Err(_) => {
                 let mut demo = demo_container(Demo::Dense)?;
                 ContainerMeta::parse(&demo.take_meta(), demo.path())?.tokenizer
@@ -84,11 +86,11 @@ impl Checkpoint for Described {
     }
 }
 
-/// The container that `pack` would make of the model that `config` describes, by default and from BF16
-/// weights. Its weights are holes: it takes no room on disk, and is gone when it is closed.
+/// The container that `pack` would make by default of the model that `config` describes, from BF16
+/// weights. Its weights are holes: it uses no disk space, and is deleted when it is closed.
 ///
 /// # Errors
-/// The configuration is not one that is implemented, or the file cannot be created.
+/// An unsupported configuration, or a file that cannot be created.
 pub fn described(config: &Path) -> Result<Container, Failure> {
     let source = Described::open(config)?;
     let folder = tempfile::tempdir().map_err(Failure::file(&std::env::temp_dir()))?;

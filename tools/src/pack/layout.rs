@@ -171,9 +171,10 @@ fn geometry_for(
 /// Specification of a non-FFN tensor as stored.
 fn spec_of(t: &TensorInfo, c: &ModelConfig, options: &PackOptions) -> TensorSpec {
     let dtype = options.dtype_of(t.id);
-    let checksum = match t.id.role.is_table(c.tied_head) {
-        true => ROW_CHECKSUM,
-        false => 0,
+    let checksum = if t.id.role.is_table(c.tied_head) {
+        ROW_CHECKSUM
+    } else {
+        0
     };
     TensorSpec {
         name: t.id.to_string(),
@@ -222,7 +223,7 @@ fn reordered(mut stats: ActivationStats, c: &ModelConfig, order: &[Vec<u32>]) ->
     stats
 }
 
-/// What [`orders`] sorts by.
+/// Sort keys for [`orders`].
 fn kind_of(stats: Option<&ActivationStats>, options: &PackOptions) -> Order {
     let sampled = |s: &ActivationStats| {
         let profile = s.profile.as_deref();

@@ -22,6 +22,17 @@ use crate::{Failure, q4_k, size};
 /// Possible formats, smallest first.
 const FORMATS: [DType; 5] = [DType::Q4, DType::Q4k, DType::Q8, DType::F16, DType::F32];
 
+/// All formats that matrices may have, smallest first: of a given format too, of which no size is made.
+const GIVEN: [DType; 7] = [
+    DType::Q4c,
+    DType::Q4,
+    DType::Q4k,
+    DType::Q8c,
+    DType::Q8,
+    DType::F16,
+    DType::F32,
+];
+
 /// Rows of a matrix that are sampled to measure its error.
 const ROWS: usize = 256;
 
@@ -113,7 +124,7 @@ pub(super) fn report(
     asked_bytes: Option<u64>,
 ) -> MixedReport {
     let others = source.tensors().iter().filter(|t| is_chosen(t.id.role));
-    let mut shares = FORMATS.map(|format| Share {
+    let mut shares = GIVEN.map(|format| Share {
         format: format.name().into(),
         matrices: 0,
         bytes: 0,
@@ -162,14 +173,14 @@ pub(super) fn with(
 ) -> PackOptions {
     // A role's default format is the one that most of its bytes have.
     let most_of = |embedding: bool| {
-        let mut bytes = [0; FORMATS.len()];
+        let mut bytes = [0; GIVEN.len()];
         for (tensor, &format) in others.iter().zip(formats) {
             if is_embedding(tensor.id.role) == embedding {
-                bytes[place(format)] += tensor.rows * format.row_bytes(tensor.cols);
+                bytes[place(&GIVEN, format)] += tensor.rows * format.row_bytes(tensor.cols);
             }
         }
-        let most = (0..FORMATS.len()).max_by_key(|&i| (bytes[i], FORMATS.len() - i));
-        most.map_or(ffn, |i| FORMATS[i])
+        let most = (0..GIVEN.len()).max_by_key(|&i| (bytes[i], GIVEN.len() - i));
+        most.map_or(ffn, |i| GIVEN[i])
     };
     let ids = others.iter().map(|t| t.id);
     let chosen = PackOptions {
@@ -211,8 +222,8 @@ fn weight_of(source: &dyn Checkpoint, role: Role) -> f64 {
     }
 }
 
-fn place(format: DType) -> usize {
-    FORMATS
+fn place(formats: &[DType], format: DType) -> usize {
+    formats
         .iter()
         .position(|&f| f == format)
         .unwrap_or_default()
@@ -220,7 +231,7 @@ fn place(format: DType) -> usize {
 
 impl MixItem {
     fn of(&self, format: DType) -> Stored {
-        self.stored[place(format)]
+        self.stored[place(&FORMATS, format)]
     }
 
     fn times(mut self, weight: f64) -> Self {

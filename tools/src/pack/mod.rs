@@ -222,8 +222,8 @@ fn pack_source(
         None => {
             let decided = by_source::decided(source, options);
             let chosen = options.by_source != BySource::default();
-            let told = chosen.then(|| mix::report(source, &decided, None));
-            (told, decided)
+            let report = chosen.then(|| mix::report(source, &decided, None));
+            (report, decided)
         }
     };
     let options = &options;

@@ -75,15 +75,15 @@ pub struct CalibrationText {
 }
 
 impl PackOptions {
-    /// Defaults for a format: embedding and head are q8 with 4-bit formats.
+    /// Defaults for a format: embedding and head are q8 with 4-bit formats, q8c with q4c.
     pub fn new(quant: DType) -> Self {
         Self {
             ffn: quant,
             attention: quant,
-            embedding: if is_four_bits(quant) {
-                DType::Q8
-            } else {
-                quant
+            embedding: match quant {
+                DType::Q4c => DType::Q8c,
+                _ if is_four_bits(quant) => DType::Q8,
+                _ => quant,
             },
             stats: None,
             coactivation: true,
@@ -200,7 +200,7 @@ pub(super) fn is_float(source: &dyn Checkpoint) -> bool {
 
 /// Whether a format rounds weights to 4 bits.
 fn is_four_bits(dtype: DType) -> bool {
-    matches!(dtype, DType::Q4 | DType::Q4k)
+    matches!(dtype, DType::Q4 | DType::Q4k | DType::Q4c)
 }
 
 impl From<QuantArg> for DType {
@@ -208,7 +208,9 @@ impl From<QuantArg> for DType {
         match arg {
             QuantArg::Q4 => Self::Q4,
             QuantArg::Q4k => Self::Q4k,
+            QuantArg::Q4c => Self::Q4c,
             QuantArg::Q8 => Self::Q8,
+            QuantArg::Q8c => Self::Q8c,
             QuantArg::F16 => Self::F16,
             QuantArg::F32 => Self::F32,
         }

@@ -1,12 +1,15 @@
 //! Writes a container: rows are read, quantized and written in batches.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
-use emberflow_kernels::{DType, Workers, quantize_row};
+use emberflow_kernels::{
+    DType, QuantizeError, Workers, outlier_channels, quantize_q4c, quantize_row,
+};
 use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_models::{Checkpoint, TensorInfo};
 use emberflow_storage::container::{BankSpec, Unit, Writer, append_row};
@@ -112,9 +115,10 @@ pub(crate) fn write(
         workers: Workers::new(options.threads(), None),
         rows: Vec::new(),
         encoded: Vec::new(),
+        channels: BTreeMap::new(),
         done: 0,
         total: layout.total_bytes(),
-        told: Instant::now(),
+        reported: Instant::now(),
         progress,
     };
     let mut resumed_units = 0;
@@ -159,6 +163,29 @@ pub(crate) fn write(
     })
 }
 
+/// Adds the squares of rows to those of their columns.
+pub(super) fn add_squares(rows: &[f32], squares: &mut [f32]) {
+    for row in rows.chunks_exact(squares.len().max(1)) {
+        for (sum, w) in squares.iter_mut().zip(row) {
+            *sum += w * w;
+        }
+    }
+}
+
+/// Stores a row of a matrix whose outliers are at these channels; without a list each row has its own.
+pub(super) fn round(
+    dtype: DType,
+    row: &[f32],
+    channels: Option<&Vec<u16>>,
+    quants: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), QuantizeError> {
+    match channels.filter(|_| dtype == DType::Q4c) {
+        Some(channels) => quantize_q4c(row, channels, quants, scales),
+        None => quantize_row(dtype, row, quants, scales),
+    }
+}
+
 /// A running pack.
 struct Work<'a> {
     source: &'a dyn Checkpoint,
@@ -167,17 +194,19 @@ struct Work<'a> {
     workers: Workers,
     rows: Vec<f32>,
     encoded: Vec<u8>,
+    /// Outliers of the matrices that are being written in q4c.
+    channels: BTreeMap<TensorId, Vec<u16>>,
     done: u64,
     total: u64,
-    told: Instant,
+    reported: Instant,
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
 impl Work<'_> {
     fn advance(&mut self, bytes: u64) {
         self.done += bytes;
-        if self.told.elapsed() > Duration::from_millis(100) || self.done == self.total {
-            self.told = Instant::now();
+        if self.reported.elapsed() > Duration::from_millis(100) || self.done == self.total {
+            self.reported = Instant::now();
             (self.progress)(self.done, self.total);
         }
     }
@@ -218,6 +247,9 @@ impl Work<'_> {
             if dtype == DType::Q4k && self.imported(id, bank, rows.clone(), cols)? {
                 return Ok(());
             }
+            if dtype == DType::Q4c && id.role != Role::Down {
+                self.choose_outliers(id, cols)?;
+            }
             self.read(id, bank, rows.start, rows.len(), cols)?;
             return if id.role == Role::Down && self.layout.format.is_across() {
                 self.encode_across(id)
@@ -254,18 +286,35 @@ impl Work<'_> {
         Ok(true)
     }
 
+    /// Decides which input channels of a matrix are outliers, unless that is done: those of the largest squared weights,
+    /// of all rows together. Down's rows are its columns; each has outliers of its own.
+    fn choose_outliers(&mut self, id: TensorId, cols: usize) -> Result<(), Failure> {
+        if self.channels.contains_key(&id) {
+            return Ok(());
+        }
+        let tensors = self.source.tensors().iter();
+        let count = tensors.filter(|t| t.id == id).map(|t| t.rows).sum();
+        let mut squares = vec![0.0; cols];
+        for first in (0..count).step_by(BATCH) {
+            self.read(id, None, first, BATCH.min(count - first), cols)?;
+            add_squares(&self.rows, &mut squares);
+        }
+        self.channels.insert(id, outlier_channels(&squares));
+        Ok(())
+    }
+
     /// Encodes `self.rows` into `self.encoded`: quants, then scales, row by row.
     fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
         let stride = dtype.row_bytes(cols);
         let count = self.rows.len() / cols;
         self.encoded.resize(count * stride, 0);
         let failed = std::sync::Mutex::new(None);
-        let rows = &self.rows;
+        let (rows, channels) = (&self.rows, self.channels.get(&id));
         self.workers
             .for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
                 let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
                 let row = &rows[i * cols..(i + 1) * cols];
-                if let Err(e) = quantize_row(dtype, row, quants, scales)
+                if let Err(e) = round(dtype, row, channels, quants, scales)
                     && let Ok(mut failed) = failed.lock()
                 {
                     failed.get_or_insert(format!("row {i} of a batch: {e}"));
@@ -306,6 +355,7 @@ impl Work<'_> {
         let place = c.ffn_place(info.id.layer);
         let bank = info.id.role.is_by_neuron().then_some(place);
         let table = info.id.role.is_table(c.tied_head);
+        self.channels.clear();
         let mut rows = Vec::new();
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
@@ -338,6 +388,7 @@ impl Work<'_> {
         let roles = bundled(self.source.config());
         let mut parts: Vec<Vec<u8>> = vec![Vec::new(); roles.len()];
         let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
+        self.channels.clear();
         let mut sink = writer.begin_bank(i)?;
         for first in (0..neurons).step_by(BATCH) {
             let count = BATCH.min(neurons - first);

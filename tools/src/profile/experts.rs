@@ -119,7 +119,7 @@ fn subject(model: &Model, cut: &Cut) -> RoutedSubject {
         experts: c.ffn_layers().map(experts).collect(),
         chosen,
         window: neurons.window,
-        kept: (TRACE_BYTES / row).min(cut.ids.len()),
+        stored: (TRACE_BYTES / row).min(cut.ids.len()),
     }
 }
 
@@ -244,7 +244,7 @@ mod tests {
             experts: vec![16, 16],
             chosen: 2,
             window: tokens,
-            kept: tokens,
+            stored: tokens,
         });
         for layer in 0..2 {
             // Every token visits expert 0, and one of the others in round robin.

@@ -82,7 +82,7 @@ impl Costs {
     }
 
     /// The number of sequences, among powers of two, with the highest throughput. Unknown numbers are tried, up to
-    /// four times the best: two sequences may be no faster although four are.
+    /// four times the best: two sequences may not be faster although four are.
     pub fn best_batch(&self, now: Duration) -> usize {
         let (mut best, mut least) = (1, f64::INFINITY);
         let mut texts = 1;

@@ -92,7 +92,7 @@ pub struct Gap {
     /// After the gap.
     pub after: Vec<u32>,
     /// Other files.
-    pub beside: Vec<u32>,
+    pub others: Vec<u32>,
 }
 
 impl<'a> Infill<'a> {
@@ -140,13 +140,13 @@ impl<'a> Infill<'a> {
         Ok(self.prompt(Gap {
             before: self.tokens(before)?,
             after: self.tokens(after)?,
-            beside: Vec::new(),
+            others: Vec::new(),
         }))
     }
 
     /// Assembles the prompt.
     pub fn prompt(&self, gap: Gap) -> Vec<u32> {
-        let mut all = gap.beside;
+        let mut all = gap.others;
         all.extend_from_slice(self.text.start_tokens());
         all.push(self.prefix);
         all.extend(gap.before);
@@ -172,7 +172,7 @@ impl<'a> Infill<'a> {
         let mut gap = Gap {
             before: self.tokens(before)?,
             after: self.tokens(after)?,
-            beside: self.beside(files)?,
+            others: self.others(files)?,
         };
         // The three tokens of the gap, and BOS.
         let room = most.saturating_sub(3 + self.text.start_tokens().len());
@@ -184,13 +184,13 @@ impl<'a> Infill<'a> {
         gap.after.truncate(after);
         let before = gap.before.len().min(room - after);
         gap.before.drain(..gap.before.len() - before);
-        let beside = gap.beside.len().min(room - after - before);
-        gap.beside.drain(..gap.beside.len() - beside);
+        let others = gap.others.len().min(room - after - before);
+        gap.others.drain(..gap.others.len() - others);
         Ok(self.prompt(gap))
     }
 
     /// Tokens of the other files, followed by the marker of the current file.
-    fn beside(&self, files: &[File]) -> Result<Vec<u32>, ApiError> {
+    fn others(&self, files: &[File]) -> Result<Vec<u32>, ApiError> {
         let mut all = Vec::new();
         if let Some(token) = self.repository {
             all.push(token);

@@ -1,8 +1,8 @@
 //! Detects disconnected clients, even those that have only shut down their sending side.
 //!
-//! A client that has half-closed its connection and one that has gone look alike until something is sent. While a
-//! half-closed client waits, bytes without meaning (white space or comments) are sent before its response; when the
-//! connection breaks, its request is cancelled.
+//! A half-closed connection and a closed one are indistinguishable until something is sent. While a half-closed
+//! client waits, bytes without meaning (white space or comments) are sent before its response; when the connection
+//! breaks, its request is cancelled.
 
 use std::future::{Future, poll_fn};
 use std::io;

@@ -112,14 +112,14 @@ impl Schedule {
         let reactive = waiting.clone().position(|one| !one.proactive);
         let at = reactive.unwrap_or(0);
         let one = waiting.clone().nth(at)?;
-        let kept = if one.proactive {
+        let reserved = if one.proactive {
             self.most
                 .saturating_sub(one.texts)
                 .min(self.most.div_ceil(4))
         } else {
             0
         };
-        let fits = running.len() + one.texts + kept <= self.most;
+        let fits = running.len() + one.texts + reserved <= self.most;
         (fits && (!one.proactive || self.has_slack_for(now, &one, running))).then_some(at)
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use emberflow_models::tokenizer::StreamDecoder;
 
-/// Passes text on until a stop string appears.
+/// Forwards text until a stop string appears.
 #[derive(Debug)]
 pub struct Stops {
     stops: Vec<String>,

@@ -71,7 +71,7 @@ struct InputPart {
 /// Recorded inputs of several layers.
 pub struct Inputs {
     d: usize,
-    /// Experts read inputs times their weights.
+    /// The experts' inputs are scaled by their weights.
     scales_input: bool,
     /// By layer and part.
     layers: Vec<[InputPart; 3]>,
@@ -90,14 +90,14 @@ impl Inputs {
             x: Vec::with_capacity(values),
             experts: Vec::new(),
         };
-        let mut kept: Vec<[InputPart; 3]> = layers.iter().map(|_| room.map(empty)).collect();
+        let mut recorded: Vec<[InputPart; 3]> = layers.iter().map(|_| room.map(empty)).collect();
         let bar = progress::steps("reading the text", windows.total() as u64);
         let mut sequence = engine.new_sequence()?;
         for (i, window) in windows.tokens.iter().enumerate() {
             sequence.clear();
             let mut observe = |seen: &FfnSeen<'_>| {
                 if let Some(k) = layers.iter().position(|&l| l == seen.layer) {
-                    let part = &mut kept[k][part(i)];
+                    let part = &mut recorded[k][part(i)];
                     part.x.extend(seen.x.iter().map(|&x| f16::from_f32(x)));
                     part.experts.extend_from_slice(seen.choices);
                 }
@@ -112,7 +112,7 @@ impl Inputs {
         Ok(Self {
             d,
             scales_input: mixture.is_some_and(|mixture| mixture.scales_input),
-            layers: kept,
+            layers: recorded,
         })
     }
 

@@ -80,7 +80,7 @@ struct BankTrainer {
     d: usize,
     /// Maximum bytes of predictor per neuron.
     per_neuron: f64,
-    /// By layer, which gates are active; `None` for dense layers of a sparse model.
+    /// By layer, the active gates; `None` for dense layers of a sparse model.
     fires: Vec<Option<Fires>>,
     /// Folder for finished banks, and the prefix of their names.
     folder: PathBuf,
@@ -181,7 +181,7 @@ impl BankTrainer {
     }
 }
 
-/// Which gates of a layer are active; `None` for dense layers of a sparse model.
+/// The active gates of a layer; `None` for dense layers of a sparse model.
 fn fires(c: &ModelConfig, layer: u32) -> Option<Fires> {
     let share = c.form.gate_top.get(layer as usize).copied();
     match c.ffn_kind.activation {
@@ -286,7 +286,7 @@ fn is_routed(c: &ModelConfig, bank: &Bank) -> bool {
     c.mixture_of(bank.layer).is_some() && bank.expert < c.experts
 }
 
-/// Trains a bank's predictor; none if it is not wanted or not good enough.
+/// Trains a bank's predictor; none if it is not requested or not good enough.
 fn of_bank(
     args: &TrainPredictorArgs,
     job: &BankTrainer,

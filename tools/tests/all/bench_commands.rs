@@ -1,4 +1,4 @@
-//! The benchmarks in their small mode, as a user runs them.
+//! The benchmarks in their quick mode, as a user runs them.
 
 use crate::common;
 use std::path::Path;
@@ -86,8 +86,8 @@ fn decoding_says_where_the_time_goes() {
     }
 }
 
-/// Without a folder files go where results are kept, below the current one; a result that cannot be
-/// kept is shown all the same.
+/// Without a folder, files are written to the results folder below the current one; a result that
+/// cannot be written is still printed.
 #[test]
 fn results_have_a_usual_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn results_have_a_usual_place() {
     assert_eq!(output.status.code(), Some(1));
     assert!(shown.contains("| context |"), "{shown}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("/dev/full"));
-    // what can be known before is said before
+    // errors that can be known in advance are reported before measuring
     let output = run(&["--csv", "no/such.csv"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
@@ -143,8 +143,8 @@ fn a_table_is_printed_and_wrong_points_are_refused() {
     }
 }
 
-/// Interactive requests do not wait for background work, which they do first come, first served; in
-/// simulated time either.
+/// Interactive requests do not wait for background work, but do with first come, first served; also
+/// in simulated time.
 #[test]
 fn reads_stand_beside_the_fastest_ones() {
     let dir = tempfile::tempdir().unwrap();

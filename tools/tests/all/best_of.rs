@@ -20,7 +20,7 @@ fn run(seed: u64, extra: &[&str]) -> Value {
     json(&[&RUN[..], &[&seed], extra].concat())
 }
 
-/// Each text is the one that its seed gives alone, within a budget that has room for all of them.
+/// Each text is the one that its seed gives alone, within a budget that fits all of them.
 #[test]
 fn every_text_is_what_its_seed_gives_alone() {
     let refused = call(&[&RUN[..], &["3", "--best-of", "4", "--memory", "1MiB"]].concat());
@@ -52,13 +52,13 @@ fn every_text_is_what_its_seed_gives_alone() {
         assert_eq!(report["logits_hash"], samples[best]["logits_hash"]);
         assert!(report["decode_tokens_per_s"].as_f64().unwrap() > 0.0);
     }
-    // Keys and values of four, and room for what they need besides.
+    // keys and values of four, and their other memory
     let kv = |report: &Value| report["memory"]["kv"].as_u64().unwrap();
     let four = run(3, &["--best-of", "4"]);
     assert_eq!(kv(&four), 4 * kv(&alone[0]));
 }
 
-/// Without `--json`: the text with the highest score and nothing else, wherever it is among them.
+/// Without `--json`: only the text with the highest score, at any position.
 #[test]
 fn the_best_text_is_printed() {
     let mut places = Vec::new();

@@ -1,11 +1,11 @@
-//! `pack --calibrate` as a user runs it: what it gains, and that it gives one answer.
+//! `pack --calibrate` as a user runs it: its gain, and determinism.
 
 use std::path::{Path, PathBuf};
 
 use crate::common::{call, emberflow, exported, json};
 
-/// The held-out text in two: whole documents to calibrate with, others to judge by. No training
-/// text is in the repository.
+/// The held-out text in two parts: whole documents for calibration, others for evaluation. No
+/// training text is in the repository.
 fn texts(dir: &Path) -> [String; 2] {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
     let text = std::fs::read_to_string(demo).unwrap();
@@ -30,7 +30,7 @@ fn perplexity(model: &Path, text: &str) -> f64 {
     result["perplexity"].as_f64().unwrap()
 }
 
-/// The folder in which rounded layers wait for the container.
+/// The folder with rounded layers until the container is written.
 fn layers(output: &Path) -> PathBuf {
     output.with_extension("ember.layers")
 }
@@ -67,7 +67,7 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
         "source {source}, plain {plain}, calibrated {calibrated}"
     );
 
-    // it says what it is, and is held against its source matrix by matrix
+    // it reports calibration, and is compared with its source matrix by matrix
     let file = output.display().to_string();
     let meta = json(&["inspect", &file, "--json"])["meta"]["calibration"].clone();
     assert_eq!(meta["tokens"], report["calibrated"]["tokens"]);
@@ -162,7 +162,7 @@ fn threads_and_a_kill_change_no_byte() {
     assert!(!layers(&output).exists());
 }
 
-/// Neurons are put in the order of the statistics after they were rounded.
+/// Neurons are sorted by the statistics after rounding.
 #[test]
 fn calibrated_neurons_can_be_sorted() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Every chart that a command draws, as somebody sees it: nothing is cut off, and no text lies on
-//! another or under a legend.
+//! Every chart of a command: nothing is cut off, and no text overlaps another or a legend.
 
 use crate::common;
 use std::path::Path;
@@ -17,11 +16,12 @@ fn draw(dir: &Path, line: &str) -> String {
     std::fs::read_to_string(dir.join("chart.svg")).unwrap()
 }
 
-/// In `profile show --svg` the legend covered a label.
+/// Regression: in `profile show --svg` the legend covered a label.
 #[test]
 fn nothing_in_a_chart_is_covered_or_cut_off() {
     let dir = tempfile::tempdir().unwrap();
     exported(dir.path());
+    common::save_rates(dir.path());
     for line in [
         "pack demo-hf -o m.ember --stats STATS",
         "profile m.ember -f TEXT -o demo.stats --limit 8192",

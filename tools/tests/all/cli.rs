@@ -1,4 +1,4 @@
-//! The command line as a whole: help, suggestions, completions, manual, exit codes.
+//! The command line: help, suggestions, completions, manual, exit codes.
 
 use std::process::Command;
 
@@ -109,8 +109,8 @@ fn slips_are_understood() {
     }
 }
 
-/// Leaf commands, options of all of them, and those of `run`, `-v` and `--help` not counted. What
-/// only a measurement needs is the laboratory's.
+/// Number of leaf commands, of options of all of them, and of those of `run`, without `-v` and
+/// `--help`. Options for measurements belong to the laboratory.
 #[test]
 fn there_are_no_more_commands_and_options_than_users_need() {
     let options = |command: &clap::Command| {
@@ -151,7 +151,7 @@ fn commands_of_other_programs_are_answered() {
     }
 }
 
-/// What is not a command of this program any more is answered with where it is.
+/// Former commands of this program are answered with their new location.
 #[test]
 fn the_laboratory_is_named() {
     for (line, wanted) in [
@@ -199,7 +199,7 @@ fn options_of_other_programs_are_answered() {
     }
 }
 
-/// A text that was taken for a model, or for a command.
+/// A text mistaken for a model, or for a command.
 #[test]
 fn a_text_without_its_option_is_told_how() {
     for words in [&["run", "Once upon a time"][..], &["Once upon a time"]] {
@@ -251,7 +251,7 @@ fn the_manual_has_a_page_for_each_command() {
     assert!(page.contains("larger than memory") && page.contains("Exit codes"));
 }
 
-/// The codes that `--help` and docs/shell.md name are those that come out.
+/// The exit codes in `--help` and docs/shell.md are the actual ones.
 #[test]
 fn exit_codes_are_as_documented() {
     let dir = tempfile::tempdir().unwrap();
@@ -297,7 +297,7 @@ fn exit_codes_are_as_documented() {
     }
 }
 
-/// Whatever takes long for a large model shows how far it is, on a terminal.
+/// Commands that take long for a large model show their progress on a terminal.
 #[test]
 fn everything_long_shows_its_progress() {
     let dir = tempfile::tempdir().unwrap();
@@ -317,7 +317,7 @@ fn everything_long_shows_its_progress() {
         println!("SKIPPED: there is no `script` to play a terminal");
         return;
     }
-    // what a program reads is not disturbed
+    // output for a reading program is not disturbed
     assert!(on_a_terminal("run -p a -n 4 --json").is_ok_and(|o| o.stdout.starts_with(b"{")));
     for (line, bars) in [
         ("export -o other-hf", &["exporting"][..]),
@@ -350,7 +350,7 @@ fn everything_long_shows_its_progress() {
                 "{line}: {bar}: {shown}"
             );
         }
-        // in a pipe nothing of it is seen
+        // in a pipe there is no progress bar
         if line.starts_with("perplexity") {
             let mut piped = emberflow();
             piped.current_dir(dir.path()).args(line.split(' '));
@@ -359,7 +359,7 @@ fn everything_long_shows_its_progress() {
     }
 }
 
-/// What `--help` says of a window is what is computed: each begins with the start token.
+/// Windows are as `--help` describes them: each begins with the start token.
 #[test]
 fn perplexity_says_how_its_windows_begin() {
     let help = String::from_utf8(call(&["perplexity", "--help"]).stdout).unwrap();

@@ -89,7 +89,7 @@ fn temperature_order_keeps_the_model_and_shows_in_inspect() {
         ])["tokens"]
             .clone()
     };
-    // in f32: rounded activations would turn a last bit into a step of 1/127
+    // in f32: quantised activations would amplify a last bit to a step of 1/127
     let packed = |name: &str, options: &[&str]| {
         let file = dir.path().join(name);
         pack(&folder, &file, &[&["--quant", "f32"], options].concat());
@@ -99,7 +99,7 @@ fn temperature_order_keeps_the_model_and_shows_in_inspect() {
     assert_eq!(run(&sorted), run(&packed("plain32.ember", &[])));
 }
 
-/// Where scales lie and how bundles are aligned changes the file, never a logit.
+/// The location of scales and the alignment of bundles change the file, but no logit.
 #[test]
 fn format_parameters_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -130,9 +130,8 @@ fn format_parameters_change_no_bit() {
     assert_eq!(hashes.len(), 1, "{hashes:?}");
 }
 
-/// A killed pack leaves nothing under the final name, and the next one goes on
-/// where it stopped and writes the same bytes. A fast machine may finish before
-/// it can be killed; then the attempt is repeated.
+/// A killed pack leaves nothing under the final name, and the next one resumes and writes the same
+/// bytes. A fast machine may finish before it can be killed; then the attempt is repeated.
 #[test]
 fn a_killed_pack_resumes() {
     let dir = tempfile::tempdir().unwrap();
@@ -142,7 +141,7 @@ fn a_killed_pack_resumes() {
     let output = dir.path().join("out.ember");
     let partial = dir.path().join("out.ember.partial");
     let journal = dir.path().join("out.ember.partial.journal");
-    // two lines open the journal; every further one is a finished part
+    // two lines begin the journal; every further one is a finished part
     let parts =
         || std::fs::read_to_string(&journal).map_or(0, |t| t.lines().count().saturating_sub(2));
     for _ in 0..30 {
@@ -171,9 +170,9 @@ fn a_killed_pack_resumes() {
     panic!("every pack ended before it could be killed");
 }
 
-/// Packing streams: it needs less than half of what it writes (measured: a
-/// third, most of it the program, its tokenizer and one Down matrix, none of
-/// which grow with the number of layers).
+/// Packing streams: it needs less than half of the bytes that it writes (measured: a third, most of
+/// it the program, its tokenizer and one Down matrix, none of which grow with the number of
+/// layers).
 #[test]
 fn packing_needs_far_less_memory_than_the_model() {
     let dir = tempfile::tempdir().unwrap();
@@ -301,7 +300,7 @@ fn damage_is_found_and_never_runs() {
             matches!(output.status.code(), Some(1 | 3)),
             "flip at {at} is not found"
         );
-        // either it is refused, or the byte is one that this run never uses
+        // either it is refused, or this run never uses the byte
         let output = run();
         if output.status.success() {
             assert_eq!(
@@ -320,7 +319,7 @@ fn damage_is_found_and_never_runs() {
     }
 }
 
-/// The reader of the output may go away: no panic, no complaint.
+/// The reader of the output may exit: no panic, no error message.
 #[test]
 fn a_closed_pipe_is_no_error() {
     let dir = tempfile::tempdir().unwrap();

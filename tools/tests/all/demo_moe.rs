@@ -1,6 +1,6 @@
 //! The bundled mixture of experts, as a user runs it.
 
-use crate::common::{call, emberflow, json, succeed};
+use crate::common::{cache, call, emberflow, json, save_rates, succeed};
 use serde_json::Value;
 
 const CARD: &str = include_str!("../../../models/demo-moe/README.md");
@@ -49,6 +49,7 @@ fn the_text_is_the_cards_under_every_budget() {
 #[test]
 fn commands_find_it_by_its_name() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(&cache());
     for command in [
         "inspect demo-moe",
         "verify demo-moe",
@@ -64,7 +65,7 @@ fn commands_find_it_by_its_name() {
         });
         succeed(emberflow().current_dir(dir.path()).args(words));
     }
-    // A file of that name goes before it.
+    // A file of that name takes precedence.
     std::fs::write(dir.path().join("demo-moe"), "no container").unwrap();
     let output = emberflow()
         .current_dir(dir.path())

@@ -23,6 +23,7 @@ fn has_keys(value: &Value, keys: &[&str]) {
 #[test]
 fn bench_io_measures_draws_and_saves() {
     let dir = tempfile::tempdir().unwrap();
+    common::save_verdicts(&dir.path().join("cache"));
     let args = [
         "bench", "io", "--quick", "--size", "8MiB", "--millis", "10", "--json", "--svg", "io.svg",
         "--save",
@@ -79,7 +80,7 @@ fn bench_io_measures_draws_and_saves() {
         .collect();
     assert!(left.is_empty(), "{left:?}");
     let doctor = in_dir(dir.path(), &["doctor", "--json"]);
-    // other tests may run beside this one, which is then told
+    // other tests may run at the same time, which is then reported
     let status = if report["doubt"].is_null() {
         "ok"
     } else {
@@ -91,7 +92,7 @@ fn bench_io_measures_draws_and_saves() {
     assert_eq!(doctor["device_profile"]["engine"], report["best"]["engine"]);
 }
 
-/// Holes would be measured at the speed of memory.
+/// Holes would be measured at memory speed.
 #[test]
 fn a_sparse_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -106,12 +107,12 @@ fn a_sparse_file_is_refused() {
         .arg(&path);
     let output = command.output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
-    // where there is no direct I/O, it is said that this is the page cache's speed
+    // without direct I/O, it is reported that this is the page cache's speed
     let told = message.contains("holes are not read") || message.contains("no direct I/O");
     assert!(told, "{message}");
 }
 
-/// Plans rest on a full measurement; who looked quickly is told what is still to do.
+/// Plans use only a full measurement; after a quick one the remaining step is reported.
 #[test]
 fn a_quick_look_is_not_saved_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -149,13 +150,13 @@ fn numbers_are_shown_even_where_they_cannot_be_kept() {
             message,
         )
     };
-    // known before: nothing is measured
+    // known in advance: nothing is measured
     let (shown, message) = measured("--save=file/device.json");
     assert!(
         shown.is_empty() && message.contains("file/device.json"),
         "{message}"
     );
-    // found out when it is written
+    // detected when writing
     let (shown, message) = measured("--csv=/dev/full");
     assert!(message.contains("/dev/full"), "{message}");
     assert!(shown.contains("best: pread"), "{shown}");
@@ -199,6 +200,7 @@ fn a_simulated_device_shows_its_published_curve() {
 
 #[test]
 fn doctor_looks_at_everything_and_never_fails() {
+    common::save_verdicts(&common::cache());
     let report = json(&["doctor", "--json"]);
     for check in [
         "direct_io",
@@ -236,7 +238,7 @@ fn wrong_use_is_told_apart_from_failure() {
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/file"));
 }
 
-/// Measuring takes memory that no run has; it once made the first plan ask for ten times as much
+/// Measuring takes memory that no run uses; once it made the first plan require ten times as much
 /// as the second.
 #[test]
 fn the_first_plan_is_that_of_a_measured_machine() {

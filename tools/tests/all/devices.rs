@@ -1,4 +1,4 @@
-//! `--device` and what `doctor` says of devices, as a user runs them.
+//! `--device` and its section in `doctor`, as a user runs them.
 
 use std::path::Path;
 
@@ -76,7 +76,7 @@ fn devices_that_are_not_there_are_refused() {
         );
         assert!(output.stdout.is_empty());
     }
-    // Nothing has to be there for `auto`.
+    // `auto` works without any device.
     let output = emberflow()
         .args(["run", "-p", "x", "-n", "1", "--device", "auto"])
         .output();
@@ -94,14 +94,14 @@ fn doctor_tries_the_devices_out() {
     }
 }
 
-/// Runs it with a cache folder of its own.
+/// Runs it with a separate cache folder.
 fn with_cache(dir: &Path, args: &[&str]) -> std::process::Output {
     let mut command = emberflow();
     command.args(args).env("XDG_CACHE_HOME", dir);
     command.output().unwrap()
 }
 
-/// A wrong device is refused at every start until it is tried anew; a right one is known at the next.
+/// A wrong device is refused at every start until it is tested again; a correct one is remembered.
 #[test]
 fn verdicts_are_kept_and_tried_anew_on_demand() {
     if !has_opencl() {
@@ -129,7 +129,7 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     assert_eq!(first["logits_hash"], second["logits_hash"]);
     assert_eq!(first["device"]["numerics"], second["device"]["numerics"]);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), kept);
-    // As a device that is wrong leaves it.
+    // as left by a wrong device
     let mut verdicts: Value = serde_json::from_str(&kept).unwrap();
     let of_ffn = |v: &&mut Value| v["kernels"].as_str().unwrap().starts_with("FFN");
     let all = verdicts["verdicts"].as_array_mut().unwrap();
@@ -162,7 +162,7 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     let named = &anew["devices"][0]["kernels"];
     assert!(named["few"]["team"].is_string(), "{anew}");
     report(run());
-    // What nobody can read is measured anew.
+    // an unreadable entry is measured again
     std::fs::write(&path, "{").unwrap();
     report(run());
 }

@@ -1,4 +1,4 @@
-//! The paths beside OpenAI's chats and completions, on the bundled model.
+//! The endpoints besides OpenAI's chats and completions, on the bundled model.
 
 use crate::common;
 use crate::common::server::Server;
@@ -158,7 +158,7 @@ fn named(body: &str) -> Vec<(String, Value)> {
     all
 }
 
-/// The same text as OpenAI's interface gives, in the shape and with the events of Anthropic's.
+/// The same text as from OpenAI's interface, in Anthropic's format and events.
 #[test]
 fn messages_are_chats() {
     let server = Server::start(&["--alias", "demo"]);
@@ -452,7 +452,7 @@ fn completions_of_llama_cpp_end_and_tell_why() {
     let likely = &ended["completion_probabilities"][0];
     assert_eq!(likely["top_logprobs"].as_array().unwrap().len(), 2);
     assert_eq!(likely["id"], likely["top_logprobs"][0]["id"]);
-    // A token that is forbidden does not come.
+    // a banned token does not occur
     let first = &likely["id"];
     let body = json!({"prompt": prompt, "n_predict": 1, "temperature": 0, "n_probs": 1, "logit_bias": [[first, false]]});
     let other = server.post("/completion", &body).json();
@@ -475,7 +475,7 @@ fn gaps_need_tokens_for_them() {
     }
 }
 
-/// Serves the bundled model, whose structural tokens are called as those for gaps are elsewhere.
+/// Serves the bundled model with structural tokens renamed to fill-in-the-middle tokens.
 fn with_gaps(dir: &std::path::Path) -> Server {
     let folder = common::exported(dir);
     let packed = dir.join("gaps.ember").display().to_string();
@@ -514,8 +514,8 @@ fn greedy(server: &Server, path: &str, fields: Value) -> Value {
 const BEFORE: &str = "A vector is a";
 const AFTER: &str = "growable array type.";
 
-/// The prompt is that of llama.cpp's `format_prompt_infill`: the start token, the prefix, the suffix, and
-/// the token behind which the middle follows.
+/// The prompt equals that of llama.cpp's `format_prompt_infill`: the start token, the prefix, the suffix,
+/// and the token before the middle.
 fn gap(server: &Server) -> Vec<u64> {
     [
         &[0, 1][..],
@@ -543,7 +543,7 @@ fn gaps_are_filled() {
     });
     let reply = server.post("/infill", &editor);
     assert_eq!(reply.status, 200, "{}", reply.body);
-    // All but the last token of the prompt is known.
+    // all but the last token of the prompt is cached
     assert_eq!(reply.json()["timings/prompt_n"], 1, "{}", reply.body);
     let mut body = json!({"prompt": BEFORE, "suffix": AFTER, "max_tokens": 8, "temperature": 0});
     let ollama = json!({"prompt": BEFORE, "suffix": AFTER, "stream": false, "options": {"num_predict": 8, "temperature": 0}});
@@ -560,7 +560,7 @@ fn gaps_are_filled() {
     }
 }
 
-/// What is beside comes first, and what does not fit is left out far from the gap.
+/// Other files come first, and text that does not fit is dropped, farthest from the gap first.
 #[test]
 fn gaps_in_repositories() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! Commands on a model with experts: statistics of routing, reading ahead.
+//! Commands on a model with experts: routing statistics, prefetching.
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{call, json};
+use crate::common::{cache, call, json, save_rates};
 use emberflow_predictor::stats::{ActivationStats, ExpertStats};
 use emberflow_storage::container::Container;
 use serde_json::Value;
@@ -107,8 +107,7 @@ fn statistics_say_how_experts_are_chosen() {
     assert!(!dir.join("no").exists());
 }
 
-/// Statistics of routing leave neurons in their order, so experts with biases stay in blocks of four
-/// bits.
+/// Routing statistics do not reorder neurons, so experts with biases stay in four-bit blocks.
 #[test]
 fn experts_in_mxfp4_take_statistics() {
     let dir = tempfile::tempdir().unwrap();
@@ -138,7 +137,7 @@ fn experts_in_mxfp4_take_statistics() {
     assert_eq!(run(&plain), run(&known));
 }
 
-/// How often each expert's neurons fire by statistics, and by those in a container.
+/// Activation counts of each expert's neurons in statistics, and in those of a container.
 fn counts(bytes: &[u8]) -> Vec<ExpertStats> {
     let stats = ActivationStats::read(bytes).unwrap();
     let layers = stats.routing().unwrap().layers.iter();
@@ -186,12 +185,13 @@ fn neurons_inside_experts_are_counted_and_ordered() {
             assert_eq!(first.counts[id as usize], *count);
         }
     }
-    // Counted again, in the checkpoint's order: sums in another order change a few gates.
+    // counted again, in the checkpoint's order: sums in another order change a few gates
     let second = profile(&ordered, &again);
     let pairs = || (first.iter().zip(&second)).flat_map(|(a, b)| a.counts.iter().zip(&b.counts));
     let off: u64 = pairs().map(|(a, b)| a.abs_diff(*b)).sum();
     assert!(100 * off < fired, "{off} of {fired}");
     // Forecasts know how many fire.
+    save_rates(&cache());
     let plan = |model: &str| {
         let plan = json(&["plan", model, "--memory", "29MiB", "--json"]);
         plan["plans"][0]["basis"].clone()
@@ -199,7 +199,7 @@ fn neurons_inside_experts_are_counted_and_ordered() {
     assert_eq!(plan(&ordered)["neurons_assumed"], false);
 }
 
-/// A mapped model holds no more than any other: its pages count in the process's memory.
+/// A mapped model uses no more memory than any other: its pages count in the process's memory.
 #[test]
 fn a_mapped_model_keeps_the_budget() {
     let dir = tempfile::tempdir().unwrap();
@@ -225,7 +225,7 @@ fn a_mapped_model_keeps_the_budget() {
     assert_eq!((&hashes[0], &hashes[2]), (&hashes[1], &hashes[3]));
 }
 
-/// Statistics change what is resident at first and what is expected, and no bit of the text.
+/// Statistics change the initial residency and the forecast, but no bit of the text.
 #[test]
 fn popular_experts_stay_and_are_planned_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -254,8 +254,9 @@ fn popular_experts_stay_and_are_planned_for() {
     let shown = json(&["inspect", &pinned, "--json"]);
     assert_eq!(shown["experts"]["chosen"], 4);
     assert!(shown["temperature"].is_null() && shown["statistics"].is_null());
+    save_rates(&cache());
     let plan = |model: &str, budget: &str| json(&["plan", model, "--memory", budget, "--json"]);
-    // room for about half of the experts: 8 layers of 16 of 256 neurons of 3 rows of 144 bytes
+    // memory for about half of the experts: 8 layers of 16 of 256 neurons of 3 rows of 144 bytes
     let least = number(&plan(&ember, "auto"), "smallest_bytes");
     let budget = format!("{}", least as u64 + 8 * 16 * 256 * 3 * 144 / 2);
     let outcome = |model: &str| {
@@ -294,7 +295,7 @@ fn popular_experts_stay_and_are_planned_for() {
     assert!(bytes < number(&plain["decode"], "bytes_read"), "{known}");
 }
 
-/// Reading ahead is told in the report, can be switched off, and changes no text.
+/// Prefetching appears in the report, can be disabled, and changes no text.
 #[test]
 fn reading_ahead_is_reported() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Export is the inverse of an f32 pack, and leaves nothing when it fails.
+//! Export is the inverse of an f32 pack, and leaves nothing behind on failure.
 
 use crate::common;
 use std::path::{Path, PathBuf};
@@ -104,7 +104,8 @@ fn every_fixture_comes_back_bit_for_bit() {
     }
 }
 
-/// llama.cpp orders the value heads of a DeltaNet otherwise, and names Nemotron-H with experts apart.
+/// llama.cpp orders the value heads of a DeltaNet differently, and has a separate name for Nemotron-H
+/// with experts.
 #[test]
 fn what_gguf_has_otherwise_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -146,7 +147,7 @@ fn a_damaged_container_leaves_no_folder() {
     assert_eq!(left.len(), 1, "{left:?}");
 }
 
-/// The way through GGUF and the way through a folder give the same answers, bit for bit.
+/// Conversion through GGUF and through a folder give the same output, bit for bit.
 #[test]
 fn the_demo_model_is_the_same_as_gguf() {
     let dir = tempfile::tempdir().unwrap();
@@ -208,7 +209,8 @@ fn a_tokenizer_without_a_gguf_form_is_refused() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
-/// What is in q4k comes back from a GGUF file bit for bit, but for Down, whose blocks lie the other way.
+/// q4k matrices survive a GGUF round trip bit for bit, except Down, whose blocks have the other
+/// direction.
 #[test]
 fn q4k_goes_through_gguf_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();

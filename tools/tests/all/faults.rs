@@ -1,4 +1,4 @@
-//! How a run ends that cannot go on: damaged files, files shortened meanwhile, Ctrl-C.
+//! Runs that cannot continue: damaged files, files shortened while open, Ctrl-C.
 
 use crate::common;
 use std::io::Read;
@@ -16,7 +16,7 @@ fn damage_is_a_fault_whoever_meets_it() {
     assert!(call(&["export", "-o", &folder]).status.success());
     assert!(call(&["pack", &folder, "-o", &model]).status.success());
     let mut bytes = std::fs::read(&model).unwrap();
-    // the bundles are the last thing in the file, and most of it
+    // the bundles are at the end of the file, and most of it
     let middle = bytes.len() * 3 / 4;
     bytes[middle..].iter_mut().for_each(|b| *b ^= 0x55);
     std::fs::write(&model, bytes).unwrap();
@@ -52,7 +52,7 @@ fn damage_is_a_fault_whoever_meets_it() {
     }
 }
 
-/// A run that has begun to generate.
+/// A run that has started to generate.
 struct Started {
     child: Child,
     stdout: ChildStdout,
@@ -69,7 +69,7 @@ impl Started {
         Self { child, stdout }
     }
 
-    /// Waits for the end with this exit code; what stands on standard error.
+    /// Waits for the end with this exit code; returns standard error.
     fn ends_with(mut self, code: i32) -> String {
         let mut rest = Vec::new();
         self.stdout.read_to_end(&mut rest).unwrap();
@@ -80,8 +80,8 @@ impl Started {
     }
 }
 
-/// `--policy mmap` reads the file through a mapping, where a missing page is a signal and no error.
-/// A run whose file was shortened died of it without a word.
+/// `--policy mmap` reads the file through a mapping, where a missing page is a signal, not an
+/// error. Regression: a run whose file was shortened ended without a message.
 #[test]
 fn a_file_shortened_under_a_mapping_is_a_fault() {
     let dir = tempfile::tempdir().unwrap();
@@ -133,8 +133,8 @@ fn ctrl_c_ends_cleanly() {
     assert!(message.contains("tok/s"), "no summary: {message}");
 }
 
-/// Network and user-space file systems without locks and flushing, played by a library that is loaded
-/// before the C library: `pack` was refused there, and left its journal.
+/// File systems without locks and flushing (network, user space), simulated by a library loaded
+/// before the C library. Regression: `pack` was refused there, and left its journal.
 #[test]
 fn a_file_system_without_locks_and_flushing_is_good_enough() {
     const SOURCE: &str = "\

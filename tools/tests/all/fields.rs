@@ -1,11 +1,11 @@
-//! Every line of the server's table of fields, posted: what is honoured is taken, what is harmless changes
-//! nothing, what is refused is refused by name.
+//! Sends every line of the server's field table: honoured fields are accepted, harmless ones change
+//! nothing, refused ones are refused by name.
 
 use crate::common::server::{Reply, Server};
 use emberflow::serve::fields::{Does, Field, TABLE, Type, on};
 use serde_json::{Value, json};
 
-/// A kind of request: where it goes, its smallest body, and where its text is.
+/// A kind of request: its path, its smallest body, and the location of its text.
 struct Request {
     on: u16,
     path: &'static str,
@@ -30,7 +30,7 @@ fn requests() -> Vec<Request> {
     all
 }
 
-/// OpenAI's and Ollama's for texts.
+/// OpenAI's and Ollama's endpoints for texts.
 fn texts() -> Vec<Request> {
     let messages = json!([{"role": "user", "content": "What is a vector?"}]);
     let options = json!({"temperature": 0, "num_predict": 2});
@@ -74,7 +74,7 @@ fn texts() -> Vec<Request> {
     ]
 }
 
-/// Those of other interfaces, and embeddings.
+/// Other APIs' endpoints, and embeddings.
 fn others() -> Vec<Request> {
     let messages = json!([{"role": "user", "content": "What is a vector?"}]);
     vec![
@@ -111,7 +111,7 @@ fn others() -> Vec<Request> {
     ]
 }
 
-/// A value that a client could send.
+/// A plausible value from a client.
 fn sample(field: &Field, on: u16) -> Value {
     let given = match field.name {
         "messages" => json!([{"role": "user", "content": "Hello"}]),
@@ -142,7 +142,7 @@ fn sample(field: &Field, on: u16) -> Value {
         "options" => json!({"top_k": 3}),
         "continue_final_message" => json!(false),
         "think" => json!(true),
-        // The bundled model has no tokens for gaps.
+        // The bundled model has no fill-in-the-middle tokens.
         "suffix" => json!(""),
         "add_generation_prompt" => json!(false),
         _ => Value::Null,
@@ -166,7 +166,7 @@ fn with(request: &Request, name: &str, value: Value) -> Value {
         on::OPTIONS => body["options"][name] = value,
         _ => body[name] = value,
     }
-    // It needs the other one.
+    // it requires the other one
     if name == "top_logprobs" && request.on == on::CHAT {
         body["logprobs"] = json!(true);
     }
@@ -229,7 +229,7 @@ fn every_field_does_what_the_table_says() {
     }
 }
 
-/// A token that ends the text is counted, and told where tokens are: harnesses leave out the last one.
+/// A token that ends the text is counted, and reported with the tokens; harnesses drop the last one.
 #[test]
 fn the_token_that_ends_a_text_is_told() {
     let server = Server::start(&[]);
@@ -255,7 +255,7 @@ fn the_token_that_ends_a_text_is_told() {
     let told = choice["logprobs"]["token_logprobs"].as_array().unwrap();
     assert_eq!(told.len(), prompt.len() + 1, "{choice}");
     assert_eq!(choice["logprobs"]["tokens"][prompt.len()], "<|endoftext|>");
-    // The only token.
+    // the only token
     body["echo"] = json!(false);
     let choice = server.post("/v1/completions", &body).json()["choices"][0].take();
     assert_eq!(
@@ -285,13 +285,13 @@ fn the_token_that_ends_a_text_is_told() {
         "{}",
         reply.body
     );
-    // No token at all: an empty list, not nothing.
+    // no token at all: an empty list, not a missing one
     let body = json!({"prompt": "A", "max_tokens": 0, "logprobs": 0});
     let choice = server.post("/v1/completions", &body).json()["choices"][0].take();
     assert_eq!(choice["logprobs"]["tokens"], json!([]), "{choice}");
 }
 
-/// A text that is known, of a server that writes it.
+/// A known text of a running server.
 struct Known {
     server: Server,
     plain: Value,
@@ -313,7 +313,7 @@ impl Known {
         }
     }
 
-    /// What becomes of it with other fields.
+    /// The text with other fields.
     fn with(&self, fields: Value) -> Value {
         let mut body = self.plain.clone();
         let fields = fields.as_object().unwrap().clone();
@@ -340,7 +340,7 @@ fn tokens(server: &Server, text: &str) -> Vec<u32> {
     serde_json::from_value(reply["tokens"].clone()).unwrap()
 }
 
-/// By what vLLM's documentation of its sampling parameters says of them.
+/// Checks vLLM's sampling parameters by its documentation.
 #[test]
 fn texts_are_bounded_as_vllm_bounds_them() {
     let known = Known::new();
@@ -351,7 +351,7 @@ fn texts_are_bounded_as_vllm_bounds_them() {
         ..
     } = &known;
     let count = |reply: &Value| reply["usage"]["completion_tokens"].as_u64().unwrap();
-    // A token that comes once, in the middle.
+    // a token that occurs once, in the middle
     let once = |token: &u32| all.iter().filter(|t| *t == token).count() == 1;
     let at = (2..8).find(|&at| once(&all[at])).unwrap();
     let stopped = known.with(json!({"stop_token_ids": [all[at]]}));
@@ -401,10 +401,10 @@ fn texts_begin_and_end_where_clients_say() {
     );
     let cut = known.with(json!({"truncate_prompt_tokens": 2}));
     assert_eq!(cut["usage"]["prompt_tokens"], 2);
-    // A pair with `false` forbids the first token.
+    // a pair with `false` bans the first token
     let banned = known.text_with(json!({"logit_bias": [[known.tokens[0], false]]}));
     assert_ne!(tokens(&known.server, &banned)[0], known.tokens[0]);
-    // Prefill: the answer goes on where the assistant's message ends.
+    // prefill: the answer continues the assistant's message
     let ask = |last: &str| {
         let messages = json!([
             {"role": "user", "content": "What is a vector?"},

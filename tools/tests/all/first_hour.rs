@@ -1,8 +1,8 @@
-//! The first hour of a newcomer who has a fresh clone, the README, its further pages and nothing else:
-//! every command line as it stands, page after page, in an empty folder; then what they should see.
+//! Runs every command line of the README and its further pages in a fresh clone, page after page, in
+//! an empty folder; then checks the results.
 //!
-//! Blocks marked `sh` hold nothing else. Blocks marked `bash` are for a phone and the desktop
-//! beside it: only what they do with the program can be tried here.
+//! Blocks marked `sh` contain only such commands. Blocks marked `bash` are for a phone and its
+//! desktop: only their `emberflow` commands can be tested here.
 
 use crate::common;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// In the order in which they are read.
+/// In reading order.
 const PAGES: [&str; 7] = [
     "README.md",
     "docs/running.md",
@@ -22,7 +22,7 @@ const PAGES: [&str; 7] = [
     "docs/phone.md",
 ];
 
-/// A command line of a page, and what it printed.
+/// A command line of a page, and its output.
 struct Done {
     line: String,
     words: Vec<String>,
@@ -30,7 +30,7 @@ struct Done {
 }
 
 impl Done {
-    /// What follows `option`.
+    /// The value after `option`.
     fn option(&self, option: &str) -> Option<&str> {
         let at = self.words.iter().position(|w| w == option)?;
         Some(self.words.get(at + 1)?)
@@ -54,6 +54,7 @@ fn call(line: &str, dir: &Path) -> Output {
             let mut command = Command::new("sh");
             command.args(["-c", line]).stdin(Stdio::null());
             command.env("PATH", path.collect::<Vec<_>>().join(":"));
+            command.env("POCL_CACHE_DIR", common::kernels::compiled_kernels());
             command
         }
     };
@@ -61,7 +62,7 @@ fn call(line: &str, dir: &Path) -> Output {
     command.output().unwrap()
 }
 
-/// A command that runs while the rest of its page is tried.
+/// A command that runs during the rest of its page.
 struct Server(Child);
 
 impl Server {
@@ -88,7 +89,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs a line of curl, where there is one.
+/// Runs a line of curl, if curl is installed.
 fn ask(line: &str, dir: &Path) {
     let mut command = Command::new("sh");
     let output = command
@@ -114,7 +115,7 @@ fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
     let mut server = None;
     for block in text.split("```").skip(1).step_by(2) {
         let (language, block) = block.split_once('\n').unwrap();
-        // A model of others is fetched and tried by .ci/real.
+        // models from elsewhere are fetched and tested by .ci/real
         if !["sh", "bash"].contains(&language) || block.starts_with("pip ") {
             continue;
         }
@@ -208,7 +209,7 @@ fn the_pages_work_and_show_what_they_say() {
     memory_changes_speed_and_no_text(&all);
 }
 
-/// Whatever the commands leave in the checkout, git ignores.
+/// git ignores everything that the commands leave in the checkout.
 fn the_checkout_stays_clean(root: &Path, dir: &Path) {
     let rules = std::fs::read_to_string(root.join(".gitignore")).unwrap();
     let ignores = |rule: &str, name: &str| {
@@ -234,7 +235,7 @@ fn the_checkout_stays_clean(root: &Path, dir: &Path) {
     assert!(seen >= 10, "the pages' commands leave {seen} files");
 }
 
-/// Every picture that a command was asked for is there and is an SVG with something in it.
+/// Every requested picture exists and is a nonempty SVG.
 fn pictures_are_well_formed(all: &[Done], dir: &Path) {
     let mut seen = 0;
     for done in all {
@@ -253,7 +254,7 @@ fn pictures_are_well_formed(all: &[Done], dir: &Path) {
     assert!(seen >= 2, "the pages draw {seen} pictures");
 }
 
-/// The same text under 25 %, 50 % and all of the FFN in memory: less memory, more bytes read, the same
+/// The same text with 25 %, 50 % and all of the FFN in memory: less memory, more bytes read, the same
 /// logits, never more memory than the budget.
 fn memory_changes_speed_and_no_text(all: &[Done]) {
     let share = |d: &Done| d.option("--ffn-resident")?.parse::<f64>().ok();

@@ -1,16 +1,16 @@
-//! The bits of the answers: logits hashes of many commands, against recorded ones.
+//! Logits hashes of many commands, compared with recorded ones.
 //!
-//! `hashes.txt` holds a line for each command: the hash of every text that it draws, then its
-//! arguments. A change of the engine that changes a line changes what people's models say: it is
-//! never made by the way. `EMBERFLOW_RECORD=1 cargo test --release -p emberflow --test all hashes::`
-//! writes the file again.
+//! `hashes.txt` has a line for each command: the hash of every text that it samples, then its
+//! arguments. A change of a line means that the output of users' models changes, so it must be
+//! intentional. `EMBERFLOW_RECORD=1 cargo test --release -p emberflow --test all hashes::` writes
+//! the file again.
 
 use crate::common;
 use std::path::Path;
 
 const RECORDED: &str = "tests/all/hashes.txt";
 
-/// What the commands run on, made in this order.
+/// Models of the commands, created in this order.
 const MODELS: &[&str] = &[
     "export -o demo-hf",
     "pack demo-hf -o f32.ember --quant f32",
@@ -35,7 +35,7 @@ const PROMPT: &str = "A vector is a growable array of values that lie next to ea
     it has room for before it must be moved. When its length exceeds its capacity, its capacity \
     is made larger and its values are moved, which can be slow.";
 
-/// Those of the bundled model with experts.
+/// Commands on the bundled model with experts.
 const EXPERTS: &[&str] = &[
     "--temp 0",
     "--temp 0 --ffn-resident 0.5 --threads 1",
@@ -44,7 +44,7 @@ const EXPERTS: &[&str] = &[
     "--temp 0.8 --best-of 4 --ffn-resident 0.25",
 ];
 
-/// The arguments of `point`, which takes those of `run`, whose answers are recorded; the prompt and a length are added.
+/// Arguments of `point`, equal to those of `run`; the prompt and a length are added.
 fn commands() -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut add = |models: &[&str], variants: &[&str]| {
@@ -109,7 +109,7 @@ fn commands() -> Vec<String> {
     all
 }
 
-/// The hashes of all texts that a command draws.
+/// The hashes of all texts that a command samples.
 fn hashes(dir: &Path, command: &str) -> String {
     let mut run = common::emberflow();
     run.current_dir(dir)

@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle of writing: nothing of no use is left, and the same command works again.
+//! Ctrl-C during writing: no useless file is left, and the same command works again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -50,7 +50,7 @@ fn nothing_unfinished_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let (line, partial) = ("export -o demo-hf", "demo-hf.partial");
     stopped(dir.path(), line, partial);
-    // done in time, or nothing; it may be just about to rename it
+    // either finished in time, or nothing; it may be about to rename
     let whole = partial.trim_end_matches(".partial");
     let left = entries(dir.path());
     let left: Vec<_> = left.iter().filter(|name| *name != whole).collect();

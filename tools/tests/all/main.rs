@@ -1,4 +1,4 @@
-//! The program, run as users run it. One binary, because linking many takes longer than running them.
+//! The program, as users run it. One binary, because linking many takes longer than running them.
 
 mod bench_commands;
 mod best_of;

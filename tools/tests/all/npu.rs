@@ -1,5 +1,5 @@
-//! NPUs: what is found, libraries that are missing, damaged, of another version, that crash and that hang, and what a child
-//! process prints.
+//! NPUs: detection, libraries that are missing, damaged, of another version, that crash and that hang, and a child
+//! process's output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use emberflow::npu::{Cause, Found, Unusable, probe_by};
 use emberflow_engine::device::Provider;
 
-use crate::common::{emberflow, json};
+use crate::common::{cache, emberflow, json, save_verdicts};
 
 /// Names the library, or its folder.
 const VARIABLE: &str = "EMBERFLOW_ONNXRUNTIME";
 
-/// Whether tests that need ONNX Runtime or a C compiler have to run.
+/// Whether tests that need ONNX Runtime or a C compiler are required.
 fn is_needed() -> bool {
     std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some()
 }
@@ -36,7 +36,7 @@ fn library(dir: &Path, name: &str, code: &str) -> Option<PathBuf> {
     Some(library)
 }
 
-/// The error with a library within so many seconds.
+/// The error with a library within this many seconds.
 fn refused(library: &Path, seconds: u64) -> Unusable {
     let mut program = emberflow();
     program.env(VARIABLE, library);
@@ -47,7 +47,7 @@ fn refused(library: &Path, seconds: u64) -> Unusable {
     error
 }
 
-/// The error with a library that cannot be used.
+/// The error with an unusable library.
 fn broken(library: &Path, seconds: u64) -> String {
     let Unusable { cause, what } = refused(library, seconds);
     assert_eq!(cause, Cause::Broken, "{what}");
@@ -98,7 +98,7 @@ fn libraries_that_fail_are_errors_within_seconds() {
     assert!(broken(&other, 60).contains("OrtGetApiBase"));
 }
 
-/// The run ends before a model is opened, and its text is never mixed.
+/// The run ends before a model is opened, and its output is never mixed.
 #[test]
 fn a_run_with_a_missing_library_says_what_to_install() {
     let mut program = emberflow();
@@ -115,7 +115,7 @@ fn a_run_with_a_missing_library_says_what_to_install() {
     }
 }
 
-/// What is understood of a child process that runs this script.
+/// The parsed result of a child process that runs this script.
 fn understood(script: &str) -> Result<Found, String> {
     let mut shell = Command::new("sh");
     shell.args(["-c", script]);
@@ -146,6 +146,7 @@ fn answers_are_found_among_what_drivers_print() {
 
 #[test]
 fn doctor_lists_what_onnxruntime_has() {
+    save_verdicts(&cache());
     let doctor = json(&["doctor", "--json"]);
     let npu = &doctor["npu"];
     let devices = npu["devices"].as_array().unwrap();

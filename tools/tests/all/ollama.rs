@@ -1,4 +1,4 @@
-//! Ollama's interface of `emberflow serve` on the bundled model: the same answers as OpenAI's.
+//! Ollama's API of `emberflow serve` on the bundled model: the same output as OpenAI's.
 
 use crate::common::server::Server;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn chats() {
     let count = |name: &str| whole[name].as_u64().unwrap();
     assert!(count("prompt_eval_count") > 4 && count("eval_count") <= 12);
     assert!(count("total_duration") >= count("eval_duration") + count("prompt_eval_duration"));
-    // Streaming is what it does unasked.
+    // streaming is the default
     body.as_object_mut().unwrap().remove("stream");
     let reply = server.post("/api/chat", &body);
     assert!(

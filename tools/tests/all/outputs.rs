@@ -6,7 +6,7 @@ use std::process::Output;
 
 use crate::common::{call, commands, json};
 
-/// What a command needs besides the file it writes, to get as far as looking at that.
+/// Arguments that a command needs besides the output file, to get as far as checking it.
 const NEEDED: [(&str, &[&str]); 5] = [
     ("emberflow pack", &["x"]),
     ("emberflow profile", &["-f", "x"]),
@@ -15,10 +15,10 @@ const NEEDED: [(&str, &[&str]); 5] = [
     ("emberflow train-predictor", &["-f", "x"]),
 ];
 
-/// Options that name a file to write, or a folder to write files into.
+/// Options that name an output file or folder.
 const WRITES: [&str; 5] = ["output", "svg", "csv", "save", "out"];
 
-/// Calls a command with what it needs and this place to write to; the arguments come back too.
+/// Runs a command with its required arguments and this output; also returns the arguments.
 fn write_to(name: &str, option: &str, place: &Path) -> (Vec<String>, Output) {
     let mut args: Vec<&str> = name.split(' ').skip(1).collect();
     args.extend(NEEDED.iter().filter(|n| n.0 == name).flat_map(|n| n.1));
@@ -28,7 +28,7 @@ fn write_to(name: &str, option: &str, place: &Path) -> (Vec<String>, Output) {
     (args.into_iter().map(str::to_owned).collect(), output)
 }
 
-/// Every option of every command that writes a file refuses, before any work, one that is there.
+/// Every option of every command that writes a file refuses an existing one, before any work.
 #[test]
 fn nothing_is_replaced_unasked() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,7 +71,7 @@ fn nothing_is_replaced_unasked() {
     assert!(tried >= 18, "{tried} options");
 }
 
-/// A file that cannot be written is told before any work.
+/// A file that cannot be written is reported before any work.
 #[test]
 fn what_cannot_be_written_is_told_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -96,7 +96,7 @@ fn what_cannot_be_written_is_told_at_once() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// With `--force` the file is new, and nothing is left beside it.
+/// With `--force` the file is replaced, and no other file is left.
 #[test]
 fn what_may_be_replaced_is() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ enum Kind {
     Shard,
 }
 
-/// Commands that write, but for the file: what they would write to is what they read.
+/// Commands whose output file is also their input.
 const WRITERS: [(&str, Kind); 18] = [
     ("pack FILE -o", Kind::Source),
     ("pack SOURCE --calibrate FILE -o", Kind::Container),
@@ -146,7 +146,7 @@ const WRITERS: [(&str, Kind); 18] = [
     ("bench io FILE --csv", Kind::Container),
 ];
 
-/// `pack X -o X --force` and others replaced what they had read, and ended with exit code 0.
+/// Regression: `pack X -o X --force` and others replaced their input, with exit code 0.
 #[test]
 fn what_is_read_is_never_written_to() {
     use std::os::unix::fs::{MetadataExt, symlink};
@@ -192,7 +192,7 @@ fn what_is_read_is_never_written_to() {
         std::fs::remove_file(hard).unwrap();
         std::fs::remove_file(soft).unwrap();
     }
-    // neither two results in one file, nor one where the text comes from
+    // neither two results in one file, nor one that is also the input text
     let [csv, text] = ["both.csv", "text.txt"].map(at);
     let output = call(&["bench", "decode", "--quick", "--csv", &csv, "--svg", &csv]);
     assert_eq!(output.status.code(), Some(2));
@@ -206,7 +206,7 @@ fn what_is_read_is_never_written_to() {
     assert_eq!(std::fs::read(&text).unwrap(), b"some text");
 }
 
-/// A folder may hold more than what was once written there.
+/// A folder may contain more than the files once written there.
 #[test]
 fn no_folder_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ fn no_folder_is_replaced() {
     }
 }
 
-/// What a shell redirects is a pipe or a device: written to, never displaced.
+/// A redirected output is a pipe or a device: written to, never replaced.
 #[test]
 fn pictures_go_to_standard_output_too() {
     let output = call(&["inspect", "--svg", "/dev/stdout"]);

@@ -1,4 +1,4 @@
-//! The comparisons with other programs in their small mode: with llama.cpp where the Python at hand
+//! The comparisons with other programs in their quick mode: with llama.cpp if the installed Python
 //! has it, else without.
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn python(arguments: &[&str]) -> Option<std::process::Output> {
     Command::new("python3").args(arguments).output().ok()
 }
 
-/// Runs a script of benches/peers on the bundled model and gives what it printed and wrote; `None`
+/// Runs a script of benches/peers on the bundled model and returns its output and files; `None`
 /// without Python.
 fn compare(dir: &Path, script: &str) -> Option<(String, String, String)> {
     let file = |name: &str| dir.join(name).display().to_string();

@@ -1,4 +1,4 @@
-//! Standard input and output that are no terminal: what is piped in, and a reader that has gone.
+//! Standard input and output other than terminals: piped input, and a reader that has exited.
 
 use crate::common;
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 
-/// Runs a command whose reader has gone before it prints anything.
+/// Runs a command whose reader exits before any output.
 fn unread(dir: &Path, line: &str) -> Output {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -25,12 +25,14 @@ fn unread(dir: &Path, line: &str) -> Output {
         .unwrap()
 }
 
-/// `plan | head -1` and `doctor | head` ended in a panic.
+/// Regression: `plan | head -1` and `doctor | head` panicked.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     exported(dir.path());
+    common::save_rates(dir.path());
+    common::save_verdicts(dir.path());
     let mut tried = Vec::new();
     for line in [
         "run -n 2",
@@ -71,13 +73,13 @@ fn a_reader_that_has_gone_is_no_failure() {
         tried.push(format!("emberflow {line} "));
     }
     all_tried(&tried);
-    // what was to be written is there
+    // the output file is complete
     for name in ["m.ember", "s.stats", "t.stats", "p.ember"] {
         assert!(at(name).is_file(), "{name}");
     }
 }
 
-/// The other benchmarks print as these do, and a server does not end by itself.
+/// The other benchmarks print in the same way, and a server does not exit by itself.
 fn all_tried(tried: &[String]) {
     for (name, _) in commands() {
         let prints = (tried.iter()).any(|line| line.starts_with(&format!("{name} ")));
@@ -86,7 +88,7 @@ fn all_tried(tried: &[String]) {
     }
 }
 
-/// Runs a command whose messages nobody can get: a full disk, or a reader that has gone.
+/// Runs a command whose messages cannot be written: a full disk, or a reader that has exited.
 fn unheard(dir: &Path, line: &str, full: bool) -> Output {
     let stderr: Stdio = if full {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
@@ -104,11 +106,12 @@ fn unheard(dir: &Path, line: &str, full: bool) -> Output {
         .unwrap()
 }
 
-/// `run 2>/dev/full` ended in a panic after the text, with exit code 101.
+/// Regression: `run 2>/dev/full` panicked after the text, with exit code 101.
 #[test]
 fn messages_that_nobody_gets_are_no_failure() {
     let dir = tempfile::tempdir().unwrap();
     exported(dir.path());
+    common::save_rates(dir.path());
     let mut tried = 0;
     for full in [true, false] {
         for (line, code) in [
@@ -140,7 +143,7 @@ fn messages_that_nobody_gets_are_no_failure() {
         }
     }
     assert!(tried > 30, "{tried} commands");
-    // the text is there all the same
+    // the text is still complete
     let output = unheard(dir.path(), "run -n 2", true);
     assert!(output.stdout.starts_with(b"# Ownership"));
 }
@@ -154,7 +157,7 @@ fn fed(args: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // one that does not read it may be gone
+    // a command that does not read it may have exited
     let _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap()
 }
@@ -166,7 +169,7 @@ fn tokens(output: &Output) -> Value {
     serde_json::json!([report["prompt_tokens"], report["tokens"]])
 }
 
-/// `echo text | emberflow run` went on with the default prompt.
+/// Regression: `echo text | emberflow run` used the default prompt.
 #[test]
 fn a_pipe_is_a_prompt() {
     let run = ["run", "-n", "4", "--json"];
@@ -209,7 +212,7 @@ fn a_pipe_is_a_prompt() {
     assert!(message.contains("standard input"), "{message}");
 }
 
-/// Whoever starts programs often leaves them a pipe into which nobody ever writes.
+/// Programs that start others often leave them a pipe without a writer.
 #[test]
 fn a_silent_pipe_holds_nobody_up() {
     let (_reader_stays, _writer_stays);
@@ -227,7 +230,7 @@ fn a_silent_pipe_holds_nobody_up() {
     assert!(text.starts_with("# Ownership"), "{text}");
 }
 
-/// The missing model was not what was complained about.
+/// Regression: the missing model was not the reported error.
 #[test]
 fn a_missing_model_is_named_before_a_missing_prompt() {
     for line in [
@@ -252,7 +255,7 @@ fn a_missing_model_is_named_before_a_missing_prompt() {
     assert!(tokens(&piped)[0].as_u64() > Some(0));
 }
 
-/// Runs it within so much address space, with text on standard input that does not end.
+/// Runs it within this much address space, with endless text on standard input.
 fn endlessly_fed(args: &[&str], text: &str) -> Output {
     let mut child = within_address_space(args)
         .stdin(Stdio::piped())
@@ -276,7 +279,7 @@ fn within_address_space(args: &[&str]) -> std::process::Command {
     command
 }
 
-/// All of it was read and tokenised first: 139 bytes of memory for each byte of text.
+/// Regression: all input was read and tokenised first: 139 bytes of memory per byte of text.
 #[test]
 fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
     let dir = tempfile::tempdir().unwrap();
@@ -327,7 +330,7 @@ fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
     }
 }
 
-/// Opening a pipe waits for its writer: `run PIPE` hung.
+/// Regression: opening a pipe waits for its writer, so `run PIPE` hung.
 #[test]
 fn a_pipe_in_place_of_a_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! What `plan` says is what `run` does.
+//! `plan` and `run` agree.
 
 use std::path::Path;
 
-use crate::common::emberflow;
+use crate::common::{emberflow, save_rates};
 use serde_json::Value;
 
-/// Runs it with a cache folder, or with no place for one, and expects JSON.
+/// Runs it with a cache folder, or without one, and expects JSON.
 fn json(cache: Option<&Path>, args: &[&str]) -> Value {
     let mut command = emberflow();
     command.args(args).env_remove("HOME");
@@ -23,11 +23,12 @@ fn smallest(plan: &Value) -> u64 {
     plan["smallest_bytes"].as_u64().unwrap()
 }
 
-/// `run` refused it by a MiB: the plan did not count what the tokenizer holds once it has worked,
-/// nor that programs differ in size from start to start.
+/// Regression: `run` refused a planned budget by a MiB: the plan did not include the tokenizer's
+/// memory after use, nor the variation of process sizes between starts.
 #[test]
 fn the_smallest_budget_of_a_plan_is_one_that_runs() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     for options in [
         "--context 24",
         "--context 200",
@@ -50,7 +51,7 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
             let peak = run["memory"]["peak_rss_bytes"].as_u64().unwrap();
             assert!(peak <= smallest, "{options:?}: {peak} of {smallest}");
         }
-        // and it is not said from afar: MiB less is refused
+        // and it is tight: a few MiB less is refused
         let less = (smallest - (4 << 20)).to_string();
         let refused = emberflow()
             .args(["run", "-n", "8", "--json", "--memory", &less])
@@ -58,7 +59,7 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
             .output()
             .unwrap();
         assert_eq!(refused.status.code(), Some(1), "{options:?}");
-        // both say for which context, and name the same budget but for a MiB
+        // both name the context, and the same budget within a MiB
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         let context = plan["context"].as_u64().unwrap();
         assert_eq!(context.to_string(), options[1]);
@@ -70,13 +71,14 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
     }
 }
 
-/// Without a place to keep it, the measuring was done by the planning process, and its memory taken
-/// for the model's.
+/// Regression: without a cache folder, the planning process itself measured the machine, and that
+/// memory was attributed to the model.
 #[test]
 fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     let kept = json(Some(dir.path()), &["plan", "--json"]);
-    // a file where the folder should be cannot be written to by anybody
+    // a file in place of the folder cannot be written to by anyone
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     for nowhere in [None, Some(&*file)] {
@@ -91,11 +93,12 @@ fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
     }
 }
 
-/// Whole experts or single neurons: the plan takes what it expects to be faster.
+/// Whole experts or single neurons: the plan chooses the one that it expects to be faster.
 #[test]
 fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
     let budgets: Vec<String> = (26..=40).map(|mib| format!("{mib}MiB")).collect();
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     let budgets = budgets.join(",");
     let words = "plan demo-moe --io sim:ufs4 --context 256 --json --memory";
     let words: Vec<&str> = words.split(' ').chain([budgets.as_str()]).collect();
@@ -115,6 +118,7 @@ fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
 #[test]
 fn a_description_is_planned_like_the_model() {
     let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
     for name in ["qwen3_moe", "gemma4_inputs", "lfm2_moe", "deepseek_v2"] {
         let folder = Path::new("../tests/fixtures/models").join(name);
         let config = folder.join("config.json").display().to_string();
@@ -137,7 +141,7 @@ fn a_description_is_planned_like_the_model() {
             ];
             json(Some(dir.path()), &args)
         });
-        // what the process itself holds is measured
+        // the process's own memory is measured
         let parts = ["fixed", "scales", "kv", "scratch", "gates", "stream"];
         let [a, b] = [&described, &real].map(|plan| {
             let memory = &plan["plans"][0]["memory"];
@@ -150,7 +154,7 @@ fn a_description_is_planned_like_the_model() {
     }
 }
 
-/// The shapes in `benches/shapes` have the parameters that their models are named after.
+/// The shapes in `benches/shapes` have the parameters in their models' names.
 #[test]
 fn shapes_have_the_parameters_of_their_models() {
     for (name, billions) in SHAPES {

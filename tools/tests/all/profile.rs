@@ -15,7 +15,7 @@ fn heldout() -> String {
     path.display().to_string()
 }
 
-/// A part of the held-out text as a file of its own.
+/// A part of the held-out text as a separate file.
 fn part(dir: &Path, name: &str, from: usize, to: usize) -> String {
     let text = std::fs::read_to_string(heldout()).unwrap();
     let path = dir.join(name);
@@ -24,7 +24,7 @@ fn part(dir: &Path, name: &str, from: usize, to: usize) -> String {
     path.display().to_string()
 }
 
-/// Two texts that have nothing in common.
+/// Two disjoint texts.
 fn two_parts(dir: &Path) -> [String; 2] {
     [part(dir, "a", 0, 4000), part(dir, "b", 4000, 7000)]
 }
@@ -35,7 +35,7 @@ fn profile(text: &str, out: &str, more: &[&str]) -> Output {
     call(&[&args[..], more].concat())
 }
 
-/// Tokens of statistics as `profile show` tells them.
+/// Tokens of statistics as shown by `profile show`.
 fn tokens(shown: &Value) -> u64 {
     shown["tokens"].as_u64().unwrap()
 }
@@ -93,7 +93,7 @@ fn parts_merge_and_are_shown() {
     assert!((1..5).all(|i| active(i) > 1.2 * active(i - 1)), "{layer}");
     let persistence = layer["persistence"].as_f64().unwrap();
     assert!((0.2..0.5).contains(&persistence), "{layer}");
-    // a batch of 32 takes as many windows; what was too short for one is told
+    // a batch of 32 needs as many windows; too short a text is reported
     let said = |file: &str| String::from_utf8(call(&["profile", "show", file]).stdout).unwrap();
     assert!(said(&sum).contains("  32: ") && !said(&sum).contains("no batch of"));
     let short = at("short");
@@ -127,7 +127,7 @@ fn counts_alone_are_shown_too() {
     assert_eq!(tokens(&shown), 204_800);
 }
 
-/// It said what was wrong with statistics, and not with which.
+/// Regression: the error about statistics did not name the file.
 #[test]
 fn a_bad_statistics_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn a_bad_statistics_file_is_named() {
             &["profile", "merge", &bad, "-o", &at("sum")],
             &["pack", &demo, "-o", &at("m.ember"), "--stats", &bad],
         ] {
-            // statistics of nothing can be shown, and added up
+            // empty statistics can be shown and merged
             if name == "other.stats" && args[0] == "profile" {
                 continue;
             }

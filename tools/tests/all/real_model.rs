@@ -1,4 +1,4 @@
-//! A pretrained model that others made, against transformers: SmolLM2-135M-Instruct as GGUF in Q4_1.
+//! A public pretrained model, compared with transformers: SmolLM2-135M-Instruct as GGUF in Q4_1.
 //!
 //! The file is not in this repository. `.ci/real` fetches it and sets `EMBERFLOW_SMOLLM2` to its path;
 //! without it the test says SKIPPED. `tests/fixtures/make_real.py` wrote the numbers.
@@ -12,11 +12,11 @@ use emberflow_engine::{Budget, Engine, Logits, Model, Options};
 use emberflow_kernels::DType;
 use serde_json::Value;
 
-/// Largest difference of a logit to the reference where the weights are the same floats.
+/// Largest difference of a logit to the reference if the weights are the same floats.
 const LOGIT: f64 = 2e-3;
-/// Largest ratio of perplexities where the weights are the same floats.
+/// Largest ratio of perplexities if the weights are the same floats.
 const SAME: f64 = 1.0005;
-/// And in the format that `pack` chooses: never fewer bits than the file has.
+/// The same in the format that `pack` chooses: never fewer bits than the file.
 const DEFAULT: f64 = 1.02;
 
 /// The file, if there is one.
@@ -56,7 +56,7 @@ fn pack(gguf: &Path, output: &Path, options: &[&str]) -> String {
     output.display().to_string()
 }
 
-/// Tokens, log-probabilities of the prompt and the last position's best logits of one text.
+/// Tokens, log-probabilities of the prompt and the highest logits of the last position of one text.
 fn compare_logits(engine: &mut Engine, case: &Value) {
     let text = case["text"].as_str().unwrap();
     let tokens = ids(&case["tokens"]);
@@ -88,7 +88,7 @@ fn compare_logits(engine: &mut Engine, case: &Value) {
     }
 }
 
-/// Greedy text under a budget that holds a part of the FFN; returns the hash.
+/// Greedy text under a budget for a part of the FFN; returns the hash.
 fn compare_greedy(model: &str, case: &Value, share: &str) -> String {
     let (text, greedy) = (case["text"].as_str().unwrap(), ids(&case["greedy"]));
     let count = greedy.len().to_string();
@@ -168,7 +168,7 @@ fn smollm2_is_what_transformers_computes() {
         ratio <= DEFAULT,
         "packed by default: perplexity {ratio} of the reference"
     );
-    // Its chat's first two tokens are 0.08 apart: what 8 bits say first there is open.
+    // Its chat's first two tokens are 0.08 apart, so their order in 8 bits is undefined.
     let text = golden["texts"][0]["text"].as_str().unwrap();
     let done = json(&[
         "run", &default, "-p", text, "-n", "8", "--temp", "0", "--json",
@@ -177,7 +177,7 @@ fn smollm2_is_what_transformers_computes() {
     assert!(answer.contains("Paris"), "{answer}");
 }
 
-/// The commands that README gives for this model, in a folder that holds the file.
+/// The README's commands for this model, in a folder with the file.
 #[test]
 fn the_readmes_commands_work() {
     let Some(gguf) = gguf() else { return };

@@ -13,7 +13,7 @@ fn generate(extra: &[&str]) -> serde_json::Value {
     json(&args)
 }
 
-/// The smallest budget that works, as the refusal of a smaller one names it.
+/// The smallest budget that works, as named in the error for a smaller one.
 fn smallest_budget(extra: &[&str]) -> u64 {
     let mut args = vec!["point", "-p", PROMPT, "-n", "24", "--memory", "1MiB"];
     args.extend(extra);
@@ -47,7 +47,7 @@ fn most_of_the_ffn_can_stay_on_disk() {
     ] {
         assert!(summary.contains(part), "summary lacks {part}: {summary}");
     }
-    // of which energy, and what the profiles of disk and machine are off by, need not be there
+    // energy and deviations from disk and machine profiles are optional
     let lines: Vec<&str> = summary.trim().lines().collect();
     assert!((6..=9).contains(&lines.len()), "{summary}");
     for line in &lines {
@@ -72,7 +72,7 @@ fn most_of_the_ffn_can_stay_on_disk() {
     );
 }
 
-/// A text that the model ends is not one that was cut off: the summary and JSON tell them apart.
+/// A text ended by the model was not truncated: summary and JSON distinguish the two.
 #[test]
 fn the_end_of_a_text_is_told() {
     let text = |seed: &str, more: &[&str]| {
@@ -104,7 +104,7 @@ fn the_end_of_a_text_is_told() {
     assert_eq!(told, [true; 2], "no seed ends its text, or all do");
 }
 
-/// "use --context for more" was said at the model's maximum, too.
+/// Regression: "use --context for more" was also printed at the model's maximum.
 #[test]
 fn a_full_context_says_what_helps() {
     let long = "fn main() { let x = vec![1, 2, 3]; } ".repeat(400);
@@ -128,7 +128,7 @@ fn a_full_context_says_what_helps() {
     );
 }
 
-/// More memory than the machine has was taken for granted.
+/// Regression: more memory than the machine has was accepted.
 #[test]
 fn a_budget_that_nobody_has_is_refused_unless_forced() {
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
@@ -148,8 +148,8 @@ fn a_budget_that_nobody_has_is_refused_unless_forced() {
     }
 }
 
-/// A budget above what its control group concedes, by either name, once thrashed in silence. Needs the
-/// right to make a group.
+/// Regression: a budget above its control group's limit, by either option, thrashed silently. Needs
+/// permission to create a group.
 #[test]
 fn a_budget_that_the_control_group_does_not_concede_is_refused() {
     let Some(group) = common::Group::of(16 << 20) else {
@@ -176,8 +176,8 @@ fn a_budget_that_the_control_group_does_not_concede_is_refused() {
     }
 }
 
-/// A fixed reserve of 128 MiB left nothing of a small group, so that nothing of the FFN was held. Needs the right to
-/// make a group.
+/// Regression: a fixed reserve of 128 MiB left nothing of a small group, so that none of the FFN was resident. Needs
+/// permission to create a group.
 #[test]
 fn auto_holds_what_fits_in_a_small_control_group() {
     let Some(group) = common::Group::of(64 << 20) else {
@@ -195,7 +195,8 @@ fn auto_holds_what_fits_in_a_small_control_group() {
     assert_eq!(report["memory"]["ffn_resident_share"], 1.0, "{report}");
 }
 
-/// Caches fill in the first half of a text; a long one shows its second half beside the whole.
+/// Caches fill in the first half of a text; for a long one the speed of the second half is shown
+/// too.
 #[test]
 fn the_second_half_of_a_long_text_is_shown() {
     let summary = |n: &str| {
@@ -261,6 +262,8 @@ fn the_report_has_every_key_of_the_contract() {
                 "peak_rss_bytes",
                 "fixed",
                 "embedding",
+                "layer_inputs",
+                "ngrams",
                 "hot",
                 "cold",
                 "kv",
@@ -286,8 +289,8 @@ fn the_report_has_every_key_of_the_contract() {
     assert_eq!(report["generated_tokens"], 24);
 }
 
-/// Peak RSS stays within the budget from the smallest one up, and the text and
-/// every logit stay the same whatever the budget, mode, thread count and I/O engine.
+/// Peak RSS stays within the budget from the smallest one up, and the text and every logit are the
+/// same for every budget, mode, thread count and I/O engine.
 #[test]
 fn the_budget_is_kept_and_changes_nothing_but_speed() {
     let expected = generate(&["--sparsity", "dense", "--threads", "1"]);
@@ -471,7 +474,7 @@ fn an_instruction_set_that_is_not_there_is_refused() {
     );
 }
 
-/// A chat with these messages: what it says, and what it tells.
+/// A chat with these messages: its answers and its messages on standard error.
 fn chat(extra: &[&str], input: &str) -> (String, String) {
     use std::io::Write;
     let mut child = common::emberflow()
@@ -498,7 +501,8 @@ fn chat_uses_the_template_and_ends_with_its_input() {
     assert_eq!(answers.lines().count(), 2, "{answers}");
 }
 
-/// Answers were cut after 128 tokens without a word, and followed by five lines of statistics.
+/// Regression: answers were truncated after 128 tokens without a message, and followed by five
+/// lines of statistics.
 #[test]
 fn an_answer_goes_on_to_its_end_or_says_why_not() {
     let report = |extra: &[&str]| -> serde_json::Value {
@@ -520,13 +524,13 @@ fn an_answer_goes_on_to_its_end_or_says_why_not() {
         told.contains("kernels") && !told.contains("(4 tokens, "),
         "{told}"
     );
-    // the oldest exchange makes room for an answer
+    // the oldest exchange is dropped for an answer
     let many = "What is a vector?\n".repeat(6);
     let (_, told) = chat(&["-n", "8", "--context", "64"], &many);
     assert!(told.contains("dropping the oldest exchange"), "{told}");
 }
 
-/// `-n -1` goes on to the end of the text or of the context.
+/// `-n -1` continues to the end of the text or of the context.
 #[test]
 fn minus_one_is_no_length() {
     let args = ["run", "-p", PROMPT, "--json", "--ignore-eos", "-n"];
@@ -534,7 +538,7 @@ fn minus_one_is_no_length() {
     let full = run(&["-1", "--context", "160"]);
     assert_eq!(full["stop"], "context", "{full}");
     let prompt = full["prompt_tokens"].as_u64().unwrap();
-    // the last token needs no place
+    // the last token needs no position
     assert_eq!(full["generated_tokens"], 160 - prompt + 1);
 }
 
@@ -579,7 +583,7 @@ fn the_sampling_in_use_is_told() {
     }
 }
 
-/// The bundled model's chat template knows no system messages.
+/// The bundled model's chat template does not support system messages.
 #[test]
 fn a_system_message_without_effect_is_told() {
     let (_, told) = chat(&["-n", "2", "--system", "Be short."], "What is a vector?\n");

@@ -1,5 +1,5 @@
-//! The program under a system call filter that ends processes which use io_uring, as Android's does
-//! with applications.
+//! The program under a system call filter that ends processes using io_uring, as Android's filter
+//! does with applications.
 
 use std::collections::BTreeMap;
 use std::process::Output;
@@ -11,7 +11,7 @@ use serde_json::Value;
 /// From the kernel's interface, the same on every architecture.
 const URING_CALLS: [i64; 3] = [425, 426, 427];
 
-/// Runs the program under the filter. `None` where none can be had.
+/// Runs the program under the filter. `None` if none can be installed.
 fn forbidden(args: &[&str]) -> Option<Output> {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
         let rules = BTreeMap::from(URING_CALLS.map(|call| (call, vec![])));
@@ -20,7 +20,7 @@ fn forbidden(args: &[&str]) -> Option<Output> {
         SeccompFilter::new(rules, others, these, arch)?.try_into()
     };
     let set = filter().map_err(|e| e.to_string());
-    // The filter stays with the thread and goes to the processes it starts.
+    // the filter applies to this thread and the processes it starts
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let set = set.and_then(|f| apply_filter(&f).map_err(|e| e.to_string()));

@@ -12,7 +12,7 @@ fn request(prompt: &str, tokens: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true})
 }
 
-/// What `run` writes after `prompt`.
+/// The text that `run` generates after `prompt`.
 fn alone(prompt: &str, tokens: usize) -> String {
     let n = tokens.to_string();
     let mut args = vec!["run", "-p", prompt, "-n", &n, "--temp", "0"];
@@ -42,12 +42,13 @@ fn answers_are_those_of_run_whatever_else_is_asked() {
                     body["priority"] = json!(at % 3);
                     let reply = server.post("/v1/completions", &body);
                     assert_eq!(reply.status, 200, "{}", reply.body);
-                    let text = match body["stream"] == true {
-                        true => reply.streamed(),
-                        false => reply.json()["choices"][0]["text"]
+                    let text = if body["stream"] == true {
+                        reply.streamed()
+                    } else {
+                        reply.json()["choices"][0]["text"]
                             .as_str()
                             .unwrap()
-                            .to_owned(),
+                            .to_owned()
                     };
                     assert_eq!(&text, wanted, "{prompt} in round {round}");
                 });
@@ -118,7 +119,7 @@ fn texts_end_before_stop_strings() {
     let server = Server::start(&[]);
     let mut body = request("A vector is a contiguous", 60);
     let text = server.complete(&body);
-    // From inside of a word to inside of the next one, so across token borders.
+    // from inside a word to inside the next one, so across token boundaries
     let space = text.char_indices().filter(|(_, c)| *c == ' ');
     let at = space.map(|(at, _)| at).nth(4).unwrap();
     let stop = &text[at - 2..at + 2];
@@ -150,7 +151,7 @@ fn several_texts_and_seeds() {
     assert!(first.iter().all(|text| text.starts_with("A vector")));
     assert_ne!(first[0], first[1]);
     assert_eq!(first, texts(&body), "the seed decides");
-    // More texts than run at once wait for each other.
+    // More texts than slots wait for each other.
     body["n"] = json!(8);
     let more = texts(&body);
     assert_eq!((more.len(), &more[..3]), (8, &first[..]));
@@ -178,7 +179,8 @@ fn several_texts_and_seeds() {
     assert_eq!(texts(&body)[0], first[1]);
 }
 
-/// As evaluation harnesses ask: tokens in, their log-probabilities out. The same as `perplexity` says.
+/// As evaluation harnesses ask: tokens in, their log-probabilities out, equal to those of
+/// `perplexity`.
 #[test]
 fn log_probabilities_are_those_of_perplexity() {
     let dir = tempfile::tempdir().unwrap();
@@ -193,7 +195,7 @@ fn log_probabilities_are_those_of_perplexity() {
     body["prompt"] = tokens.clone();
     body["echo"] = json!(true);
     body["logprobs"] = json!(1);
-    // A second time with the prompt known: it is computed again for its logits.
+    // a second time with the prompt cached: it is recomputed for its logits
     for _ in 0..2 {
         let choice = server.post("/v1/completions", &body).json()["choices"][0].take();
         assert_eq!(choice["text"], text);
@@ -208,7 +210,7 @@ fn log_probabilities_are_those_of_perplexity() {
         assert_eq!(offsets[1], 0, "the first token is special");
         assert!(offsets.windows(2).all(|w| w[0].as_u64() <= w[1].as_u64()));
     }
-    // Beside generated tokens, whole and in a stream.
+    // with generated tokens, whole and in a stream
     let mut body = json!({
         "messages": [{"role": "user", "content": "What is a vector?"}],
         "logprobs": true, "top_logprobs": 3, "max_tokens": 12, "temperature": 0, "ignore_eos": true,
@@ -318,7 +320,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         body[field] = value.clone();
         let reply = with_key("POST", path, &body.to_string());
         let wanted = if field == "model" { 404 } else { 400 };
-        // The bundled model begins every text with a token, so an empty prompt is none.
+        // the bundled model begins every text with a token, so an empty prompt is not empty
         if body["prompt"] == "" {
             assert_eq!(reply.status, 200, "{}", reply.body);
         } else {
@@ -375,7 +377,7 @@ fn the_budget_holds_and_the_end_is_clean() {
     });
     let peak = server.metric("peak_rss_bytes");
     assert!(peak <= budget << 20, "{peak} bytes of {budget} MiB");
-    // A request that runs when the signal comes gets its answer.
+    // a request that runs when the signal arrives gets its response
     let head = "POST /v1/completions HTTP/1.0";
     let running = server.send(head, &request("A vector", 200).to_string());
     server.wait_for("requests_processing", 1);
@@ -431,7 +433,7 @@ fn an_interactive_request_overtakes_background_work() {
     server.wait_for("requests_processing", 1);
     let second = server.send(head, &background.to_string());
     server.wait_for("requests_deferred", 1);
-    // One text's room is kept free for it.
+    // one slot is reserved for it
     let wanted = alone("The borrow checker", 8);
     assert_eq!(server.complete(&request("The borrow checker", 8)), wanted);
     assert!(server.metric("preemptions_total") > 0);
@@ -453,7 +455,7 @@ fn browsers_of_this_machine_may_ask() {
     assert!(allowed("http://127.0.0.1"));
     assert!(!allowed("http://localhost.evil.example"));
     assert!(!allowed("https://example.com"));
-    // A name that leads here but may be somebody else's is not answered, whatever is asked.
+    // a name that resolves here but may be registered by others gets no response to any request
     for path in ["/", "/health", "/stats", "/v1/models"] {
         let get = |host: &str| {
             server
@@ -474,7 +476,8 @@ fn browsers_of_this_machine_may_ask() {
             assert_eq!(get(host), 200, "{path} of {host}");
         }
     }
-    // Without such an origin nothing is computed, also where somebody's name leads to this machine.
+    // without such an origin nothing is computed, also for a foreign name that resolves to this
+    // machine
     let body = request("A", 1).to_string();
     let status = |origin: &str, host: &str| {
         let head = format!("POST /v1/completions HTTP/1.0\r\nHost: {host}\r\nOrigin: {origin}");

@@ -1,4 +1,4 @@
-//! `emberflow serve` with checkpoints and clients that are right, and that many servers refuse.
+//! `emberflow serve` with valid but unusual checkpoints and clients that many servers refuse.
 
 use std::path::Path;
 
@@ -21,7 +21,8 @@ fn edited(dir: &Path, file: &str, edit: impl Fn(&mut Value)) -> String {
     packed
 }
 
-/// Templates of SmolLM2 and others join strings, and the server's own answers with calls have no content.
+/// Templates of SmolLM2 and others concatenate strings, and the server's own answers with calls have no
+/// content.
 #[test]
 fn templates_that_join_strings_take_messages_without_content() {
     let dir = tempfile::tempdir().unwrap();
@@ -54,7 +55,8 @@ fn templates_that_join_strings_take_messages_without_content() {
     );
 }
 
-/// A checkpoint's rules forbid what a schema demands: the schema comes first, and the text stays valid.
+/// A checkpoint's rules ban what a schema requires: the schema takes precedence, and the text stays
+/// valid.
 #[test]
 fn schemas_come_before_the_rules_of_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
@@ -86,7 +88,7 @@ fn schemas_come_before_the_rules_of_a_checkpoint() {
     assert!((1..100).contains(&value["n"].as_u64().unwrap()), "{text}");
 }
 
-/// SDKs in browsers send headers of their own, and ask before whether they may.
+/// SDKs in browsers send custom headers, and check first whether they may.
 #[test]
 fn browsers_may_send_the_headers_that_they_ask_for() {
     let server = Server::start(&[]);
@@ -110,7 +112,7 @@ fn browsers_may_send_the_headers_that_they_ask_for() {
     assert_eq!(ask("https://example.com")[1], None);
 }
 
-/// A client that sends a long body sees why it is refused, not a connection that breaks.
+/// A client that sends a long body receives the error, not a broken connection.
 #[test]
 fn refusals_reach_clients_that_are_still_sending() {
     let server = Server::start(&["--api-key", "secret"]);
@@ -137,12 +139,12 @@ fn refusals_reach_clients_that_are_still_sending() {
     }
 }
 
-/// JSON of many small values takes many times its bytes once it is read: the budget holds nevertheless.
+/// JSON of many small values takes many times its bytes when parsed; the budget still holds.
 #[test]
 fn bodies_of_many_small_values_stay_within_the_budget() {
     let budget = 96u64 << 20;
     let server = Server::start(&["--memory", "96MiB"]);
-    // as many as the limit of a body lets through
+    // as many as the body limit allows
     let many = vec![json!([]); 27_000];
     let body =
         json!({"messages": [{"role": "user", "content": "Q"}], "max_tokens": 1, "metadata": many});
@@ -150,7 +152,7 @@ fn bodies_of_many_small_values_stay_within_the_budget() {
         for _ in 0..12 {
             scope.spawn(|| {
                 let reply = server.post(CHAT, &body);
-                // read, and not refused for its length
+                // parsed, and not refused for its length
                 assert!([200, 429, 503].contains(&reply.status), "{}", reply.body);
             });
         }

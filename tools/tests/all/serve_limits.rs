@@ -1,4 +1,4 @@
-//! What the server does at its limits: connections, readers that do not read, texts that are too long.
+//! The server at its limits: connections, readers that do not read, texts that are too long.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -9,23 +9,23 @@ use crate::common::server::{Reply, Server, read};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
-/// Connections beside `--parallel` and `--queue`.
+/// Connections in addition to `--parallel` and `--queue`.
 const LOOKERS: usize = 32;
 
 fn request(tokens: usize) -> Value {
     json!({"prompt": "A vector is", "max_tokens": tokens, "ignore_eos": true, "seed": 1})
 }
 
-/// Connections that ask nothing, as many as there are places.
+/// Idle connections, as many as there are slots.
 fn fill(server: &Server, places: usize) -> Vec<TcpStream> {
     let all: Vec<TcpStream> = (0..places)
         .map(|_| TcpStream::connect(&server.address).unwrap())
         .collect();
-    // The server takes them in order; each of the later ones finds them there.
+    // The server accepts them in order; each of the later ones finds the slots taken.
     all
 }
 
-/// Health and metrics are told even then, the others that there is no place; all at once.
+/// Health and metrics still respond, other requests get a rejection; all at once.
 #[test]
 fn a_server_without_places_says_so() {
     let server = Server::start(&["--parallel", "1", "--queue", "1", "--context", "64"]);
@@ -46,7 +46,7 @@ fn a_server_without_places_says_so() {
         assert!(message.contains("connections"), "{message}");
         assert!(reply.head.contains("retry-after"), "{}", reply.head);
     }
-    // Who then asks nothing is let go.
+    // A connection without a request is closed.
     let mut more = fill(&server, 8);
     assert_eq!(server.get("/health").status, 200);
     for stream in &mut more {
@@ -64,7 +64,7 @@ fn a_server_without_places_says_so() {
     }
 }
 
-/// Clients that take nothing of their streams, and one that does.
+/// Clients that do not read their streams, and one that does.
 #[test]
 fn a_slow_reader_holds_nobody_up() {
     let server = Server::start(&["--parallel", "2", "--context", "1024"]);
@@ -77,7 +77,7 @@ fn a_slow_reader_holds_nobody_up() {
         .map(|_| server.send(&head, &body.to_string()))
         .collect();
     let start = Instant::now();
-    // All of them are computed although nobody reads, and the others have their turns between.
+    // All of them are computed although no one reads, and the others run in between.
     let reply = server.post(PATH, &request(40));
     assert_eq!(
         reply.json()["choices"][0]["text"],
@@ -92,7 +92,7 @@ fn a_slow_reader_holds_nobody_up() {
         reply.json()["choices"][0]["text"],
         alone["choices"][0]["text"]
     );
-    // What was not read is still there, whole.
+    // the unread part is still complete
     for stream in slow {
         let reply = read(stream);
         assert_eq!(reply.events().last(), Some(&"[DONE]"));
@@ -137,7 +137,8 @@ fn texts_beyond_the_context_are_refused_with_both_numbers() {
     assert!(error.contains("64 tokens"), "{error}");
 }
 
-/// With few files to open, health is told whatever waits, and requests are answered where there is room.
+/// With few file descriptors, health responds regardless of the queue, and requests are answered when
+/// possible.
 #[test]
 fn few_files_are_enough_for_health() {
     let server = Server::start_under("ulimit -n 24", &["--context", "64"]);
@@ -152,7 +153,7 @@ fn few_files_are_enough_for_health() {
         start.elapsed()
     );
     drop(idle);
-    // The server hears one after the other that they have gone.
+    // the server notices one disconnection after the other
     let answered = || server.post(PATH, &request(1)).status == 200;
     assert!((0..300).any(|_| answered() || {
         std::thread::sleep(Duration::from_millis(100));
@@ -186,7 +187,7 @@ fn hosts_have_names() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--host no such host"));
 }
 
-/// A client that has said all that it wants to say may close its side and wait.
+/// A client may close its sending side after its request and wait.
 #[test]
 fn who_closes_one_side_gets_the_answer() {
     let server = Server::start(&["--parallel", "1", "--context", "1024"]);
@@ -210,7 +211,7 @@ fn who_closes_one_side_gets_the_answer() {
         let text = if stream { reply.streamed() } else { whole() };
         assert_eq!(text, wanted, "HTTP/{version}");
     }
-    // What is wrong at once keeps its status.
+    // immediate errors have their usual status
     let connection = server.send("POST /v1/completions HTTP/1.0", "{");
     connection.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(read(connection).status, 400);

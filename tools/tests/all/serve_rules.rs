@@ -1,4 +1,4 @@
-//! `emberflow serve`: texts that are held to schemas and grammars, and calls of tools.
+//! `emberflow serve`: texts constrained by schemas and grammars, and tool calls.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ fn chat(seed: u64) -> Value {
     })
 }
 
-/// Whether a text is what [`schema`] asks for.
+/// Whether a text is valid against [`schema`].
 fn check(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
     assert_eq!(value.as_object().unwrap().len(), 3, "{text}");
@@ -71,16 +71,17 @@ fn answers_are_valid_and_do_not_depend_on_neighbours() {
                 body["stream"] = json!(seed % 2 == 0);
                 body["priority"] = json!(seed % 3);
                 let reply = server.post(CHAT, &body);
-                let text = match body["stream"] == true {
-                    true => reply.streamed(),
-                    false => content(&reply),
+                let text = if body["stream"] == true {
+                    reply.streamed()
+                } else {
+                    content(&reply)
                 };
                 assert_eq!(&text, wanted, "seed {seed}");
             });
             scope.spawn(move || assert_eq!(&server.complete(free), plain));
         }
     });
-    // Several texts of one request have the seeds that follow.
+    // several texts of one request have consecutive seeds
     let mut several = chat(2);
     several["n"] = json!(3);
     let reply = server.post(CHAT, &several).json();
@@ -160,11 +161,11 @@ fn all_fields_that_hold_a_text() {
     );
 }
 
-/// A request that would cost too much, and what is too much of it.
+/// A request that would cost too much, and its excessive part.
 struct Bomb {
     what: &'static str,
     body: Value,
-    /// Whether it may also run: its states are made as a text needs them, within the limits.
+    /// Whether it may also run: its states are created as a text needs them, within the limits.
     may_run: bool,
 }
 
@@ -263,7 +264,7 @@ fn bombs() -> Vec<Bomb> {
     all
 }
 
-/// Requests that take what they may.
+/// Requests within their limits.
 fn heavy() -> [Value; 6] {
     [
         json!({"json_schema": {"enum": (0..1900).map(|i| format!("{i} value")).collect::<Value>()}}),
@@ -275,7 +276,7 @@ fn heavy() -> [Value; 6] {
     ]
 }
 
-/// Sets the peak of a process back to what it has.
+/// Resets the peak of a process.
 fn forget_peak(server: &Server) {
     std::fs::write(format!("/proc/{}/clear_refs", server.child.id()), "5").unwrap();
 }
@@ -288,10 +289,12 @@ fn status(server: &Server, name: &str) -> u64 {
     kib.trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Most that a bomb may add to the process: what the plan has for compiling, and a body's copies.
+/// Maximum that a bomb may add to the process: the plan's memory for compiling, and a body's
+/// copies.
 const MOST: u64 = 12 << 20;
 
-/// Each in a second and little memory, and all within the smallest budget that the server takes.
+/// Each within a second and little memory, and all within the smallest budget that the server
+/// accepts.
 #[test]
 fn bombs_cost_neither_time_nor_memory() {
     let refused = call(&["serve", "--port", "0", "--memory", "12MiB"]);
@@ -323,12 +326,12 @@ fn bombs_cost_neither_time_nor_memory() {
         );
         let wanted = reply.status == 400 || (may_run && reply.status == 200);
         assert!(wanted, "{what}: {}", reply.body);
-        // A trial's second is one of processor time, on a machine that does other work.
+        // a trial's limit is one second of CPU time, on a loaded machine
         let most = if may_run { 4 } else { 1 };
         assert!(took < Duration::from_secs(most), "{what}: {took:?}");
         assert!(added <= MOST, "{what}: {added} bytes");
     }
-    // Those that take what they may.
+    // those within their limits
     let heavy = heavy();
     std::thread::scope(|scope| {
         for body in heavy.iter().chain(&heavy) {
@@ -364,7 +367,7 @@ fn ask_tool(choice: Value) -> Value {
     })
 }
 
-/// What a stream says of its only call.
+/// The only call in a stream.
 #[derive(Default)]
 struct Streamed {
     name: String,
@@ -443,7 +446,7 @@ fn tools_are_called() {
         .unwrap()
         .len();
     assert!((1..=8).contains(&calls), "{reply}");
-    // Text stays text.
+    // text remains text
     for choice in [json!("auto"), json!("none")] {
         let reply = server.post(CHAT, &ask_tool(choice)).json();
         assert!(
@@ -482,7 +485,7 @@ fn responses_call_tools_too() {
         }
     }
     assert_eq!(item["arguments"], streamed);
-    // What was called and what came of it goes on.
+    // the conversation continues after a call and its result
     let again = json!({"input": [
         {"role": "user", "content": "What is a vector?"},
         {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": "{}"},
@@ -532,7 +535,7 @@ fn templates_see_tools_calls_and_results() {
     thoughts(&server);
 }
 
-/// What a model writes where the prompt ends with `<think>` is no answer.
+/// Text after a prompt that ends with `<think>` is not part of the answer.
 fn thoughts(server: &Server) {
     let turns = json!([
         {"role": "developer", "content": "S"},

@@ -1,4 +1,4 @@
-//! Chat templates that somebody hostile wrote.
+//! Malicious chat templates.
 
 use crate::common;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ fn hostile_chat_templates_end_in_an_error() {
     for bomb in ["double", "list", "write", "repeat", "recurse", "endless"] {
         let start = Instant::now();
         let reply = ask(bomb);
-        // A second of processor time, on a machine that does other work.
+        // one second of CPU time, on a loaded machine
         assert!(start.elapsed() < Duration::from_secs(5), "{bomb}");
         assert_eq!(reply.status, 400, "{bomb}: {}", reply.body);
         let message = reply.json()["error"]["message"].to_string();
@@ -60,8 +60,8 @@ fn hostile_chat_templates_end_in_an_error() {
     assert!(server.metric("peak_rss_bytes") <= 96 << 20);
 }
 
-/// `run` and the server sample alike where a request says nothing: as the checkpoint recommends, else
-/// greedily. The server took temperature 1.
+/// Without sampling parameters, `run` and the server sample alike: as the checkpoint recommends, else
+/// greedily. Regression: the server used temperature 1.
 #[test]
 fn run_and_the_server_have_the_same_defaults() {
     let dir = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn run_and_the_server_have_the_same_defaults() {
             json!({"do_sample": true, "temperature": 0.5, "top_k": 40}),
             json!(["recommended", 0.5, 40, 1.0]),
         ),
-        // transformers' own temperature is 1
+        // transformers' default temperature is 1
         (
             json!({"do_sample": true, "top_p": 0.75}),
             json!(["recommended", 1.0, 0, 0.75]),

@@ -1,4 +1,4 @@
-//! What `verify` says about containers that are not what they should be.
+//! `verify` on invalid containers.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,8 @@ fn verify(path: &Path, source: Option<&str>) -> (Option<i32>, serde_json::Value)
     (output.status.code(), json)
 }
 
-/// A container like that at `path`, with whole checksums, but with another spec:
-/// what is shorter there is cut off.
+/// A container like that at `path`, with valid checksums but another spec: shorter parts are
+/// truncated.
 fn altered(path: &Path, change: impl FnOnce(&mut Spec)) -> PathBuf {
     let container = Container::open(path).unwrap();
     let g = *container.geometry();

@@ -8,7 +8,7 @@ use super::load::{ANSWER, PARALLEL, PROMPT};
 use emberflow::Failure;
 
 /// Numbers of decoding texts with which prompts are measured; one slot is for the prompt.
-const BESIDE: [usize; 4] = [0, 1, 3, PARALLEL - 1];
+const DECODING: [usize; 4] = [0, 1, 3, PARALLEL - 1];
 /// The longest prompt piece is divided into this many sizes.
 const PIECES: usize = 4;
 /// Measurements of each pass.
@@ -19,7 +19,7 @@ const TIMES: usize = 5;
 pub struct Passes {
     /// By number of decoding texts, from 1 on.
     pub decoding: Vec<f64>,
-    /// By number of texts in [`BESIDE`], then by one to [`PIECES`] parts of the longest prompt
+    /// By number of texts in [`DECODING`], then by one to [`PIECES`] parts of the longest prompt
     /// piece.
     pub prompts: Vec<Vec<f64>>,
     /// Most rows of a pass.
@@ -42,7 +42,7 @@ impl Passes {
         for texts in 1..=PARALLEL {
             passes.decoding.push(measure(engine, texts, 0)?);
         }
-        for texts in BESIDE {
+        for texts in DECODING {
             let mut by_rows = Vec::new();
             for piece in 1..=PIECES {
                 by_rows.push(measure(engine, texts, passes.rows(piece))?);
@@ -66,7 +66,7 @@ impl Passes {
         let all = (1..=PARALLEL).map(|texts| self.decode(texts) / texts as f64);
         let best = prompt + ANSWER as f64 * all.fold(f64::INFINITY, f64::min);
         format!(
-            "passes: {} ms with 1 to {PARALLEL} texts that decode; {} ms with {} rows of a prompt beside {BESIDE:?}; \
+            "passes: {} ms with 1 to {PARALLEL} texts that decode; {} ms with {} rows of a prompt with {DECODING:?}; \
              bound of batches: {:.2} times the throughput of one text after the other, for prompts gain nothing",
             decoding.join(", "),
             prompts.join(", "),
@@ -86,11 +86,11 @@ impl Passes {
         let seconds = match rows {
             0 => self.decode(texts),
             _ => {
-                let at = BESIDE.iter().rposition(|&beside| beside <= texts);
-                let at = at.unwrap_or(0).min(BESIDE.len() - 2);
+                let at = DECODING.iter().rposition(|&decoding| decoding <= texts);
+                let at = at.unwrap_or(0).min(DECODING.len() - 2);
                 let [low, high] = [at, at + 1].map(|at| self.prompt(at, rows));
-                let step = (BESIDE[at + 1] - BESIDE[at]) as f64;
-                low + (high - low) * (texts - BESIDE[at]) as f64 / step
+                let step = (DECODING[at + 1] - DECODING[at]) as f64;
+                low + (high - low) * (texts - DECODING[at]) as f64 / step
             }
         };
         Duration::from_secs_f64(seconds.max(1e-9))
@@ -101,13 +101,13 @@ impl Passes {
         self.decoding[known - 1] * texts.max(1) as f64 / known as f64
     }
 
-    /// Time of a pass with `rows` prompt rows and the texts of `BESIDE[at]`.
+    /// Time of a pass with `rows` prompt rows and the texts of `DECODING[at]`.
     fn prompt(&self, at: usize, rows: usize) -> f64 {
         let piece = (1..PIECES).find(|&piece| rows <= self.rows(piece));
         let piece = piece.unwrap_or(PIECES);
         let (rows, high) = (rows as f64, self.prompts[at][piece - 1]);
         let (from, low) = match piece {
-            1 => (0, self.decode(BESIDE[at])),
+            1 => (0, self.decode(DECODING[at])),
             _ => (self.rows(piece - 1), self.prompts[at][piece - 2]),
         };
         let step = (self.rows(piece) - from).max(1) as f64;
@@ -177,7 +177,7 @@ mod tests {
     fn between_measured_passes_time_is_in_proportion() {
         let passes = Passes {
             decoding: (1..=PARALLEL).map(|texts| texts as f64).collect(),
-            prompts: BESIDE
+            prompts: DECODING
                 .iter()
                 .map(|&beside| {
                     let parts = 1..=PIECES;

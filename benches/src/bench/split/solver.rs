@@ -1,4 +1,5 @@
-//! How two processors share a product of matrices: HeteroInfer's partitions and its solver (§4.2, §4.4).
+//! Partition of a matrix product between two processors: HeteroInfer's partitions and its solver (§4.2,
+//! §4.4).
 //!
 //! ```text
 //! all on one   first(rows, n)                            second(rows, pad n) + sync
@@ -6,9 +7,10 @@
 //! activations  s of n tokens       max(first(rows, n−s), second(rows, s)) + sync
 //! ```
 //!
-//! The first processor (a GPU, or the CPU's threads) takes any number of tokens; the second (an NPU, or
-//! a device whose launch costs) takes the numbers that it has graphs for, so that others are padded. A
-//! *hybrid* partition is one by weights of a number that is padded. [`Solver::solve`] takes the fastest.
+//! The first processor (a GPU, or the CPU's threads) accepts any number of tokens; the second (an NPU,
+//! or a device with launch costs) only the numbers for which it has graphs, so others are padded. A
+//! *hybrid* partition is a partition by weights with a padded number of tokens. [`Solver::solve`]
+//! returns the fastest.
 
 use emberflow_engine::split::{Curve, Product};
 
@@ -26,50 +28,50 @@ pub struct Pair<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "partition", rename_all = "kebab-case")]
 pub enum Partition {
-    /// The first processor alone.
+    /// The first processor only.
     First,
-    /// The second alone, with as many tokens as it has a graph for.
+    /// The second only, with the token count of one of its graphs.
     Second {
         /// Tokens with padding.
         padded: usize,
     },
     /// By rows of weights, `first : second`.
     Weights {
-        /// Parts of the first.
+        /// Share of the first.
         first: usize,
-        /// Parts of the second.
+        /// Share of the second.
         second: usize,
-        /// Tokens of the second with padding; a *hybrid* partition where they are more than there are.
+        /// Tokens of the second with padding; a *hybrid* partition if that exceeds the actual number.
         padded: usize,
     },
-    /// By tokens: the second takes so many, the first those that are left.
+    /// By tokens: this many for the second, the others for the first.
     Activations {
         /// Tokens of the second.
         second: usize,
     },
 }
 
-/// A partition and the seconds that it takes.
+/// A partition and its time in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Solution {
-    /// Who computes what.
+    /// The partition.
     pub partition: Partition,
     /// Time from start to the joined result.
     pub seconds: f64,
 }
 
-/// What may be chosen among.
+/// Search space.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid<'a> {
-    /// Parts of the weights, `[first, second]`.
+    /// Shares of the weights, `[first, second]`.
     pub ratios: &'a [[usize; 2]],
-    /// Numbers of tokens that the second has graphs for, ascending. Longer inputs take several graphs, one
-    /// after the other, each of them one of these.
+    /// Token counts for which the second has graphs, ascending. Longer inputs use several of these graphs
+    /// in sequence.
     pub graphs: &'a [usize],
 }
 
 impl Grid<'_> {
-    /// Graphs for at least `n` tokens: as few tokens as possible. `None` without graphs.
+    /// Graphs for at least `n` tokens, with minimal padding. `None` without graphs.
     pub fn padded(&self, n: usize) -> Option<usize> {
         let last = *self.graphs.last()?;
         let whole = n.saturating_sub(1) / last * last;
@@ -78,7 +80,7 @@ impl Grid<'_> {
         Some(whole + graph)
     }
 
-    /// Numbers of tokens, fewer than `n`, that fill graphs.
+    /// Token counts below `n` that fill graphs.
     fn filled(&self, n: usize) -> impl Iterator<Item = usize> + '_ {
         let last = self.graphs.last().copied().unwrap_or(usize::MAX);
         let whole = n.saturating_sub(1) / last * last;
@@ -88,12 +90,12 @@ impl Grid<'_> {
     }
 }
 
-/// Partitions between two processors, the first of which takes any number of tokens, and the second those of a grid.
+/// Partitions between two processors; the first accepts any number of tokens, the second those of a grid.
 pub trait Solver {
-    /// Seconds of a partition. `None` if it leaves nothing for one of them.
+    /// Seconds of a partition. `None` if one of them would have no work.
     fn seconds(&self, of: Product, partition: Partition) -> Option<f64>;
 
-    /// The fastest partition of the grid; the simpler one of two that are as fast.
+    /// The fastest partition of the grid; of two equally fast ones the simpler.
     fn solve(&self, of: Product, grid: &Grid<'_>) -> Solution;
 }
 

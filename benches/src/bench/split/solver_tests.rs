@@ -28,7 +28,7 @@ fn numbers_of_tokens_are_padded_to_whole_graphs() {
     assert_eq!(none.padded(5), None);
 }
 
-/// A curve with a start, a price for a row and a token, and steps.
+/// A cost curve with a constant, a cost per row and token, and steps.
 #[derive(Debug, Clone, Copy)]
 struct Stepped {
     launch: f64,
@@ -54,8 +54,8 @@ fn stepped() -> impl Strategy<Value = Stepped> {
 }
 
 proptest! {
-    /// The solver's choice is the fastest of all partitions, counted out one by one, and never slower than
-    /// the better of the two processors alone.
+    /// The solver's choice is the fastest of all enumerated partitions, and never slower than the better
+    /// processor alone.
     #[test]
     fn the_solver_equals_counting_out(
         first in stepped(),
@@ -75,7 +75,7 @@ proptest! {
 
         let mut best = first.seconds(of);
         if let Some(&last) = graphs.last() {
-            // Numbers of tokens that graphs fill: whole ones of the last, and one of the others.
+            // Token counts that fill graphs: multiples of the largest, and one of the others.
             let filled = |n: usize| n == 0 || graphs.iter().any(|&g| n % last == g % last && n >= g);
             let padded = (n..).find(|&n| filled(n)).unwrap_or(n);
             best = best.min(second.seconds(Product { n: padded, ..of }) + sync);

@@ -1,5 +1,7 @@
-//! Running the laboratory itself.
+//! Runs the laboratory's program.
 
+#[path = "../../../../tools/tests/all/common/kernels.rs"]
+pub mod kernels;
 #[path = "../../../../tools/tests/all/common/look.rs"]
 pub mod look;
 #[path = "../../../../tools/tests/all/common/results.rs"]
@@ -12,8 +14,7 @@ use std::process::{Command, Output, Stdio};
 pub fn lab() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow-lab"));
     command.stdin(Stdio::null());
-    // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
-    // Compiled kernels depend on neither.
+    // Plans depend on measurements of this machine and on earlier runs: each test has its own cache.
     let test = std::thread::current()
         .name()
         .unwrap_or("unnamed")
@@ -24,11 +25,11 @@ pub fn lab() -> Command {
         std::process::id()
     );
     command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
-    command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
+    command.env("POCL_CACHE_DIR", kernels::compiled_kernels());
     command
 }
 
-/// Runs it and returns what it did.
+/// Runs it and returns its output.
 pub fn call(args: &[&str]) -> Output {
     lab().args(args).output().unwrap()
 }
@@ -59,7 +60,7 @@ pub fn exported(dir: &Path) -> String {
     folder
 }
 
-/// Every command that does something, with its full name.
+/// Every leaf command, with its full name.
 pub fn commands() -> Vec<(String, clap::Command)> {
     let mut all = Vec::new();
     let lab = <emberflow_benches::cli::Cli as clap::CommandFactory>::command();

@@ -159,7 +159,7 @@ unsafe fn scores<L: Lanes, const Q: usize>(
             DType::F32 => scores_as::<L, F32, Q>(keys, queries, scores, stride),
             DType::F16 => scores_as::<L, F16, Q>(keys, queries, scores, stride),
             DType::BF16 => scores_as::<L, BF16, Q>(keys, queries, scores, stride),
-            DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4 => {}
+            _ => {}
         }
     }
 }
@@ -263,7 +263,7 @@ unsafe fn mix<L: Lanes, const Q: usize, const G: usize>(
             DType::F32 => mix_as::<L, F32, Q, G>(values, weights, stride, out),
             DType::F16 => mix_as::<L, F16, Q, G>(values, weights, stride, out),
             DType::BF16 => mix_as::<L, BF16, Q, G>(values, weights, stride, out),
-            DType::Q8 | DType::Q4 | DType::Q4k | DType::Mxfp4 => {}
+            _ => {}
         }
     }
 }

@@ -8,11 +8,12 @@ use super::{
     axpy_q4,
     lanes::Lanes,
     stored::{
-        BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4k, Q8, Stored, factors_of, last_group, prefetch,
-        scales,
+        BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4c, Q4k, Q8, Q8c, Stored, factors_of, last_group,
+        prefetch, scales,
     },
 };
 use crate::{
+    channel::{Outliers, scale_of},
     dtype::{DType, GROUP},
     row::Row,
 };
@@ -93,9 +94,69 @@ unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
             }
             DType::Q4 => axpy_rows_as::<L, Q4, G, NEW>(factors, rows, y),
             DType::Q4k => axpy_rows_as::<L, Q4k, G, NEW>(factors, rows, y),
+            DType::Q8c => axpy_rows_as::<L, Q8c, G, NEW>(factors, rows, y),
+            DType::Q4c => axpy_decoded::<L, G, NEW>(factors, rows, y),
             DType::Mxfp4 => axpy_rows_as::<L, Mxfp4, G, NEW>(factors, rows, y),
         }
     }
+}
+
+/// Rows that are decoded together, 16 KiB of them.
+const DECODED_ROWS: usize = 8;
+const DECODED: usize = GROUPS * GROUP;
+
+/// [`axpy_rows`] of rows with outliers: of some rows a block of columns is decoded and added, then that
+/// of the next ones.
+///
+/// # Safety
+/// As for [`axpy_rows`].
+#[inline(always)]
+unsafe fn axpy_decoded<L: Lanes, const G: usize, const NEW: bool>(
+    factors: &[f32],
+    rows: &[Row<'_>],
+    y: &mut [f32],
+) {
+    let mut decoded = [[0.0f32; DECODED]; DECODED_ROWS];
+    for (block, y) in y.chunks_mut(DECODED).enumerate() {
+        let some = factors.chunks(DECODED_ROWS).zip(rows.chunks(DECODED_ROWS));
+        for (part, (factors, rows)) in some.enumerate() {
+            for (decoded, row) in decoded.iter_mut().zip(rows) {
+                let weights = &mut decoded[..y.len()];
+                // SAFETY: the rows have these columns; the caller guarantees the rest.
+                unsafe { decode::<L>(*row, block * GROUPS, weights) }
+            }
+            let list: [Row<'_>; DECODED_ROWS] =
+                std::array::from_fn(|i| Row::f32(&decoded[i][..y.len()]));
+            let list = &list[..rows.len()];
+            // SAFETY: as above.
+            unsafe {
+                match NEW && part == 0 {
+                    true => axpy_rows_as::<L, F32, G, true>(factors, list, y),
+                    false => axpy_rows_as::<L, F32, G, false>(factors, list, y),
+                }
+            }
+        }
+    }
+}
+
+/// The elements of a q4c row from a group on.
+///
+/// # Safety
+/// The CPU has the instruction set of `L`, and the row has these elements.
+#[inline(always)]
+unsafe fn decode<L: Lanes>(row: Row<'_>, first: usize, weights: &mut [f32]) {
+    let scale = scale_of(row);
+    let quants = row.quants().as_ptr();
+    for (g, weights) in weights.chunks_mut(GROUP).enumerate() {
+        let mut group = [0.0f32; GROUP];
+        // SAFETY: the row has this group, whole as it is stored; the caller guarantees the rest.
+        unsafe {
+            let lanes = Q4c::load::<L>(quants.add((first + g) * Q4c::BYTES), scale, 0.0);
+            lanes.store_f32(group.as_mut_ptr().cast());
+        }
+        weights.copy_from_slice(&group[..weights.len()]);
+    }
+    Outliers::of(row).patch(first * GROUP, weights);
 }
 
 /// [`axpy_rows`] of rows in the format `S`.

@@ -11,11 +11,13 @@ use std::cell::RefCell;
 use super::{
     lanes::{Lanes, Register},
     stored::{
-        BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4k, Q8, Stored, factors_of, last_group, prefetch,
+        BF16, F16, F32, GROUPS, LINE, Mxfp4, Q4, Q4c, Q4k, Q8, Q8c, Stored, factors_of, last_group,
+        prefetch,
     },
     strided::Strided,
 };
 use crate::{
+    channel::Outliers,
     dtype::{DType, GROUP},
     row::Row,
 };
@@ -131,6 +133,8 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
             DType::Q8 => all_rows::<L, Q8, G, T>(factors, rows, tokens, new, ys, scratch),
             DType::Q4 => all_rows::<L, Q4, G, T>(factors, rows, tokens, new, ys, scratch),
             DType::Q4k => all_rows::<L, Q4k, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Q8c => all_rows::<L, Q8c, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Q4c => all_rows::<L, Q4c, G, T>(factors, rows, tokens, new, ys, scratch),
             DType::Mxfp4 => all_rows::<L, Mxfp4, G, T>(factors, rows, tokens, new, ys, scratch),
         }
     }
@@ -276,6 +280,9 @@ unsafe fn decode<L: Lanes, S: Stored>(
                 let lanes = S::load::<L>(from.add(g * S::BYTES), scale, min);
                 lanes.store_f32(weights.as_mut_ptr().add(g * GROUP).cast());
             }
+        }
+        if S::OUTLIERS {
+            Outliers::of(*row).patch((first + k) * GROUP, weights);
         }
     }
 }

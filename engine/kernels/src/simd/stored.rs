@@ -3,6 +3,7 @@
 
 use super::lanes::Lanes;
 use crate::{
+    channel::{Outliers, scale_of},
     dtype::{DType, GROUP, mxfp4_scale},
     row::Row,
 };
@@ -19,6 +20,8 @@ pub(super) trait Stored {
     const SCALED: bool;
     /// Whether elements are loaded with a scale and a minimum.
     const MINS: bool;
+    /// Whether a row has outliers, which are added to its elements once these are decoded.
+    const OUTLIERS: bool;
     /// Rows that pass over a block together: their blocks and the next ones stay in the
     /// first-level cache, and are enough bytes to keep the memory busy.
     const ROWS: usize = match 256 / Self::BYTES {
@@ -39,7 +42,8 @@ macro_rules! stored {
         impl Stored for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
             const SCALED: bool = $dtype.is_grouped() && !Self::MINS;
-            const MINS: bool = matches!($dtype, DType::Q4k);
+            const MINS: bool = matches!($dtype, DType::Q4k | DType::Q4c);
+            const OUTLIERS: bool = matches!($dtype, DType::Q4c);
             #[inline(always)]
             unsafe fn load<L: Lanes>($from: *const u8, $scale: f32, $min: f32) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
@@ -57,6 +61,8 @@ stored!(Q4, DType::Q4, |from, _, _| L::load_q4(from, 1.0));
 stored!(Q4k, DType::Q4k, |from, scale, min| L::load_q4k(
     from, scale, min
 ));
+stored!(Q8c, DType::Q8c, |from, _, _| L::load_q8(from, 1.0));
+stored!(Q4c, DType::Q4c, |from, scale, _| L::load_q4(from, scale));
 stored!(Mxfp4, DType::Mxfp4, |from, _, _| L::load_mxfp4(from, 1.0));
 
 /// Adds the incomplete last group of a row to the `rest < 32` elements of `y`.
@@ -71,6 +77,9 @@ pub(super) unsafe fn last_group<L: Lanes, S: Stored>(a: f32, row: Row<'_>, y: &m
     // caller guarantees the instruction set.
     unsafe {
         S::load::<L>(quants.as_ptr(), scale, min).store_f32(weights.as_mut_ptr().cast());
+    }
+    if S::OUTLIERS {
+        Outliers::of(row).patch(row.len() / GROUP * GROUP, &mut weights[..y.len()]);
     }
     let a = if S::SCALED { a * scale } else { a };
     for (y, w) in y.iter_mut().zip(weights) {
@@ -161,6 +170,11 @@ pub(super) unsafe fn scales<L: Lanes>(row: Row<'_>, first: usize, count: usize) 
         for (scale, &e) in scales.iter_mut().zip(&row.scales()[first..first + count]) {
             *scale = mxfp4_scale(e);
         }
+        return scales;
+    }
+    if row.dtype().is_per_channel() {
+        let mut scales = [0.0; GROUPS];
+        scales[..count].fill(scale_of(row));
         return scales;
     }
     let bytes = &row.scales()[2 * first..2 * (first + count)];

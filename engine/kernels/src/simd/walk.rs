@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     LANES,
+    channel::Outliers,
     dtype::{DType, GROUP},
     row::Row,
 };
@@ -32,6 +33,8 @@ trait Format {
     const BYTES: usize;
     /// Whether groups have a scale.
     const SCALED: bool;
+    /// Whether a row has outliers.
+    const OUTLIERS: bool;
     /// The 32 elements of a group, times `scale` if the format is scaled, less `min` if it has
     /// minimums.
     ///
@@ -47,6 +50,7 @@ macro_rules! format {
         impl Format for $name {
             const BYTES: usize = $dtype.quants_bytes(GROUP);
             const SCALED: bool = $dtype.is_grouped();
+            const OUTLIERS: bool = matches!($dtype, DType::Q4c);
             #[inline(always)]
             unsafe fn load<L: Lanes>($from: *const u8, $scale: f32, $min: f32) -> L {
                 // SAFETY: the caller guarantees the instruction set and `BYTES` bytes.
@@ -63,6 +67,8 @@ format!(Q4, DType::Q4, |from, scale, _| L::load_q4(from, scale));
 format!(Q4k, DType::Q4k, |from, scale, min| L::load_q4k(
     from, scale, min
 ));
+format!(Q8c, DType::Q8c, |from, scale, _| L::load_q8(from, scale));
+format!(Q4c, DType::Q4c, |from, scale, _| L::load_q4(from, scale));
 format!(Mxfp4, DType::Mxfp4, |from, scale, _| L::load_mxfp4(
     from, scale
 ));
@@ -84,6 +90,8 @@ unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor
             DType::Q8 => walk_as::<L, Q8>(row, groups, visitor),
             DType::Q4 => walk_as::<L, Q4>(row, groups, visitor),
             DType::Q4k => walk_as::<L, Q4k>(row, groups, visitor),
+            DType::Q8c => walk_as::<L, Q8c>(row, groups, visitor),
+            DType::Q4c => walk_as::<L, Q4c>(row, groups, visitor),
             DType::Mxfp4 => walk_as::<L, Mxfp4>(row, groups, visitor),
         }
     }
@@ -107,9 +115,21 @@ unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mu
             } else {
                 ([1.0; GROUPS], [0.0; GROUPS])
             };
-            let load = |k: usize| {
+            let stored = |k: usize| {
                 let (scale, min) = (*scales.get_unchecked(k), *mins.get_unchecked(k));
-                F::load(quants.add((done + k) * F::BYTES), scale, min)
+                F::load::<L>(quants.add((done + k) * F::BYTES), scale, min)
+            };
+            let mut patched = [[0.0f32; GROUP]; GROUPS];
+            if F::OUTLIERS {
+                for (k, group) in patched[..block].iter_mut().enumerate() {
+                    stored(k).store_f32(group.as_mut_ptr().cast());
+                }
+                let weights = &mut patched.as_flattened_mut()[..block * GROUP];
+                Outliers::of(row).patch(done * GROUP, weights);
+            }
+            let load = |k: usize| match F::OUTLIERS {
+                true => L::load_f32(patched.get_unchecked(k).as_ptr().cast()),
+                false => stored(k),
             };
             let mut k = 0;
             while k + 1 < block {
@@ -145,10 +165,13 @@ unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
             DType::Q8 => L::load_q8(from, scale),
             DType::Q4 => L::load_q4(from, scale),
             DType::Q4k => L::load_q4k(from, scale, min),
+            DType::Q8c => L::load_q8(from, scale),
+            DType::Q4c => L::load_q4(from, scale),
             DType::Mxfp4 => L::load_mxfp4(from, scale),
         };
         lanes.store_f32(weights.as_mut_ptr().cast());
     }
+    Outliers::of(row).patch(row.len() / GROUP * GROUP, &mut weights);
     weights[row.len() % GROUP..].fill(0.0);
     weights
 }

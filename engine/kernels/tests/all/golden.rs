@@ -5,7 +5,7 @@
 
 use emberflow_kernels::{
     Activations, Columns, Cpu, DType, GROUP, LANES, Row, SuperBlock, math, matmul_scratch,
-    matmul_scratch_q, quantize_row, store_q4k_row,
+    matmul_scratch_q, quantize_row, store_q4k_row, with_scale_per_token,
 };
 
 /// Changes only when a kernel's definition changes, which changes every logits hash.
@@ -26,7 +26,7 @@ impl Hash {
 fn rounded() -> impl Iterator<Item = DType> {
     DType::ALL
         .into_iter()
-        .filter(|&dtype| !matches!(dtype, DType::Mxfp4 | DType::Q4k))
+        .filter(|&dtype| !matches!(dtype, DType::Mxfp4 | DType::Q4k) && !dtype.is_per_channel())
 }
 
 #[test]
@@ -193,9 +193,6 @@ const EXPECTED_Q4K: u64 = 0x5368_4c74_8d2a_3ce0;
 fn every_machine_computes_q4k_the_same() {
     const N: usize = 2 * 512 + 11 * 32 + 5;
     const ROWS: usize = 37;
-    const TOKENS: usize = 21;
-    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
-    let xs: Vec<f32> = (0..TOKENS * N).map(number).collect();
     let stride = DType::Q4k.row_bytes(N);
     let mut bytes = vec![0; ROWS * stride];
     for (r, row) in bytes.chunks_exact_mut(stride).enumerate() {
@@ -209,32 +206,61 @@ fn every_machine_computes_q4k_the_same() {
         let blocks: Vec<_> = (0..N.div_ceil(8 * GROUP)).map(block).collect();
         store_q4k_row(&quants, &blocks, row);
     }
-    let row = |r: usize| Row::inline(DType::Q4k, N, &bytes[r * stride..(r + 1) * stride]);
     for cpu in Cpu::all() {
-        let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-        let mut x = Activations::default();
-        cpu.quantize_activations(&xs, TOKENS, &mut x);
-        let mut y = vec![0.0; TOKENS * ROWS];
-        let mut scratch = vec![0.0; matmul_scratch_q(N)];
-        let mut columns = Columns::new(&mut y, TOKENS, ROWS, ROWS);
-        cpu.matmul_q(
-            DType::Q4k,
-            &bytes,
-            stride,
-            x.all(),
-            &mut columns,
-            &mut scratch,
-        );
-        hash.add(&y);
-        let rows: Vec<_> = (0..ROWS).map(row).collect();
-        let factors: Vec<f32> = (0..ROWS * TOKENS).map(|i| number(5 * i)).collect();
-        let mut sums = xs.clone();
-        cpu.axpy_rows_tokens(&factors, &rows, TOKENS, &mut sums);
-        hash.add(&sums);
-        cpu.axpy_rows(&factors[..ROWS], &rows, &mut sums[..N]);
-        cpu.dequantize(row(3), &mut sums[N..2 * N]);
-        hash.add(&sums[..2 * N]);
-        hash.add(&[cpu.dot(row(5), &xs[..N])]);
-        assert_eq!(hash.0, EXPECTED_Q4K, "{}: {:#x}", cpu.name(), hash.0);
+        let hash = hash_of_rows(cpu, DType::Q4k, N, &bytes);
+        assert_eq!(hash, EXPECTED_Q4K, "{}: {hash:#x}", cpu.name());
     }
+}
+
+/// As [`EXPECTED`], for rows with one scale, with activations of both kinds.
+const EXPECTED_PER_CHANNEL: [u64; 2] = [0x6274_4397_5b06_a94a, 0x4f5f_02d5_f3a9_5eac];
+
+#[test]
+fn every_machine_computes_rows_with_one_scale_the_same() {
+    const N: usize = 2 * 512 + 11 * 32 + 5;
+    const ROWS: usize = 37;
+    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
+    let rows = [DType::Q8c, DType::Q4c].map(|dtype| {
+        let stride = dtype.row_bytes(N);
+        let mut bytes = vec![0; ROWS * stride];
+        for (r, row) in bytes.chunks_exact_mut(stride).enumerate() {
+            let weights: Vec<f32> = (0..N).map(|i| number(3 * i + r * N)).collect();
+            let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
+            quantize_row(dtype, &weights, quants, scales).unwrap();
+        }
+        (dtype, bytes)
+    });
+    for cpu in Cpu::all() {
+        let found = (rows.each_ref()).map(|(dtype, bytes)| hash_of_rows(cpu, *dtype, N, bytes));
+        assert_eq!(found, EXPECTED_PER_CHANNEL, "{}: {found:#x?}", cpu.name());
+    }
+}
+
+/// The hash of what rows come to with activations of both kinds.
+fn hash_of_rows(cpu: Cpu, dtype: DType, n: usize, bytes: &[u8]) -> u64 {
+    const TOKENS: usize = 21;
+    let number = |i: usize| ((i * 7919 + i * i * 31) % 20_011) as f32 / 4096.0 - 2.4;
+    let xs: Vec<f32> = (0..TOKENS * n).map(number).collect();
+    let stride = dtype.row_bytes(n);
+    let count = bytes.len() / stride;
+    let row = |r: usize| Row::inline(dtype, n, &bytes[r * stride..(r + 1) * stride]);
+    let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+    let cpu = with_scale_per_token(cpu, dtype.is_per_channel());
+    let mut x = Activations::default();
+    cpu.quantize_activations(&xs, TOKENS, &mut x);
+    let mut y = vec![0.0; TOKENS * count];
+    let mut scratch = vec![0.0; matmul_scratch_q(n)];
+    let mut columns = Columns::new(&mut y, TOKENS, count, count);
+    cpu.matmul_q(dtype, bytes, stride, x.all(), &mut columns, &mut scratch);
+    hash.add(&y);
+    let rows: Vec<_> = (0..count).map(row).collect();
+    let factors: Vec<f32> = (0..count * TOKENS).map(|i| number(5 * i)).collect();
+    let mut sums = xs.clone();
+    cpu.axpy_rows_tokens(&factors, &rows, TOKENS, &mut sums);
+    hash.add(&sums);
+    cpu.axpy_rows(&factors[..count], &rows, &mut sums[..n]);
+    cpu.dequantize(row(3), &mut sums[n..2 * n]);
+    hash.add(&sums[..2 * n]);
+    hash.add(&[cpu.dot(row(5), &xs[..n])]);
+    hash.0
 }

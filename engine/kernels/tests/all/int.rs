@@ -5,6 +5,7 @@ use crate::reference;
 use crate::reference::Quantised;
 use emberflow_kernels::{
     Activations, Columns, Cpu, DType, GROUP, Row, dot_of_sums, matmul_scratch_q,
+    with_scale_per_token,
 };
 use proptest::prelude::*;
 
@@ -72,7 +73,14 @@ impl Stored {
 }
 
 fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value = Stored> {
-    let dtype = prop::sample::select(vec![DType::Q4, DType::Q4k, DType::Q8, DType::Mxfp4]);
+    let dtype = prop::sample::select(vec![
+        DType::Q4,
+        DType::Q4k,
+        DType::Q8,
+        DType::Mxfp4,
+        DType::Q8c,
+        DType::Q4c,
+    ]);
     let finite = prop::bool::weighted(0.9);
     (dtype, count, 0usize..67, 0usize..9, any::<u64>(), finite).prop_map(
         move |(dtype, count, shift, gap, seed, finite)| {
@@ -82,12 +90,7 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
             random.fill(&mut bytes);
             for row in bytes[shift..].chunks_exact_mut(stride.max(1)) {
                 let scales = &mut row[dtype.quants_bytes(n)..dtype.row_bytes(n)];
-                if finite {
-                    let width = if dtype == DType::Mxfp4 { 1 } else { 2 };
-                    scales
-                        .chunks_exact_mut(width)
-                        .for_each(|scale| scale[width - 1] &= 0xbf);
-                }
+                reference::tame(dtype, n, finite, scales);
             }
             Stored {
                 dtype,
@@ -106,17 +109,18 @@ proptest! {
 
     #[test]
     fn activations_are_what_the_oracle_stores(
-        (n, xs) in length().prop_flat_map(|n| (Just(n), tokens(n, 1usize..4)))
+        (n, xs) in length().prop_flat_map(|n| (Just(n), tokens(n, 1usize..4))),
+        per_token: bool,
     ) {
         let count = xs.len().checked_div(n).unwrap_or(0);
-        for cpu in Cpu::all() {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, per_token)) {
             // Refilled, so that nothing of an earlier token may be left.
             let mut got = Activations::default();
             cpu.quantize_activations(&vec![3.0; 2 * 2100], 2, &mut got);
             cpu.quantize_activations(&xs, count, &mut got);
             prop_assert_eq!((got.n(), got.tokens()), (n, count));
             for t in 0..count {
-                let x = Quantised::new(&xs[t * n..][..n]);
+                let x = Quantised::new(&xs[t * n..][..n], per_token);
                 let value = |i: usize| x.quants[i] as f32 * x.scales[i / GROUP];
                 let expected: Vec<f32> = (0..n).map(value).collect();
                 let got: Vec<f32> = (0..n).map(|i| got.all().value(t, i)).collect();
@@ -129,13 +133,13 @@ proptest! {
     fn dot_products(
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
-        let oracle = Quantised::new(&x);
+        let oracle = Quantised::new(&x, m.dtype.is_per_channel());
         let expected: Vec<f32> = m.rows().iter().map(|&row| reference::dot_q(row, &oracle)).collect();
         // The same rows again, but out of order and with their scales elsewhere.
         let parts: Vec<_> = m.rows().iter().rev().map(|r| (r.quants().to_vec(), r.scales().to_vec())).collect();
         let split: Vec<_> = parts.iter().map(|(q, s)| Row::split(m.dtype, m.n, q, s)).collect();
         let reversed: Vec<f32> = expected.iter().rev().copied().collect();
-        for cpu in Cpu::all() {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let x = quantised.token(0);
@@ -154,8 +158,8 @@ proptest! {
     fn products_of_sums(
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
-        let oracle = Quantised::new(&x);
-        for cpu in Cpu::all() {
+        let oracle = Quantised::new(&x, m.dtype.is_per_channel());
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let mut quants = Vec::new();
@@ -164,7 +168,10 @@ proptest! {
             prop_assert_eq!(quants.len(), m.n.next_multiple_of(GROUP));
             for row in m.rows() {
                 let products: Vec<i32> = (0..m.n).map(|i| reference::quant(row, i) as i32 * quants[i]).collect();
-                let sums: Vec<i32> = products.chunks(GROUP).map(|group| group.iter().sum()).collect();
+                let mut sums: Vec<i32> = products.chunks(GROUP).map(|group| group.iter().sum()).collect();
+                if m.dtype.is_per_channel() {
+                    sums = reference::channel_sums(row, &oracle)[..m.dtype.sums(m.n)].to_vec();
+                }
                 let x = quantised.token(0);
                 let [found, expected] = [dot_of_sums(cpu, row, &sums, x), cpu.dot_q(row, x)];
                 prop_assert_eq!(bits(&[found]), bits(&[expected]), "{} {}", cpu.name(), m.dtype);
@@ -182,12 +189,12 @@ proptest! {
         let y_stride = m.count + gap;
         let mut expected = vec![7.0; count * y_stride];
         for t in 0..count {
-            let x = Quantised::new(&xs[t * m.n..][..m.n]);
+            let x = Quantised::new(&xs[t * m.n..][..m.n], m.dtype.is_per_channel());
             for (r, &row) in m.rows().iter().enumerate() {
                 expected[t * y_stride + r] = reference::dot_q(row, &x);
             }
         }
-        for cpu in Cpu::all() {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut x = Activations::default();
             cpu.quantize_activations(&xs, count, &mut x);
             let mut scratch = vec![f32::NAN; matmul_scratch_q(m.n) + odd];
@@ -218,7 +225,7 @@ proptest! {
         let mut masks = vec![0u64; m.count * words];
         let mut expected = vec![0.0; m.count * count];
         for t in 0..count {
-            let x = Quantised::new(&xs[t * m.n..][..m.n]);
+            let x = Quantised::new(&xs[t * m.n..][..m.n], m.dtype.is_per_channel());
             for (r, &row) in m.rows().iter().enumerate() {
                 if random.u8(..) < if sparse { 40 } else { 200 } {
                     masks[r * words + t / 64] |= 1 << (t % 64);
@@ -226,7 +233,7 @@ proptest! {
                 }
             }
         }
-        for cpu in Cpu::all() {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
             let mut x = Activations::default();
             cpu.quantize_activations(&xs, count, &mut x);
             let mut out = vec![7.0; expected.len()];

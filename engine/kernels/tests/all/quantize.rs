@@ -1,8 +1,9 @@
 //! Stored rows: exact bytes, error bounds, the q8 fixed point, and refused input.
 
 use emberflow_kernels::{
-    Cpu, DType, GROUP, QuantizeError, Row, SuperBlock, error_bound, nibble, quantize_row,
-    store_q4_row, store_q4k_row, super_blocks,
+    Activations, Cpu, DType, GROUP, LONGEST, Outliers, QuantizeError, Row, SuperBlock, error_bound,
+    nibble, outlier_channels, outliers, quantize_q4c, quantize_row, store_q4_row, store_q4k_row,
+    super_blocks, with_scale_per_token,
 };
 use proptest::prelude::*;
 
@@ -308,4 +309,68 @@ fn mxfp4_is_exact_or_refused() {
         [0.0, 6.0, -0.5, 1.0]
     );
     assert_eq!(restored(DType::Mxfp4, &[0.0; 40]), [0.0; 40]);
+}
+
+/// A row in q4c holds its outliers to 1/254 of the largest of them, and the others as though they were
+/// alone.
+#[test]
+fn outliers_are_stored_in_8_bits() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let n = 300;
+    let mut row: Vec<f32> = (0..n).map(|_| random.f32() - 0.5).collect();
+    let channels = [3, 64, 100, 250, 299];
+    assert_eq!(channels.len(), outliers(n));
+    let rest = row.clone();
+    for (k, &c) in channels.iter().enumerate() {
+        row[usize::from(c)] = [80.0, -40.0, 3.0, 0.1, -60.0][k];
+    }
+    let importance: Vec<f32> = row.iter().map(|w| w.abs()).collect();
+    let largest = outlier_channels(&importance);
+    assert!(largest.windows(2).all(|pair| pair[0] < pair[1]));
+    assert!([3, 64, 100, 299].iter().all(|c| largest.contains(c)) && !largest.contains(&250));
+
+    let mut bytes = vec![0xa5; DType::Q4c.row_bytes(n)];
+    let (quants, scales) = bytes.split_at_mut(DType::Q4c.quants_bytes(n));
+    quantize_q4c(&row, &channels, quants, scales).unwrap();
+    let stored = Row::inline(DType::Q4c, n, &bytes);
+    let its = Outliers::of(stored);
+    assert_eq!(
+        its.each().map(|(_, c)| c as u16).collect::<Vec<_>>(),
+        channels
+    );
+    let mut values = vec![0.0; n];
+    Cpu::detect().dequantize(stored, &mut values);
+    for (i, (&w, &value)) in row.iter().zip(&values).enumerate() {
+        let bound = match channels.contains(&(i as u16)) {
+            true => 80.0 / 254.0 * 1.001,
+            false => error_bound(DType::Q4c, max_abs(&rest)),
+        };
+        assert!((w - value).abs() <= bound, "{i}: {w} is stored as {value}");
+    }
+}
+
+#[test]
+fn rows_that_are_too_long_for_one_sum_are_refused() {
+    for dtype in [DType::Q8c, DType::Q4c] {
+        let message = quantize(dtype, &vec![1.0; LONGEST + 1])
+            .unwrap_err()
+            .to_string();
+        let expected = format!(
+            "rows of 131073 elements are too long for {dtype}, which takes 131072; use q8 or q4"
+        );
+        assert_eq!(message, expected);
+        // The largest sum there is: every weight and every activation at its end.
+        let (quants, scales) = quantize(dtype, &vec![-1.0; LONGEST]).unwrap();
+        let mut x = Activations::default();
+        for cpu in Cpu::all() {
+            let cpu = with_scale_per_token(cpu, true);
+            cpu.quantize_activations(&vec![1.0; LONGEST], 1, &mut x);
+            let row = Row::split(dtype, LONGEST, &quants, &scales);
+            let product = cpu.dot_q(row, x.token(0));
+            assert!(
+                (product / -(LONGEST as f32) - 1.0).abs() < 1e-5,
+                "{dtype} {product}"
+            );
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 
 use super::numbers::Numbers;
-use super::reference::deviation;
+use super::reference::{cpu_for, deviation};
 use super::{Found, accept, wrong};
 use crate::device::cpu::products;
 use crate::device::{
@@ -73,7 +73,7 @@ impl<'d> Compared<'d> {
     fn run(&mut self, rows: Range<usize>, tokens: usize) -> Result<Vec<f32>, DeviceError> {
         let mut quantized = Activations::default();
         let x = &self.x[..tokens * self.matrix.cols];
-        let input = Input::new(Cpu::detect(), x, tokens, &mut quantized);
+        let input = Input::new(cpu_for(self.matrix.dtype), x, tokens, &mut quantized);
         let mut out = vec![f32::NAN; tokens * rows.len()];
         let block = Block {
             matrix: self.number,
@@ -91,7 +91,7 @@ impl<'d> Compared<'d> {
             let found = self.run(0..ROWS, tokens)?;
             let mut quantized = Activations::default();
             let x = &self.x[..tokens * self.matrix.cols];
-            Cpu::detect().quantize_activations(x, tokens, &mut quantized);
+            cpu_for(self.matrix.dtype).quantize_activations(x, tokens, &mut quantized);
             let some = 0..DIFFERENT;
             let some = products(Cpu::detect(), &self.matrix, some, x, &quantized);
             let both = some.chunks_exact(DIFFERENT).zip(found.chunks_exact(ROWS));

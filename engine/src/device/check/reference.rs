@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row};
+use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row, with_scale_per_token};
 
 use super::numbers::Numbers;
 use crate::cluster::CLUSTER;
@@ -216,7 +216,7 @@ impl Reference {
         part: Part,
         [rows, clusters]: [usize; 2],
     ) -> Result<[f64; 2], DeviceError> {
-        let timing = Timing::new(self.shape.d, rows, clusters);
+        let timing = Timing::new(self.shape.dtype, self.shape.d, rows, clusters);
         let works = [timing.of(part), timing.of(self.known)];
         fastest(device, &mut self.cpu, &works, &self.shape)
     }
@@ -244,11 +244,16 @@ struct Timing {
     clusters: Range<usize>,
 }
 
+/// The CPU as it quantises the input of rows of a format.
+pub(super) fn cpu_for(dtype: DType) -> Cpu {
+    with_scale_per_token(Cpu::detect(), dtype.is_per_channel())
+}
+
 impl Timing {
-    fn new(d: usize, rows: usize, clusters: usize) -> Self {
+    fn new(dtype: DType, d: usize, rows: usize, clusters: usize) -> Self {
         let x = vec![0.5; rows * d];
         let mut quantized = Activations::default();
-        Cpu::detect().quantize_activations(&x, rows, &mut quantized);
+        cpu_for(dtype).quantize_activations(&x, rows, &mut quantized);
         Self {
             x,
             quantized,
@@ -333,7 +338,7 @@ impl Case {
             .map(|_| self.size * numbers.next())
             .collect();
         let mut quantized = Activations::default();
-        Cpu::detect().quantize_activations(&x, rows, &mut quantized);
+        cpu_for(shape.dtype).quantize_activations(&x, rows, &mut quantized);
         let mask: Vec<u64> = (0..all * rows / 64)
             .map(|i| 0x9e37_79b9_7f4a_7c15u64.rotate_left(i as u32))
             .collect();

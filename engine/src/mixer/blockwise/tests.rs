@@ -2,7 +2,7 @@
 
 use emberflow_kernels::{Cpu, DType, Workers};
 
-use super::{Pass, Reach};
+use super::{Layer, Pass, Reach};
 use crate::state::{BLOCK, HeadLayers, KvPages, KvPool, KvShape};
 
 /// Geometry of a layer.
@@ -12,8 +12,8 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// Elements of a value, which is the beginning of a latent vector if they are fewer than those of
-    /// a key.
+    /// Elements of a value. If fewer than those of a key, a value is the beginning of the latent
+    /// vector.
     value_dim: usize,
     /// In positions.
     capacity: usize,
@@ -48,7 +48,7 @@ impl Shape {
 struct Case {
     shape: Shape,
     reach: Reach,
-    /// A logit beside those of the positions for each head; empty without.
+    /// By head, the attention sink; empty without.
     sinks: Vec<f32>,
     queries: Vec<f32>,
     keys: Vec<f32>,
@@ -69,10 +69,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 impl Case {
     fn new(shape: Shape, reach: Reach) -> Self {
         let row = shape.kv_heads * shape.head_dim;
-        let values = match shape.is_latent() {
-            true => 2,
-            false => 3,
-        };
+        let values = if shape.is_latent() { 2 } else { 3 };
         Self {
             shape,
             reach,
@@ -85,7 +82,7 @@ impl Case {
         }
     }
 
-    /// The same with pools of `size` positions beside them.
+    /// The same with pools of `size` positions.
     fn with_pools(self, size: usize) -> Self {
         let floats = self.shape.capacity / size * self.shape.head_dim;
         Self {
@@ -149,16 +146,20 @@ impl Case {
                 cpu,
                 kv: layer,
                 queries: &self.queries[first * query..][..tokens * query],
-                head_dim,
-                value_dim,
-                kv_heads,
-                group: heads / kv_heads,
                 first,
                 tokens,
-                reach: self.reach,
-                sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
                 pools: (self.pool > 0).then(|| (self.pool, pools.layer(1))),
-                cap: None,
+                layer: Layer {
+                    place: 1,
+                    head_dim,
+                    value_dim,
+                    kv_heads,
+                    group: heads / kv_heads,
+                    reach: self.reach,
+                    pools: None,
+                    sinks: (!self.sinks.is_empty()).then_some(&self.sinks),
+                    cap: None,
+                },
             };
             let out = &mut out[first * row..][..tokens * row];
             pass.run(&workers, out, &mut partials);

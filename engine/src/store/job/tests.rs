@@ -1,5 +1,5 @@
-//! The items of a layer against maps: in any order of arrivals and of taking clusters, each cluster
-//! is ready exactly once, when everything it waits for has arrived.
+//! The items of a layer against maps: for any order of arrivals and of taking clusters, each
+//! cluster is ready exactly once, when everything it waits for has arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +64,7 @@ struct World {
 }
 
 impl World {
-    /// Names the next cluster of a unit.
+    /// Sets the active set of the next cluster of a unit.
     fn name(&mut self, unit: usize) {
         let (bank, cluster) = (self.job.unit(unit).bank, self.job.next_cluster(unit));
         let random = &mut self.random;

@@ -1,5 +1,5 @@
 //! Prefetching: whole clusters that [`Prefetch`] proposes, while stream buffers are free; and
-//! single neurons that a predictor names before their layer's input is known. (PowerInfer-2 §4.3
+//! single neurons that a predictor selects before their layer's input is known. (PowerInfer-2 §4.3
 //! leaves storage idle during attention; these reads use that time.)
 //!
 //! A prefetched neuron becomes resident, unpinned, and does not count as used. The first thread to
@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 768;
 
 /// Frees the buffers of clusters that neither the current layer nor a later one needs.
 pub(super) fn drop_strays(reads: &mut Reads, prefetch: &Prefetch, job: &Job) {
-    reads.drop_kept(|bank, cluster| prefetch.follows(bank, cluster, job.visits(bank)));
+    reads.drop_unclaimed(|bank, cluster| prefetch.follows(bank, cluster, job.visits(bank)));
 }
 
 impl NeuronStore {
@@ -76,7 +76,7 @@ impl NeuronStore {
         self.reads.submit()
     }
 
-    /// Starts to read missing clusters of the layer's `banks` before the active set is known: if
+    /// Starts reading missing clusters of the layer's `banks` before the active set is known: if
     /// all neurons are needed and pass through stream buffers, the outcome is certain.
     pub(super) fn read_certain(&mut self, banks: impl Iterator<Item = u32>) -> Result<(), Error> {
         for bank in banks {

@@ -186,7 +186,7 @@ impl NeuronStore {
     /// their slots so that the first one can complete.
     fn make_room(&mut self) -> Result<(), Error> {
         let before = self.job.next();
-        self.reads.drop_kept(|_, _| false);
+        self.reads.drop_unclaimed(|_, _| false);
         for item in (before..self.job.items.len()).rev() {
             let it = &self.job.items[item];
             let (bank, issued) = (it.bank, it.issued);
@@ -218,7 +218,7 @@ impl NeuronStore {
             return Ok(());
         }
         let slots = self.residency.cold.cache.slots();
-        let first = format!("none of {slots} cache slots can be had");
+        let first = format!("none of {slots} cache slots is available");
         self.latch.keep(Err(Error::Failed { first }))
     }
 

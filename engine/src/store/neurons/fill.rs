@@ -70,8 +70,8 @@ impl NeuronStore {
     /// Reads the banks from `first` on, cluster by cluster: all resident Gate rows, the hot
     /// clusters, then the next neurons by temperature until the cold region is full.
     ///
-    /// Other threads make the memory resident meanwhile, in the order in which it is filled:
-    /// clearing its pages takes longer than reading what they will hold.
+    /// Other threads make the memory resident at the same time, in the order in which it is filled:
+    /// clearing its pages takes longer than reading their contents.
     pub(super) fn fill(&mut self, first: usize, upload: &mut Upload<'_>) -> Result<(), Error> {
         let memory = self.residency.memory_to_fill(first);
         let (threads, layout) = (self.threads, Arc::clone(&self.layout));

@@ -29,7 +29,7 @@ use crate::store::outside::Outside;
 use crate::store::prefetch::Guesses;
 use crate::store::reads::{Half, Tag};
 use crate::store::residency::{Cold, Leave};
-use crate::store::rules::{ClusterState, Way};
+use crate::store::rules::{ClusterSource, ClusterState};
 
 /// Looks up a neuron in the cold region and pins it on a hit.
 #[inline]
@@ -85,7 +85,7 @@ pub(super) fn unpin(job: &mut Job, cold: &mut Cold, bank: u32, places: Range<usi
     }
 }
 
-/// The bytes of an item, with those that lie `outside` and may be read.
+/// The bytes of an item, including readable ones `outside` the regions.
 #[inline]
 fn bytes<'a>(
     job: &'a Job,
@@ -165,9 +165,10 @@ impl NeuronStore {
             ..ClusterState::default()
         };
         let shared = (cluster as usize) < self.outside.holds(bank);
-        let hot = match found.needed > 0 && !rules.mapped && !shared {
-            true => self.residency.hot.get_pin(bank, cluster),
-            false => None,
+        let hot = if found.needed > 0 && !rules.mapped && !shared {
+            self.residency.hot.get_pin(bank, cluster)
+        } else {
+            None
         };
         found.hot = hot.is_some() || shared;
         if found.needed > 0 && !found.hot {
@@ -176,18 +177,18 @@ impl NeuronStore {
             found.promoting = self.job.promoting;
         }
         let mut item = Item::new(bank, cluster, places, ByteSource::Unused);
-        let way = rules.before_lookup(&found).unwrap_or_else(|| {
+        let source = rules.before_lookup(&found).unwrap_or_else(|| {
             let (cold, guesses) = (&mut self.residency.cold, &mut self.prefetch.neurons);
             let counters = &mut self.counters;
             found.absent = look_up(&mut self.job, &item, cold, guesses, counters);
             rules.after_lookup(&found)
         });
-        item.source = match (way, hot) {
-            (Way::Hot, hot) => {
+        item.source = match (source, hot) {
+            (ClusterSource::Hot, hot) => {
                 self.counters.hot_hits += needed;
                 hot.map_or(ByteSource::Shared, ByteSource::Hot)
             }
-            (Way::Whole, _) => {
+            (ClusterSource::Whole, _) => {
                 if found.absent == 0 {
                     // No lookup took place.
                     self.counters.misses += needed;
@@ -198,11 +199,11 @@ impl NeuronStore {
                 self.job.promoting |= found.belongs_hot;
                 ByteSource::Stream(None)
             }
-            (Way::Neurons { .. }, _) => ByteSource::Cold,
-            (Way::Mapped, _) => ByteSource::Mapped,
-            (Way::Unused, _) => ByteSource::Unused,
+            (ClusterSource::Neurons { .. }, _) => ByteSource::Cold,
+            (ClusterSource::Mapped, _) => ByteSource::Mapped,
+            (ClusterSource::Unused, _) => ByteSource::Unused,
         };
-        if way == (Way::Neurons { gates_first: true }) {
+        if source == (ClusterSource::Neurons { gates_first: true }) {
             (item.step, item.gates_first) = (Step::Gates, true);
         }
         self.job.items.push(item);
@@ -310,7 +311,7 @@ impl NeuronStore {
         bytes(&self.job, memory, &self.outside, item)
     }
 
-    /// What `then` makes of the rows of a complete item, all of whose neurons are needed.
+    /// Returns the result of `then` for the rows of a complete item that needs all its neurons.
     pub fn with_rows<T>(
         &self,
         item: usize,
@@ -319,7 +320,7 @@ impl NeuronStore {
         let (bytes, format) = (self.cluster(item), self.layout.format);
         let gates = self.residency.gates();
         let mut rows = bytes.ids().iter().enumerate().filter_map(|(i, &neuron)| {
-            // What is damaged is reported by `NeuronStore::intact`.
+            // `NeuronStore::intact` reports damaged bytes.
             let of = bytes.neuron(i)?;
             Some(NeuronRows {
                 gate: match of.gate {
@@ -381,8 +382,8 @@ impl NeuronStore {
         (self.residency).settle_hot(it.bank, it.cluster, slot, intact);
     }
 
-    /// Ends the use of an item. A streamed cluster that belongs in the hot region goes there.
-    /// Otherwise its needed neurons for which `keeps` returns true go to the cold region, as if
+    /// Ends the use of an item. A streamed cluster that belongs in the hot region is moved there.
+    /// Otherwise its needed neurons for which `keeps` returns true move to the cold region, as if
     /// read individually. `again`: the next token is likely to visit its bank.
     pub fn release(&mut self, item: usize, again: bool, keeps: impl Fn(u32) -> bool) {
         let it = &mut self.job.items[item];

@@ -1,8 +1,8 @@
-//! Reads rows of tables, through the I/O thread of the neurons.
+//! Reads rows of tables through the I/O thread of the neurons.
 //!
-//! The rows that a pass needs follow from its tokens, so they are asked for when it begins: they are read
-//! while the layers before the one that needs them are computed. A row is found by its number, so rows
-//! that another pass asked for are only reads too many.
+//! The rows of a pass follow from its tokens, so they are requested when it begins and read while earlier
+//! layers are computed. A row is identified by its number, so rows requested by another pass are only
+//! superfluous reads.
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::container::TensorRows;
@@ -14,7 +14,7 @@ use crate::store::reads::Tag;
 
 /// A table, and its rows that are being read.
 pub(crate) struct RowReads {
-    /// Number of the table among those of the model.
+    /// Index of the table among those of the model.
     table: u32,
     pub rows: TensorRows,
     /// Buffers of rows.
@@ -24,7 +24,7 @@ pub(crate) struct RowReads {
 }
 
 impl RowReads {
-    /// Reads of the rows of table number `table`, up to `at_once` of them at once.
+    /// Reads of the rows of table `table`, up to `at_once` of them at once.
     pub fn new(layout: &Layout, table: u32, rows: TensorRows, at_once: u32) -> Result<Self, Error> {
         let (slot_len, align) = layout.piece(rows.stored_len());
         let arrivals = Arena::new(at_once, slot_len, align, ArenaOptions::default())
@@ -43,7 +43,7 @@ impl RowReads {
         Arena::charge(at_once, slot_len)
     }
 
-    /// The position among those wanted of a row that has arrived, which comes no more.
+    /// The position, among the wanted rows, of a row that has arrived; it will not arrive again.
     fn position(&mut self, row: u32) -> Option<usize> {
         let at = self.coming.iter().position(|coming| coming.1 == row)?;
         Some(self.coming.swap_remove(at).0)
@@ -65,7 +65,7 @@ fn take_row(
 }
 
 impl RowReads {
-    /// Begins to read the first of the `wanted` rows, as many as there are buffers, for a
+    /// Starts reading the first of the `wanted` rows, as many as there are buffers, for a
     /// [`RowReads::fetch`] of the same rows.
     pub fn ask(
         &mut self,
@@ -100,7 +100,7 @@ impl RowReads {
         store.reads.submit()
     }
 
-    /// Waits for rows that nobody takes, and frees their buffers.
+    /// Waits for unclaimed rows, and frees their buffers.
     fn drop_rows(&mut self, store: &mut NeuronStore) -> Result<(), Error> {
         while !self.coming.is_empty() {
             let Some((row, slot)) = self.arrived(store) else {
@@ -121,8 +121,9 @@ impl RowReads {
         Some((row, slot))
     }
 
-    /// Reads the `wanted` rows, as many at a time as there are buffers, and takes those that were
-    /// [asked](RowReads::ask) for. Passes each verified row to `then` with its position in `wanted`.
+    /// Reads the `wanted` rows, as many at a time as there are buffers, including those
+    /// [requested](RowReads::ask) before. Passes each verified row to `then` with its position in
+    /// `wanted`.
     pub fn fetch(
         &mut self,
         store: &mut NeuronStore,
@@ -173,7 +174,7 @@ mod tests {
     use fastrand::Rng;
 
     use super::*;
-    use crate::testing::{TABLE_ROWS, Ways, World, table_row};
+    use crate::testing::{StoreOptions, TABLE_ROWS, World, table_row};
 
     fn table(store: &NeuronStore, number: u32, at_once: u32) -> RowReads {
         let container = &store.layout.container;
@@ -207,11 +208,11 @@ mod tests {
         };
         let sim = SimOptions::new(Profile::Nvme, 7).faulty(faults);
         for io in [IoChoice::Auto, IoChoice::Pread, IoChoice::Sim(sim)] {
-            let ways = Ways {
+            let options = StoreOptions {
                 io,
-                ..Ways::default()
+                ..StoreOptions::default()
             };
-            let mut store = world.store(&world.plan(true, 0, 256), &ways).unwrap();
+            let mut store = world.store(&world.plan(true, 0, 256), &options).unwrap();
             let [mut one, mut two] = [(0, 4), (1, 9)].map(|(n, most)| table(&store, n, most));
             for _ in 0..60 {
                 let mut some = |most: usize| -> Vec<u32> {
@@ -226,12 +227,12 @@ mod tests {
                 ask(&mut store, &mut one, &a);
                 ask(&mut store, &mut two, &b);
                 assert!(store.reads.pending() > 0 || !store.reads.rows.is_empty());
-                // in another order than asked for
+                // in another order than requested
                 let read = fetch(&mut store, &mut two, &b, before);
                 assert!(read as usize <= b.len() + a.len().min(4));
                 let read = fetch(&mut store, &mut one, &a, before);
                 assert_eq!(read as usize, a.len() + b.len());
-                // another pass comes first
+                // after another pass
                 let before = store.counters().reads;
                 ask(&mut store, &mut one, &a);
                 let asked = a.len().min(4);

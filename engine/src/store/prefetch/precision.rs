@@ -1,7 +1,7 @@
 //! Prefetched neurons and the precision of prefetching.
 //!
-//! Precision is measured per layer. Prefetching continues where at least half of the prefetched
-//! neurons are needed, and is retried from time to time elsewhere.
+//! Precision is measured per layer. Prefetching continues for layers where at least half of the
+//! prefetched neurons are needed, and is retried from time to time for the others.
 
 use emberflow_storage::cache::Key;
 
@@ -12,7 +12,7 @@ use crate::store::layout::Layout;
 /// the computation of the hits.
 const FEW_MISSING: u32 = 16;
 
-/// Prefetched neurons of a layer from which its precision is used.
+/// Number of prefetched neurons of a layer from which its precision is used.
 const TRIAL: u32 = 64;
 
 /// Passes after which a layer with low precision is retried.

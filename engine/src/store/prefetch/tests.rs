@@ -200,7 +200,7 @@ fn experts_are_guessed_and_judged() {
     assert_eq!([seen.guessed, seen.right], [2, 1]);
     assert_eq!([seen.clusters, seen.used], [3, 2]);
     assert!(!prefetch.follows(4, 0, false));
-    // A chosen expert is no guess: it is neither judged nor cancelled.
+    // A chosen expert is no guess: it is neither counted nor cancelled.
     prefetch.choose([3].into_iter());
     assert_eq!(prefetch.next_guessed(), Some(Want::now(3, 0)));
     assert!(!prefetch.judge(1, [3].into_iter(), |_| 1));

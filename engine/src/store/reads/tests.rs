@@ -28,11 +28,11 @@ struct Bench {
     slots: Arena,
     /// Requested bundles: (bank, first neuron, count).
     wanted: BTreeMap<u64, (u32, u32, usize)>,
-    /// Whole clusters in flight; those that may be cancelled (`prefetched`); those held unclaimed
-    /// (`kept`).
+    /// Whole clusters in flight; those that may be cancelled (`prefetched`); those that have
+    /// arrived (`unclaimed`).
     coming: BTreeSet<(u32, u32)>,
     prefetched: BTreeSet<(u32, u32)>,
-    kept: BTreeSet<(u32, u32)>,
+    unclaimed: BTreeSet<(u32, u32)>,
     /// Buffers held by the test.
     buffers: Vec<Slot>,
 }
@@ -70,7 +70,7 @@ impl Bench {
             wanted: BTreeMap::new(),
             coming: BTreeSet::new(),
             prefetched: BTreeSet::new(),
-            kept: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
             buffers: Vec::new(),
         }
     }
@@ -185,14 +185,14 @@ impl Bench {
             1 => self.buffers.push(slot),
             _ => {
                 self.reads.keep(bank, cluster, slot);
-                self.kept.insert((bank, cluster));
+                self.unclaimed.insert((bank, cluster));
             }
         }
     }
 
     fn check(&self) {
         let underway: BTreeSet<_> = self.reads.underway().collect();
-        assert_eq!(underway, &self.coming | &self.kept);
+        assert_eq!(underway, &self.coming | &self.unclaimed);
         for bank in 0..BANKS.len() as u32 {
             for cluster in 0..self.layout.clusters(bank) as u32 {
                 let key = (bank, cluster);
@@ -222,9 +222,9 @@ impl Bench {
                 0 => self.reads.cancel_prefetches().unwrap(),
                 1 => {
                     let bank = self.random.u32(..BANKS.len() as u32);
-                    let kept = |of: &(u32, u32)| of.0 == bank;
-                    self.reads.drop_kept(|of, _| of == bank);
-                    self.kept.retain(kept);
+                    let of_bank = |of: &(u32, u32)| of.0 == bank;
+                    self.reads.drop_unclaimed(|of, _| of == bank);
+                    self.unclaimed.retain(of_bank);
                 }
                 _ => self
                     .buffers
@@ -235,7 +235,7 @@ impl Bench {
                 let bank = self.random.u32(..BANKS.len() as u32);
                 let cluster = self.random.u32(..3);
                 let claimed = self.reads.claim(bank, cluster);
-                assert_eq!(claimed.is_some(), self.kept.remove(&(bank, cluster)));
+                assert_eq!(claimed.is_some(), self.unclaimed.remove(&(bank, cluster)));
                 self.buffers.extend(claimed);
             }
         }

@@ -1,5 +1,5 @@
-//! How the neurons of each bank are served: whether Gate rows are resident, whether all neurons are
-//! needed, and what a slot holds.
+//! How the neurons of each bank are loaded: whether Gate rows are resident, whether all neurons are
+//! needed, and the layout of a slot.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(crate) enum Naming {
     Predictor,
 }
 
-/// How each bank is served.
+/// How each bank is loaded.
 pub(crate) struct Banks {
     layout: Arc<Layout>,
     naming: Naming,

@@ -35,12 +35,12 @@ impl Goal {
 /// Ends of the hot prefixes of the banks for `units` hot clusters. They are in proportion to the
 /// `wanted` ones and start after the `first` clusters, which are on a device.
 pub(super) fn behind(units: u64, wanted: &[u32], clusters: &[u32], first: &[u32]) -> Vec<u32> {
-    let beside = |of: &[u32]| -> Vec<u32> {
+    let without_first = |of: &[u32]| -> Vec<u32> {
         let all = of.iter().zip(first);
         all.map(|(&n, &first)| n.saturating_sub(first)).collect()
     };
-    let behind = prefixes(units, &beside(wanted), &beside(clusters));
-    first.iter().zip(behind).map(|(a, b)| a + b).collect()
+    let ends = prefixes(units, &without_first(wanted), &without_first(clusters));
+    first.iter().zip(ends).map(|(a, b)| a + b).collect()
 }
 
 /// Prefixes that cover the clusters of the most visited banks, `units` in total. `visits`: share of

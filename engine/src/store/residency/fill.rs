@@ -1,4 +1,4 @@
-//! What fills memory when a plan takes effect.
+//! Contents of memory when a plan takes effect.
 
 use emberflow_storage::arena::ArenaPages;
 use emberflow_storage::cache::Key;
@@ -76,7 +76,7 @@ impl Residency {
         }
     }
 
-    /// Copies a whole cluster to the hot region if it belongs there; otherwise to what is left of
+    /// Copies a whole cluster to the hot region if it belongs there; otherwise to the remainder of
     /// the bank's share of the cold region.
     pub(in crate::store) fn fill(
         &mut self,

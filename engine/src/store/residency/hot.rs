@@ -43,7 +43,8 @@ impl HotClusters {
         let len = unit_len(content);
         let arena =
             Arena::with_limit(0, units, len, 1, memory).map_err(emberflow_storage::Error::from)?;
-        // LRFU for experts, since the visited ones change. In a scan the first clusters must stay.
+        // LRFU for experts, since the visited ones change. In a scan the first clusters must
+        // remain.
         let eviction = if layout.has_experts() {
             Eviction::Lrfu
         } else {

@@ -16,7 +16,7 @@ use crate::store::layout::Layout;
 /// Gate rows and scales by bank.
 pub(crate) struct Resident {
     format: NeuronFormat,
-    /// Without their scales where these are apart.
+    /// Without scales if these are stored separately.
     gates: Vec<Option<Matrix>>,
     scales: Vec<Vec<u8>>,
 }
@@ -71,7 +71,7 @@ impl Resident {
         Some(self.format.gate(bytes, self.scales(bank, neuron)))
     }
 
-    /// All Gate rows of a bank, where resident with inline scales.
+    /// All Gate rows of a bank, if resident with inline scales.
     pub fn gates(&self, bank: u32) -> Option<ResidentGates<'_>> {
         let bytes = self.gates[bank as usize].as_ref()?.bytes();
         self.format.inline_scales.then(|| ResidentGates {
@@ -90,13 +90,13 @@ impl Resident {
         Some(self.gates[bank as usize].as_ref()?.pages())
     }
 
-    /// A bank's Gate rows as a matrix, where resident with inline scales.
+    /// A bank's Gate rows as a matrix, if resident with inline scales.
     pub fn matrix(&self, bank: u32) -> Option<&Matrix> {
         let gates = self.gates[bank as usize].as_ref();
         gates.filter(|_| self.format.inline_scales)
     }
 
-    /// The same of all banks, for a device to compute some of their rows.
+    /// The same for all banks, for a device that computes some of their rows.
     pub fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let whole = self.format.inline_scales;
         self.gates.iter_mut().flatten().filter(move |_| whole)

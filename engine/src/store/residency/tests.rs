@@ -1,5 +1,5 @@
-//! The regions against sets: every neuron found has the bytes that were put there, only neurons
-//! that were put are found, unverified neurons stay marked, and no region exceeds its memory.
+//! The regions against sets: every neuron found has the bytes that were inserted, only inserted
+//! neurons are found, unverified neurons stay marked, and no region exceeds its memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ struct Model {
     layout: Arc<Layout>,
     of: Residency,
     random: Rng,
-    /// Neurons and clusters that were put; some of them have been evicted.
+    /// Inserted neurons and clusters; some of them have been evicted.
     cold: BTreeSet<(u32, u32)>,
     hot: BTreeSet<(u32, u32)>,
     /// Number of pins of each neuron.
@@ -61,7 +61,7 @@ impl Model {
         model
     }
 
-    /// Reads what a plan fills memory with.
+    /// Reads the contents for a plan.
     fn fill(&mut self, first: usize) {
         let cold_per_bank = self.of.cold_per_bank();
         for (bank, cluster) in self.of.clusters_to_fill(first) {
@@ -135,7 +135,7 @@ impl Model {
         self.forget_pin(key);
     }
 
-    /// One of a neuron's pins is gone.
+    /// Removes one of a neuron's pins.
     fn forget_pin(&mut self, key: (u32, u32)) {
         let pins = self.pins.remove(&key).unwrap_or(0) - 1;
         if pins > 0 {
@@ -351,7 +351,7 @@ proptest! {
     }
 }
 
-/// A damaged neuron that others have pinned was given back once and counted as free.
+/// A damaged neuron with other pins was returned once and counted as free.
 #[test]
 fn pins_of_a_damaged_neuron_are_counted() {
     let mut model = Model::new(8_536_176_151_032_993_408, Naming::All, Ablation::Full);

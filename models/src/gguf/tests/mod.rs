@@ -1,5 +1,6 @@
 //! Tests of the GGUF reader on valid files. Invalid ones are in `refused`.
 
+mod keys;
 mod refused;
 mod split;
 mod text;
@@ -154,7 +155,7 @@ fn an_absent_head_is_tied_and_optional_keys_have_defaults() {
     ] {
         file.unset(&format!("llama.{key}"));
     }
-    // Without a key length the head is d_model / heads, which here is another.
+    // Without a key length, a head is d_model / heads, which differs here.
     let error = file.refused();
     assert!(matches!(error, Error::WrongShape { tensor, .. } if tensor == "blk.0.attn_q.weight"));
     file.set("llama.attention.key_length", Kv::U32(HEAD_DIM as u32));
@@ -334,7 +335,7 @@ fn reference_models_agree_between_folder_and_gguf() {
             (right.rope.clone(), right.ffn_kind, &right.window),
             "{folder:?}"
         );
-        // A token that is never put in front need not be in the file.
+        // A token that is never prepended may be missing in the file.
         let bos = |config: &ModelConfig| config.bos.filter(|_| config.add_bos);
         assert_eq!(
             (bos(left), left.tied_head),
@@ -351,7 +352,7 @@ fn reference_models_agree_between_folder_and_gguf() {
                 [&from_folder, &from_file].map(|from| read_all(from.as_ref(), info.id));
             let pair = [folder_has, by_key_head(file_has, info, right)];
             if matches!(info.id.role, Role::DeltaRate | Role::MambaRate) {
-                // exp of two libraries
+                // exp differs between two libraries
                 let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * a.abs();
                 assert!(
                     pair[0].iter().zip(&pair[1]).all(near),
@@ -366,7 +367,7 @@ fn reference_models_agree_between_folder_and_gguf() {
     assert!(compared >= 8, "{compared}");
 }
 
-/// The values of a tensor with those of a key head one after the other, where the file has tiled them.
+/// The values of a tensor with those of each key head consecutive, where the file interleaves them.
 fn by_key_head(values: Vec<f32>, info: &TensorInfo, config: &ModelConfig) -> Vec<f32> {
     let Some(net) = config.form.delta_net.as_ref().map(|nets| nets.shape) else {
         return values;
@@ -444,9 +445,9 @@ fn the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row() {
     bytes.truncate(end);
     for layer in 0..expected.config().layers {
         let at = place(&bytes, &format!("blk.{layer}.ffn_gate_inp_shexp.weight"));
-        assert_eq!(bytes[at..][..4], 1u32.to_le_bytes());
-        bytes[at] = 2;
-        bytes.splice(at + 12..at + 12, 1u64.to_le_bytes());
+        assert_eq!(bytes[at..][..4], 2u32.to_le_bytes());
+        bytes[at] = 1;
+        bytes.splice(at + 12..at + 20, []);
     }
     bytes.resize(bytes.len().next_multiple_of(32), 0);
     bytes.extend(data);

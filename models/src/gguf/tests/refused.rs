@@ -1,4 +1,4 @@
-//! One test per way in which a GGUF file can be invalid.
+//! One test for each kind of invalid GGUF file.
 
 use super::*;
 
@@ -380,7 +380,7 @@ fn element_types_that_are_not_read() {
     }
 }
 
-/// Every number of `enum ggml_type` (ggml.h of llama.cpp, October 2026) has a name or is read.
+/// Every number of `enum ggml_type` (ggml.h of llama.cpp, October 2026) has a name or is supported.
 #[test]
 fn all_types_of_ggml_have_names() {
     for kind in 0..43 {

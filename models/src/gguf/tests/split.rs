@@ -110,7 +110,7 @@ fn missing_swapped_and_foreign_parts_are_named() {
         error.contains(&name(2)) && error.contains("of another set"),
         "{error}"
     );
-    // one that says the same numbers
+    // one with the same numbers
     let total = parts("llama", false)[0].keys.last().unwrap().1.clone();
     other[1].set("split.tensors.count", total);
     std::fs::write(at(2), other[1].bytes()).unwrap();

@@ -7,7 +7,7 @@ fn tokens(ids: &[i32]) -> Kv {
     Kv::List(5, ids.iter().copied().map(Kv::I32).collect())
 }
 
-/// Keys first, then control tokens that are called like an end (as llama.cpp's `special_eog_ids`).
+/// Keys first, then control tokens named like an end token (as llama.cpp's `special_eog_ids`).
 #[test]
 fn ends_come_from_keys_lists_and_texts() {
     let mut file = Gguf::new("llama");
@@ -85,6 +85,6 @@ fn suppressed_and_named_tokens_are_read() {
         (named["pad_token"].as_str(), named["eos_token"].as_str()),
         ("g", "</s>")
     );
-    // The keys of today count before the older ones, as in llama.cpp.
+    // Current keys take precedence over the older ones, as in llama.cpp.
     assert_eq!([&named["fim_prefix"], &named["fim_middle"]], ["c", "e"]);
 }

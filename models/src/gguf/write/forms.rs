@@ -1,4 +1,4 @@
-//! What departs from the plain decoder: keys, names and shapes of tensors.
+//! Deviations from the plain decoder: keys, names and shapes of tensors.
 //!
 //! As llama.cpp's converters write them (`conversion/*.py`).
 
@@ -7,7 +7,7 @@ use crate::config::{LatentShape, MixerKind, ModelConfig, RopeScaling};
 use crate::families::{self, Quirk};
 use crate::names::Role;
 
-/// Divisor of the frequencies of pairs that do not rotate, as the converter of Gemma 4 writes it.
+/// Divisor of the frequencies of pairs that do not rotate, as written by the converter of Gemma 4.
 const ENORMOUS: f32 = 1e30;
 
 /// Whether every file stores the matrix in f32.
@@ -41,7 +41,7 @@ pub(super) fn rope_factors(config: &ModelConfig) -> Vec<f32> {
     all.map(factor).collect()
 }
 
-/// Widths of heads, and how many there are of keys and values.
+/// Widths of heads, and number of key/value heads.
 pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) {
     let family = families::of(&c.family);
     if let Some(latent) = c.form.latent {
@@ -69,17 +69,18 @@ pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
     let recurrent = c.form.short_conv.is_some() || family.has(Quirk::Sublayers);
     own(
         "attention.head_count_kv",
-        match recurrent || family.has(Quirk::GlobalHeads) {
-            true => I32s(all),
-            false => U32(c.kv_heads),
+        if recurrent || family.has(Quirk::GlobalHeads) {
+            I32s(all)
+        } else {
+            U32(c.kv_heads)
         },
     );
 }
 
-/// The same of latent attention, whose vectors are the keys and values of one head.
+/// The same for latent attention, whose vectors are the keys and values of one head.
 fn latent_keys(c: &ModelConfig, latent: LatentShape, own: &mut impl FnMut(&str, GgufValue)) {
     own("attention.head_count_kv", U32(1));
-    // llama.cpp asks for it unless it knows the model by its number of layers
+    // required by llama.cpp unless it knows the model by its number of layers
     own("attention.q_lora_rank", U32(latent.query_rank.unwrap_or(0)));
     own("attention.kv_lora_rank", U32(latent.rank));
     own("attention.key_length", U32(latent.rank + c.rope.dims));
@@ -88,13 +89,15 @@ fn latent_keys(c: &ModelConfig, latent: LatentShape, own: &mut impl FnMut(&str, 
     own("attention.value_length_mla", U32(latent.value_dim));
 }
 
-/// Neurons of the FFN of a layer without experts, or of a parallel one; layer by layer where not all have
-/// one.
+/// Neurons of the FFN of a layer without experts, or of a parallel one; by layer if not all have one.
 pub(super) fn ffn_key(c: &ModelConfig) -> GgufValue {
     if families::of(&c.family).has(Quirk::Sublayers) {
-        let neurons = |layer| match c.has_ffn(layer) {
-            true => c.ffn.cast_signed(),
-            false => 0,
+        let neurons = |layer| {
+            if c.has_ffn(layer) {
+                c.ffn.cast_signed()
+            } else {
+                0
+            }
         };
         return I32s((0..c.layers).map(neurons).collect());
     }
@@ -118,7 +121,7 @@ pub(super) fn form_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
         let mut others = (0..c.layers).filter(|layer| !nets.layers.contains(layer));
         let interval = others.next().map_or(c.layers + 1, |first| first + 1);
         own("full_attention_interval", U32(interval));
-        // of text, height and width; all are the position in a text
+        // of text, height and width; all equal the position in a text
         let pairs = (c.rope.dims / 2).cast_signed();
         let third = (c.rope.dims / 2).div_ceil(3).cast_signed();
         let sections = vec![third, third, pairs - 2 * third, 0];

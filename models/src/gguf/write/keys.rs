@@ -26,22 +26,22 @@ pub(super) fn keys(
     Ok(keys)
 }
 
-/// Whether the model has nothing that is written in another way, or not at all.
+/// Whether the model has only properties that are written.
 pub(super) fn is_plain(c: &ModelConfig, arch: &Arch) -> bool {
     let mut form = c.form.clone();
     if arch.windows.have_a_key() {
-        // they are the layers without a window
+        // these are the layers without a window
         form.nope_layers.clear();
     }
     let family = families::of(&c.family);
-    // every file of these families has them
+    // in every file of these families
     form.ffn_bias &= !family.ffn_bias;
     form.sinks &= !family.sinks;
     let plain = form.is_plain() && !c.ffn_kind.ungated && c.rope.dims == c.head_dim;
     plain && arch.names.fused.is_empty()
 }
 
-/// What of the model GGUF has no key for, in words.
+/// The property of the model that GGUF has no key for, as text.
 fn inexpressible(c: &ModelConfig, arch: &Arch) -> Option<&'static str> {
     match c {
         c if !matches!(
@@ -79,7 +79,7 @@ fn model_keys(
     }
     let arch = arch.name;
     let act = match c.ffn_kind.activation {
-        // the reader finds any other to differ
+        // other ones make the reader report a difference
         Activation::ClampedSwiglu { .. } if families::of(&c.family).clamped => None,
         Activation::Relu => Some("relu"),
         Activation::Relu2 => Some("relu2"),
@@ -130,7 +130,7 @@ fn model_keys(
     Ok(keys)
 }
 
-/// Those of a mixture of experts.
+/// Keys of a mixture of experts.
 fn expert_keys(c: &ModelConfig, mixture: &Mixture, own: &mut impl FnMut(&str, GgufValue)) {
     use GgufValue::{Bool, F32, U32};
     own("expert_count", U32(c.experts));

@@ -1,4 +1,4 @@
-//! What a file is made of: its input, values of metadata, formats of tensors.
+//! Parts of a file: its input, values of metadata, formats of tensors.
 
 use crate::config::ModelConfig;
 use crate::dtype::DType;
@@ -17,9 +17,9 @@ pub enum Encoding {
     Q4_0,
     /// 32 weights in 34 bytes: an f16 scale and 32 signed bytes.
     Q8_0,
-    /// 32 weights in 17 bytes: the exponent of a power of two, less 127 of which it is, and four-bit
-    /// floats (e2m1); byte j holds weights j (low) and j + 16. For gpt-oss's experts, beside
-    /// matrices in Q8_0.
+    /// 32 weights in 17 bytes: the biased exponent of a power of two (bias 127), and four-bit floats
+    /// (e2m1); byte j holds weights j (low) and j + 16. For gpt-oss's experts, with other matrices
+    /// in Q8_0.
     Mxfp4,
 }
 
@@ -34,7 +34,7 @@ impl Encoding {
         }
     }
 
-    /// That of the matrices beside the experts.
+    /// The format of the matrices outside the experts.
     pub(super) fn beside_experts(self) -> Self {
         match self {
             Self::Mxfp4 => Self::Q8_0,
@@ -147,8 +147,7 @@ pub struct GgufFile<'a> {
     pub vocab: &'a GgufVocab,
     /// Storage format of matrices; vectors are f32.
     pub encoding: Encoding,
-    /// Which matrices are stored in Q4_K instead: those of them that are stored by rows of whole
-    /// blocks are.
+    /// Matrices stored in Q4_K instead, if their rows are whole blocks.
     pub q4_k: &'a dyn Fn(TensorId) -> bool,
     /// Additional keys.
     pub extra: Vec<(String, GgufValue)>,

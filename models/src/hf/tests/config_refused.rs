@@ -1,4 +1,4 @@
-//! One test per way in which the text files of a folder can be invalid.
+//! One test for each kind of invalid text file of a folder.
 
 use super::*;
 

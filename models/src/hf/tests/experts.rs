@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::config::{Mixture, Scoring};
 
-/// Puts the experts of every layer into two tensors, as transformers 5 holds them.
+/// Stores the experts of every layer in two tensors, as in transformers 5.
 fn stack(folder: &mut Folder) {
     for layer in 0..LAYERS {
         let prefix = format!("model.layers.{layer}.");
         let family = folder.config["model_type"].as_str();
         let mixtral = family.is_some_and(|family| family.ends_with("mixtral"));
-        let (block, parts) = match mixtral {
-            true => ("block_sparse_moe", ["w1", "w3", "w2"]),
-            false => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+        let (block, parts) = if mixtral {
+            ("block_sparse_moe", ["w1", "w3", "w2"])
+        } else {
+            ("mlp", ["gate_proj", "up_proj", "down_proj"])
         };
         let [mut rows, mut downs] = [Vec::new(), Vec::new()];
         for expert in 0..EXPERTS {
@@ -247,7 +248,7 @@ fn layers_of_smallthinker_differ_by_its_lists() {
     }
 }
 
-/// Nobody has said what the predictors of TurboSparse-Mixtral are called.
+/// The names of the predictors of TurboSparse-Mixtral are not published.
 #[test]
 fn predictors_of_experts_are_refused_by_name() {
     for name in [
@@ -301,7 +302,7 @@ fn reference(
     Ok(copy.open()?.config().clone())
 }
 
-/// GLM-4.5 has a layer past the last one that guesses further tokens; others must not.
+/// GLM-4.5 has a layer past the last one that predicts further tokens; others must not.
 #[test]
 fn layers_that_guess_tokens_are_left_out() {
     const NAME: &str = "model.layers.3.eh_proj.weight";

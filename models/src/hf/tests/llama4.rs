@@ -1,11 +1,11 @@
-//! What `config.json` of Llama 4 says.
+//! Keys of `config.json` of Llama 4.
 
 use std::path::Path;
 
 use super::*;
 use crate::config::{QueryScale, Reach};
 
-/// The configuration of a whole with Scout's keys, of which `change` changes those of the text model.
+/// The multimodal configuration with Scout's keys; `change` changes those of the text model.
 fn read(change: impl FnOnce(&mut Value)) -> Result<ModelConfig, Error> {
     let mut text = json!({
         "model_type": "llama4_text", "vocab_size": 320, "hidden_size": 36, "num_hidden_layers": 8,

@@ -1,4 +1,4 @@
-//! Tests of the folder reader on valid folders. Invalid ones are in the modules.
+//! Tests of the folder reader on valid folders. Invalid ones are in the submodules.
 
 /// Asserts the variant, and that the message names the file and the culprit.
 macro_rules! assert_refused {
@@ -402,7 +402,7 @@ fn chat_templates_come_as_text_list_or_file() {
     let opened = folder.open().unwrap();
     assert_eq!(opened.chat_template(), Some("yes"));
     assert_eq!(opened.tool_template(), Some("no"));
-    // The files count instead, as in transformers.
+    // The files take precedence, as in transformers.
     folder.texts.insert("chat_template.jinja", "file".into());
     let opened = folder.open().unwrap();
     assert_eq!(opened.chat_template(), Some("file"));

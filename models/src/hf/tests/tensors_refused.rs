@@ -1,5 +1,4 @@
-//! One test per way in which the tensors of a folder can be invalid, and for requests that do not
-//! match them.
+//! One test for each kind of invalid tensors in a folder, and for requests that do not match them.
 
 use super::*;
 

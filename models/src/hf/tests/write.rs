@@ -1,4 +1,4 @@
-//! Folders that cannot be written, and what is left of them.
+//! Folders that cannot be written leave nothing behind.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ fn write(
     write_folder(dir, &folder, weights)
 }
 
-/// Rows that tell their tensor and their place apart.
+/// Rows that identify their tensor and position.
 fn all_rows(config: &ModelConfig, sink: &mut RowSink<'_>) -> Result<(), Error> {
     for (t, tensor) in required(config).into_iter().enumerate() {
         for r in 0..tensor.rows {

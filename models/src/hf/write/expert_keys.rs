@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::config::{Mixture, ModelConfig, Scoring};
 use crate::families::{Dense, Experts, Renormalise, ScoringBy, Shared};
 
-/// Adds the keys that the reader (`hf/experts.rs`) looks for, to those of a plain decoder.
+/// Adds the keys that the reader (`hf/experts.rs`) expects to those of a plain decoder.
 pub(super) fn add(c: &ModelConfig, of: &Experts, config: &mut Value) {
     if let Some(key) = of.parallel_dense {
         config[key] = json!(c.mixture.is_some());
@@ -45,16 +45,19 @@ pub(super) fn add(c: &ModelConfig, of: &Experts, config: &mut Value) {
         Some(Shared::AsOthers) | None => {}
     }
     if let Some((key, ..)) = of.by_token {
-        let kind = |layer| match mixture.is_by_token(layer) {
-            true => "hash_moe",
-            false => "moe",
+        let kind = |layer| {
+            if mixture.is_by_token(layer) {
+                "hash_moe"
+            } else {
+                "moe"
+            }
         };
         config[key] = (0..c.layers).map(kind).collect();
     }
     groups(mixture, of, config);
 }
 
-/// Which layers have a dense FFN, and its neurons.
+/// Layers with a dense FFN, and its neurons.
 fn dense(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut Value) {
     let first = mixture.dense_layers.len();
     let with: Vec<u32> = (0..c.layers)
@@ -79,13 +82,13 @@ fn dense(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut Value) {
             config[to] = json!(with.last());
         }
         Dense::But(list, _) => config[list] = json!(with),
-        // beside the keys of sublayers
+        // in addition to the keys of sublayers
         Dense::Sublayers => {}
     }
     config[of.dense_ffn] = json!(mixture.dense_ffn.max(c.ffn));
 }
 
-/// The groups that experts are chosen from.
+/// The groups from which experts are chosen.
 fn groups(mixture: &Mixture, of: &Experts, config: &mut Value) {
     if of.best_of_groups {
         config["topk_method"] = json!(match mixture.groups {

@@ -1,4 +1,4 @@
-//! Keys of the form that a family departs in.
+//! Keys for deviations from the plain decoder.
 
 use serde_json::{Value, json};
 
@@ -7,8 +7,8 @@ use super::{hyper_keys, mixer_keys, pooled_keys};
 use crate::config::{ModelConfig, Parallel, Rope, RopeScaling};
 use crate::families::{By, Check, Family, Key, Quirk};
 
-/// Adds to `config`, or takes away, what the family's reader (`hf/form.rs`) looks for. Whatever they
-/// cannot express shows when the keys are read back.
+/// Adds to `config`, or removes, the keys that the family's reader (`hf/form.rs`) expects. Anything
+/// that they cannot express appears when the keys are read back.
 pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
     for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
         config[key.hf.name] = value_of(c, key);
@@ -40,7 +40,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                     original_context, ..
                 },
             ) => {
-                // transformers takes 4096 else
+                // transformers otherwise uses 4096
                 config["original_max_position_embeddings"] = json!(original_context);
             }
             (Quirk::Falcon, _) => falcon(c, config),
@@ -78,7 +78,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
     }
 }
 
-/// The value of a key that the form's part follows from.
+/// The key's value for a property of the form.
 fn value_of(c: &ModelConfig, key: &Key) -> Value {
     if key.sets.is_flag() {
         return json!(key.sets.flag(&c.form));
@@ -87,14 +87,15 @@ fn value_of(c: &ModelConfig, key: &Key) -> Value {
         return Value::Null;
     };
     let value = key.hf.by.invert(part, c.d_model, c.layers);
-    // transformers takes integers alone
-    match key.hf.by == By::RootReciprocal && value.fract() == 0.0 {
-        true => json!(value as u64),
-        false => json!(value),
+    // transformers accepts only integers
+    if key.hf.by == By::RootReciprocal && value.fract() == 0.0 {
+        json!(value as u64)
+    } else {
+        json!(value)
     }
 }
 
-/// Queries that grow with their position, beside the rotary scaling.
+/// Queries scaled by position, next to the rotary scaling.
 fn query_scale(c: &ModelConfig, config: &mut Value) {
     let mut object = config["rope_scaling"].take();
     if let (Some(scale), false) = (c.form.query_scale, object.is_null()) {
@@ -102,7 +103,7 @@ fn query_scale(c: &ModelConfig, config: &mut Value) {
         object["original_max_position_embeddings"] = json!(scale.original_context);
     }
     if c.form.latent.is_some() {
-        // of whole queries, where other classes with latent attention count what is rotated alone
+        // of whole queries; other classes with latent attention count only the rotated elements
         config["head_dim"] = json!(c.head_dim);
         let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
         object["partial_rotary_factor"] = json!(share);
@@ -112,7 +113,7 @@ fn query_scale(c: &ModelConfig, config: &mut Value) {
     config["rope_parameters"] = object;
 }
 
-/// Queries without rotary positions that grow with their position.
+/// Queries without rotary positions, scaled by position.
 fn temperature(c: &ModelConfig, config: &mut Value) {
     config["attn_temperature_tuning"] = json!(c.form.query_scale.is_some());
     if let Some(scale) = c.form.query_scale {
@@ -168,7 +169,7 @@ fn falcon(c: &ModelConfig, config: &mut Value) {
     }
 }
 
-/// What no key says: other heads or neurons of some layers.
+/// Properties without a key: other heads or neurons of some layers.
 pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     let heads = c.form.global_heads;
     let wide = c.form.shared_kv_ffn;
@@ -184,7 +185,7 @@ pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     }
 }
 
-/// The keys that Gemma 4 adds to those of Gemma 3.
+/// The keys of Gemma 4 in addition to those of Gemma 3.
 fn global_heads(c: &ModelConfig, config: &mut Value) {
     let form = &c.form;
     let heads = form.global_heads;
@@ -197,7 +198,7 @@ fn global_heads(c: &ModelConfig, config: &mut Value) {
     config["vocab_size_per_layer_input"] = json!(form.layer_inputs.map_or(c.vocab, |of| of.vocab));
 }
 
-/// Several residual streams and what comes with them.
+/// Keys of several residual streams and related properties.
 fn streams(c: &ModelConfig, config: &mut Value) {
     let form = &c.form;
     let Some(streams) = form.streams else { return };
@@ -208,8 +209,9 @@ fn streams(c: &ModelConfig, config: &mut Value) {
     config["vocab_size_per_layer_input"] = json!(streams.per_layer_vocab);
     config["num_kv_shared_layers"] = json!(form.shared_kv);
     let none = vec![0.0; c.layers as usize];
-    config["activation_sparsity_pattern"] = match form.gate_top.is_empty() {
-        true => json!(none),
-        false => json!(form.gate_top),
+    config["activation_sparsity_pattern"] = if form.gate_top.is_empty() {
+        json!(none)
+    } else {
+        json!(form.gate_top)
     };
 }

@@ -1,4 +1,4 @@
-//! Keys of gated hyper-connections, and of rows for the last tokens (Qwen3.8-Flash-Next).
+//! Keys of gated hyper-connections and of n-gram rows (Qwen3.8-Flash-Next).
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ pub(super) fn add(c: &ModelConfig, config: &mut Value) {
         config["hc_count"] = json!(hyper.count);
         config["hc_lowrank"] = json!(rank);
     }
-    // the class has an indexer always; of single positions, it chooses as many as the context has
+    // the class always has an indexer; for single positions, it chooses as many as the context has
     config["indexer_n_heads"] = json!(1);
     config["indexer_head_dim"] = json!(c.head_dim);
     config["indexer_compress_ratio"] = json!(1);
@@ -22,13 +22,13 @@ pub(super) fn add(c: &ModelConfig, config: &mut Value) {
         return;
     };
     let longest = of.factors.len();
-    // which counts from 1
+    // counts from 1
     config["ple_layer_ids"] = json!([of.layer + 1]);
     config["ple_embed_dim"] = json!(of.embedding());
     config["ple_conv_kernel_size"] = json!(of.taps);
     config["ngram_size"] = json!(longest);
     config["heads_per_ngram"] = json!(of.heads.len() / (longest - 1).max(1));
-    // the numbers of rows are the first primes from here on
+    // the numbers of rows are the first primes from this value on
     config["ngram_vocab_size_base"] = json!(of.heads.first().map(|head| head[1]));
     config["seed"] = json!(ngrams::seed_of(&of.factors, c.vocab).unwrap_or(0));
     config["make_ngram_vocab_size_divisible_by"] = json!(of.rows);

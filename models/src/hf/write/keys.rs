@@ -41,7 +41,7 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     } else if family.always_scaled {
         config["rope_scaling"] = json!({"rope_type": "default"});
     }
-    // that of latent attention has a key of its own
+    // latent attention has its own key
     if family.rotated.is_some() && c.form.latent.is_none() {
         let share = f64::from(c.rope.dims) / f64::from(c.head_dim);
         config["partial_rotary_factor"] = json!(share);
@@ -117,7 +117,7 @@ fn windows_json(c: &ModelConfig, of: Windows, config: &mut Value) -> Result<(), 
     let one_size = c.window.iter().all(|&w| w == 0 || w == window);
     match of {
         Windows::Every if every => config["sliding_window"] = json!(window),
-        // beside pools
+        // in addition to pools
         Windows::Never if every && c.form.pooled.is_some() => {
             config["sliding_window"] = json!(window);
         }

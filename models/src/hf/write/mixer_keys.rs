@@ -4,11 +4,14 @@ use serde_json::{Value, json};
 
 use crate::config::{MixerKind, ModelConfig, RopeScaling, yarn_attention};
 
-/// The kind of each layer: `own` of those of the list, `others` of the rest.
+/// The kind of each layer: `own` for those of the list, `others` for the rest.
 fn kinds(c: &ModelConfig, with: Option<&Vec<u32>>, [own, others]: [&str; 2]) -> Value {
-    let kind = |layer| match with.is_some_and(|with| with.contains(&layer)) {
-        true => own,
-        false => others,
+    let kind = |layer| {
+        if with.is_some_and(|with| with.contains(&layer)) {
+            own
+        } else {
+            others
+        }
     };
     (0..c.layers).map(kind).collect()
 }
@@ -46,7 +49,7 @@ pub(super) fn short_convs(c: &ModelConfig, config: &mut Value) {
     }
 }
 
-/// Latent attention, and the scale of its scores beside the rotary scaling.
+/// Latent attention, and the scale of its scores next to the rotary scaling.
 pub(super) fn latent(c: &ModelConfig, config: &mut Value) {
     let Some(latent) = c.form.latent else { return };
     config["q_lora_rank"] = json!(latent.query_rank);
@@ -54,7 +57,7 @@ pub(super) fn latent(c: &ModelConfig, config: &mut Value) {
     config["v_head_dim"] = json!(latent.value_dim);
     config["qk_rope_head_dim"] = json!(c.rope.dims);
     config["qk_nope_head_dim"] = json!(c.head_dim - c.rope.dims);
-    // what classes take for the width of what is rotated
+    // classes use it as the width of the rotated part
     config["head_dim"] = json!(c.rope.dims);
     if let (RopeScaling::Yarn { factor, .. }, Some(scale)) =
         (&c.rope.scaling, c.form.attention_scale)
@@ -65,7 +68,7 @@ pub(super) fn latent(c: &ModelConfig, config: &mut Value) {
 }
 
 /// The weight of YaRN's logarithm that gives scores of heads of `head_dim` elements the factor `scale`,
-/// exactly if there is one.
+/// exact if there is one.
 fn weight_of(factor: f32, scale: f32, head_dim: u32) -> f32 {
     let root = (head_dim as f32).sqrt();
     let gives = |weight: f32| {
@@ -82,7 +85,7 @@ fn weight_of(factor: f32, scale: f32, head_dim: u32) -> f32 {
     all.find(|&weight| gives(weight) == scale).unwrap_or(about)
 }
 
-/// Kimi Delta Attention; where its decays are `bounded`, heads have the width that attention's key says.
+/// Kimi Delta Attention; if its decays are `bounded`, heads have the width of attention's key.
 pub(super) fn kda(c: &ModelConfig, bounded: bool, config: &mut Value) {
     let of = c.form.kda.as_ref();
     let layers = of.map(|of| &of.layers);
@@ -102,7 +105,7 @@ pub(super) fn kda(c: &ModelConfig, bounded: bool, config: &mut Value) {
     }
     let is_kda = |layer: &u32| matches!(c.mixer_of(*layer), MixerKind::Kda(_));
     let (with, without): (Vec<u32>, Vec<u32>) = (0..c.layers).partition(is_kda);
-    // which count from 1
+    // counts from 1
     let [with, without] = [with, without].map(|of| of.iter().map(|n| n + 1).collect::<Value>());
     config["linear_attn_config"] = json!({
         "kda_layers": with,
@@ -113,7 +116,7 @@ pub(super) fn kda(c: &ModelConfig, bounded: bool, config: &mut Value) {
     });
 }
 
-/// Mamba-2 beside attention. Without such layers the sizes are what classes accept.
+/// Mamba-2 in addition to attention. Without such layers the sizes are values that classes accept.
 pub(super) fn mamba(c: &ModelConfig, config: &mut Value) {
     let of = c.form.mamba.as_ref();
     let layers = of.map(|of| &of.layers);

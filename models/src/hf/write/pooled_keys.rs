@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::scaling::scaling_json;
 use crate::config::{Mixing, ModelConfig, Rope, RopeScaling};
 
-/// Kinds of layers: without pools, with those that overlap, with others.
+/// Kinds of layers: without pools, with overlapping ones, with other ones.
 const KINDS: [&str; 3] = [
     "sliding_attention",
     "compressed_sparse_attention",

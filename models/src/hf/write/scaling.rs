@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::config::RopeScaling;
 
-/// A rotary scaling; null for none. LongRoPE's factors of queries and keys may have keys of their own.
+/// A rotary scaling; null for none. LongRoPE's factors of queries and keys may have separate keys.
 pub(super) fn scaling_json(scaling: &RopeScaling, named_factors: bool) -> Value {
     match scaling {
         RopeScaling::None => Value::Null,

@@ -1,4 +1,4 @@
-//! `model.safetensors`: every tensor where the reader looks for it, in f32.
+//! `model.safetensors`: every tensor at the location that the reader expects, in f32.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::names::{NameTable, Named, Required, Role, TensorId};
 use crate::store::{Layout, stored_shape};
 use crate::{fused, stacked};
 
-/// Elements that are written at once. Few in tests, so that regions have several chunks.
+/// Elements written at once. Few in tests, so that regions have several chunks.
 const CHUNK: usize = if cfg!(test) { 7 } else { 1 << 16 };
 
 /// A `model.safetensors` being written.
@@ -30,24 +30,24 @@ pub(super) struct Weights {
     bytes: Vec<u8>,
 }
 
-/// A tensor whose rows come.
+/// A tensor being received.
 struct Slot {
     want: Required,
     /// Rows received so far.
     rows: usize,
-    /// What of the file holds it, and how.
+    /// Its region of the file, and its layout there.
     region: usize,
     layout: Layout,
 }
 
-/// Elements of the file that hold a tensor, or several.
+/// Elements of the file that hold one or several tensors.
 struct Region {
     /// First byte.
     offset: u64,
     elements: usize,
-    /// Rows still to come, of all its tensors.
+    /// Remaining rows of all its tensors.
     left: usize,
-    /// Elements that are written once all rows are there, if rows are not stored as such.
+    /// Elements written after all rows have arrived, if rows are not stored as such.
     whole: Option<Vec<f32>>,
     /// Stored as 64-bit integers.
     integers: bool,
@@ -60,7 +60,7 @@ struct FileTensor {
     len: u64,
 }
 
-/// The names under which a model's tensors are written.
+/// The names for writing a model's tensors.
 fn names_to_write(config: &ModelConfig) -> &'static NameTable {
     let family = families::of(&config.family);
     let two_norms = config.form.parallel == Parallel::TwoNorms;
@@ -126,7 +126,7 @@ fn header_of(entries: &[FileTensor]) -> Vec<u8> {
         header.insert(raw.name.clone(), entry);
     }
     let mut header = Value::Object(header);
-    // Where the tensors begin enters the fingerprint of what is written here.
+    // The start of the tensors enters the fingerprint of the written file.
     header.sort_all_objects();
     let mut header = header.to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
@@ -135,7 +135,7 @@ fn header_of(entries: &[FileTensor]) -> Vec<u8> {
     start
 }
 
-/// The shape of a tensor that is stored by itself.
+/// The shape of a tensor that is stored separately.
 fn shape_of(want: &Required, config: &ModelConfig) -> Vec<usize> {
     let &Required { id, rows, cols } = want;
     match id.role {
@@ -144,7 +144,7 @@ fn shape_of(want: &Required, config: &ModelConfig) -> Vec<usize> {
         Role::ChoiceBias if families::of(&config.family).has(Quirk::ChoiceRow) => {
             vec![rows, cols]
         }
-        // one for each head of Kimi Linear's four dimensions
+        // one for each head in Kimi Linear's four dimensions
         Role::DeltaRate if !steps_directly(config) => vec![1, 1, cols, 1],
         // channels, one input of each, taps
         role if role.is_conv() => vec![rows, 1, cols],
@@ -153,7 +153,7 @@ fn shape_of(want: &Required, config: &ModelConfig) -> Vec<usize> {
     }
 }
 
-/// Whether there is no Kimi Delta Attention whose projections take two steps (Kimi Linear).
+/// Whether no Kimi Delta Attention has low-rank projections (Kimi Linear).
 fn steps_directly(config: &ModelConfig) -> bool {
     let kda = config.form.kda.as_ref();
     kda.is_none_or(|of| of.shape.direct)
@@ -186,7 +186,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Finds the place of each tensor as the reader does.
+    /// Finds the location of each tensor as the reader does.
     fn place(
         &mut self,
         entries: Vec<FileTensor>,
@@ -232,7 +232,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Takes the next row of a tensor.
+    /// Accepts the next row of a tensor.
     pub(super) fn row(&mut self, id: TensorId, row: &[f32]) -> Result<(), Error> {
         let index = self.by_id.get(&id).copied().unwrap_or(usize::MAX);
         let fits = |s: &&mut Slot| s.rows < s.want.rows && s.want.cols == row.len();
@@ -265,7 +265,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Writes elements from number `first` on of a region that begins at `offset`.
+    /// Writes elements from index `first` on of a region that begins at `offset`.
     fn write(
         &mut self,
         values: &[f32],
@@ -276,9 +276,10 @@ impl Weights {
         let element = if integers { 8 } else { 4 };
         let offset = offset + element * first as u64;
         self.bytes.clear();
-        match integers {
-            true => (self.bytes).extend(values.iter().flat_map(|v| (*v as i64).to_le_bytes())),
-            false => (self.bytes).extend(values.iter().flat_map(|v| v.to_le_bytes())),
+        if integers {
+            (self.bytes).extend(values.iter().flat_map(|v| (*v as i64).to_le_bytes()))
+        } else {
+            (self.bytes).extend(values.iter().flat_map(|v| v.to_le_bytes()))
         }
         self.file
             .write_all_at(&self.bytes, offset)

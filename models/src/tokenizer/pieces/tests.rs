@@ -6,7 +6,7 @@ use crate::gguf_vocab::GgufVocab;
 use crate::tokenizer::check::byte_level_char;
 use crate::tokenizer::tests::{byte_level, normalizers, pieces, read, splitters};
 
-/// The tokens of `text`, which comes in pieces of about `piece` bytes, and how many times it was cut.
+/// The tokens of `text`, which arrives in pieces of about `piece` bytes, and the number of cuts.
 fn in_pieces(tokenizer: &Tokenizer, text: &str, piece: usize) -> (Vec<u32>, usize) {
     let mut encoder = Encoder::new(tokenizer, piece);
     let (mut ids, mut cuts) = (Vec::new(), 0);
@@ -171,7 +171,7 @@ fn what_cannot_be_cut_is_counted_without_being_tokenised() {
         refused.to_string().contains("within 65536 bytes"),
         "{refused}"
     );
-    // white space that is dropped, and letters that are no tokens, count nothing
+    // dropped white space, and letters without a token, count 0
     let mut file = pieces();
     file["model"]["byte_fallback"] = json!(false);
     file["model"]["unk_token"] = json!("<unk>");
@@ -186,7 +186,7 @@ fn what_cannot_be_cut_is_counted_without_being_tokenised() {
     }
 }
 
-/// A tokenizer out of known components.
+/// A tokenizer from known components.
 fn composed(start: bool, normalizers: Vec<Value>, splitters: Vec<Value>) -> Value {
     let mut file = if start { byte_level() } else { pieces() };
     file["normalizer"] = json!({"type": "Sequence", "normalizers": normalizers});
@@ -198,7 +198,7 @@ fn composed(start: bool, normalizers: Vec<Value>, splitters: Vec<Value>) -> Valu
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever the components, pieces give the tokens of the whole, or of nothing is cut.
+    /// For any components, pieces give the tokens of the whole, or nothing is cut.
     #[test]
     fn pieces_give_the_tokens_of_the_whole(
         start in any::<bool>(),

@@ -1,4 +1,4 @@
-//! The `pread` pool: signals are saved where nobody waits, and never where somebody does.
+//! The `pread` pool: signals are omitted only if no thread waits.
 
 use emberflow_storage_check::io::{IoChoice, IoEngine, Read};
 use emberflow_storage_check::limits::Limits;

@@ -1,10 +1,10 @@
-//! A checker that finds nothing proves nothing: the same models with broken primitives.
+//! Proves that the checker finds faults: the same models with broken primitives.
 
 use std::process::Command;
 
 use emberflow_storage_check::fault::{Fault, VARIABLE};
 
-/// A model, what is broken in it, and what it must say.
+/// A model, the fault injected in it, and its expected message.
 const NOTICED: [(&str, Fault, &str); 4] = [
     (
         "thread::a_sleeping_device_is_woken_for_new_reads",
@@ -35,7 +35,7 @@ fn every_broken_primitive_is_noticed() {
         assert!(NOTICED.iter().any(|(_, f, _)| *f == fault), "{fault:?}");
     }
     for (model, fault, said) in NOTICED {
-        // A process of its own: a model that fails half-way may take its process with it.
+        // A separate process: a model that fails midway may abort its process.
         let output = (Command::new(&this).args(["--exact", model, "--nocapture"]))
             .env(VARIABLE, fault.name())
             .output()

@@ -1,6 +1,6 @@
 //! The models: each a few steps of a few threads, in every order.
 //!
-//! `faults` runs them again with primitives that do not keep their promises, and expects failures.
+//! `faults` runs them again with broken primitives, and expects failures.
 
 mod device;
 mod faults;
@@ -16,8 +16,8 @@ use emberflow_storage_check::arena::{Arena, ArenaOptions};
 /// Bytes of a slot.
 const LEN: usize = 512;
 
-/// Runs `model` in all orders with up to `preemptions` switches that no thread asked for, and as
-/// many more as `EMBERFLOW_CHECK_DEEPER` says: each takes about ten times as long.
+/// Runs `model` in all orders with up to `preemptions` involuntary switches, plus
+/// `EMBERFLOW_CHECK_DEEPER` more: each takes about ten times as long.
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let deeper = std::env::var("EMBERFLOW_CHECK_DEEPER").ok();
     let more = deeper.and_then(|n| n.parse().ok()).unwrap_or(0);

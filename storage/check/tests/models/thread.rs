@@ -51,7 +51,7 @@ fn nothing_is_held(log: &Log) {
     assert_eq!(seen.reported, seen.started.len());
 }
 
-/// The device keeps the first read until the second has come, so the second must reach a thread
+/// The device holds the first read until the second has arrived, so the second must reach a thread
 /// that sleeps, or is about to sleep, in the device.
 #[test]
 fn a_sleeping_device_is_woken_for_new_reads() {
@@ -106,7 +106,7 @@ fn cancelling_ends_each_prefetch_once() {
     });
 }
 
-/// Urgent reads go first, whatever the thread was doing when they came.
+/// Urgent reads go first, regardless of what the thread was doing when they arrived.
 #[test]
 fn urgent_reads_go_before_prefetches() {
     check(3, || {
@@ -121,7 +121,7 @@ fn urgent_reads_go_before_prefetches() {
     });
 }
 
-/// More batches than the channel holds: the submitter waits for the thread, never for ever.
+/// More batches than the channel holds: the submitter waits for the thread, but not forever.
 #[test]
 fn a_full_channel_empties() {
     check(3, || {
@@ -141,7 +141,7 @@ fn a_full_channel_empties() {
     });
 }
 
-/// Two threads submit and wait. Each may get the other's completions; both come back.
+/// Two threads submit and wait. Each may get the other's completions; both return.
 #[test]
 fn two_callers_both_return() {
     check(2, || {
@@ -157,7 +157,7 @@ fn two_callers_both_return() {
         let other = thread::spawn(move || caller(&theirs, 3));
         let mut all = caller(&io, 4);
         all.extend(other.join().unwrap());
-        // Who came while the other took both found nothing outstanding.
+        // A thread that came while the other took both found nothing outstanding.
         all.sort_unstable();
         assert_eq!(all, [3, 4]);
         drop(io);
@@ -165,7 +165,7 @@ fn two_callers_both_return() {
     });
 }
 
-/// A device that breaks ends the thread: nobody waits for ever, and the first error is told.
+/// A device that breaks ends the thread: no caller waits forever, and the first error is reported.
 #[test]
 fn a_broken_device_leaves_nobody_waiting() {
     check(3, || {
@@ -193,8 +193,8 @@ fn a_broken_device_leaves_nobody_waiting() {
     });
 }
 
-/// What the engine does: reads go into slots of the cache, workers compute on what has arrived,
-/// and between two sections slots are evicted and read into again.
+/// The engine's pattern: reads go into slots of the cache, workers compute on arrived data, and
+/// between two sections slots are evicted and read into again.
 #[test]
 fn slots_pass_between_cache_thread_and_workers() {
     check(2, || {
@@ -210,7 +210,7 @@ fn slots_pass_between_cache_thread_and_workers() {
             let c = done.pop().unwrap();
             c.result.unwrap();
             let id = cache.admit(key, c.slot);
-            // A section: others look at the cache until all are done.
+            // A section: other threads read the cache until all are done.
             let shared = Arc::new(cache);
             let seen = Arc::clone(&shared);
             let compute = move || assert!(is_page(seen.bytes(id), neuron as u8));

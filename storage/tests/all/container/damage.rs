@@ -1,4 +1,4 @@
-//! Damage: whatever happens to a file is found, and never makes the reader panic.
+//! Damage: any change of a file is detected, and never makes the reader panic.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,8 +16,8 @@ fn problems(path: &std::path::Path) -> u64 {
     }
 }
 
-/// One flipped bit anywhere is found: every byte that carries data, and every seventh of the
-/// rest (superblock reserve and alignment gaps).
+/// A flipped bit anywhere is detected: every byte of data, and every seventh of the rest
+/// (superblock reserve and alignment gaps).
 #[test]
 fn every_flipped_byte_is_found() {
     for model in [full(), bare()] {
@@ -110,7 +110,7 @@ fn mapped_bundles_are_checked_at_their_first_use() {
             assert!(mapped.bundle(&c, bank, entry.neurons).is_err());
         }
     }
-    // not looked at again: what was right once is taken as it is
+    // not checked again: the first check counts
     bytes[c.neuron_offset(0, 0) as usize] ^= 1;
     file.write_all_at(&bytes, 0).unwrap();
     assert!(mapped.bundle(&c, 0, 0).is_ok());

@@ -1,4 +1,4 @@
-//! Editing a container byte by byte, checksums included. Numbers are those of the DATA LAYOUT
+//! Edits a container byte by byte, including checksums. Numbers are those of the DATA LAYOUT
 //! diagram, written out, so that the code under test does not check itself.
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -45,7 +45,7 @@ impl Forger {
         self.u64_at(Self::entry(section)) as usize
     }
 
-    /// Makes every checksum right again that the file's own offsets lead to.
+    /// Repairs every checksum that the file's own offsets refer to.
     pub fn seal(&mut self) {
         for section in [META, TENSORS, BANKS, CHECKSUMS, STATS, PREDICTOR] {
             let at = Self::entry(section);

@@ -1,5 +1,5 @@
-//! Every way a file can lie, one test each. The forger knows the format: it repairs all
-//! checksums after its edit, so that the lie itself has to be noticed.
+//! One test per kind of invalid field. The forger knows the format: it repairs all checksums after
+//! its edit, so that the invalid field itself must be detected.
 
 use emberflow_storage::container::{Container, LayoutError};
 use emberflow_storage::{Error, Part};
@@ -110,7 +110,7 @@ fn appended() {
 
 #[test]
 fn contradicting_geometry() {
-    // (position, value, field that is named)
+    // (position, value, reported field)
     for (at, value, name) in [
         (24, 513, "sector"),
         (24, 0, "sector"),
@@ -138,7 +138,7 @@ fn contradicting_geometry() {
     );
 }
 
-/// The file really is longer, and the superblock says so; the sections do not need it.
+/// The file is longer, and the superblock says so; the sections do not need it.
 #[test]
 fn padded_at_the_end() {
     let error = refused(|f| {
@@ -197,7 +197,7 @@ fn more_than_the_format_allows() {
     );
 }
 
-/// Sections may neither leave gaps, nor overlap, nor have another length than the counts give.
+/// Sections may neither leave gaps, nor overlap, nor have a length other than the counts give.
 #[test]
 fn section_out_of_place() {
     for section in META..=BUNDLES {
@@ -438,7 +438,7 @@ fn something_in_a_gap() {
     );
 }
 
-/// Asking for what is not there is an error, not a panic.
+/// Requests for nonexistent entries give an error, not a panic.
 #[test]
 fn asking_beyond_the_end() {
     let c = open(&full().bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! The container: round trips, lies, damage, interrupted packs.
+//! The container: round trips, invalid fields, damage, interrupted packs.
 
 mod damage;
 mod forger;

@@ -46,7 +46,7 @@ fn interrupt(model: &Model, path: &Path, count: usize) {
     }
 }
 
-/// Writes what is not done and finishes; returns the units that had to be written.
+/// Writes the missing units and finishes; returns the units that had to be written.
 fn complete(model: &Model, path: &Path) -> Vec<Unit> {
     let mut writer = Writer::create_with(path, model.spec.clone(), EACH_UNIT).unwrap();
     let units = model.units();
@@ -90,7 +90,7 @@ fn stopped_after_every_unit() {
     }
 }
 
-/// Killed again and again, one unit each time.
+/// Killed repeatedly, after one unit each time.
 #[test]
 fn stopped_many_times() {
     let (_dir, path) = target();
@@ -117,7 +117,7 @@ fn units_in_reverse_order() {
     assert_eq!(fs::read(&path).unwrap(), model.bytes());
 }
 
-/// A unit that is on disk other than journalled is written again, the others are kept.
+/// A unit whose bytes differ from the journal is written again, the others are not.
 #[test]
 fn damaged_unit_is_written_again() {
     let model = full();
@@ -142,7 +142,7 @@ fn damaged_unit_is_written_again() {
     }
 }
 
-/// The journal may be cut anywhere by a crash, or hold anything: the result is the same.
+/// The journal may be truncated anywhere by a crash, or contain anything: the result is the same.
 #[test]
 fn damaged_journal() {
     let model = full();
@@ -172,8 +172,8 @@ fn damaged_journal() {
     assert!(resumed > 10, "only {resumed} journals were of any use");
 }
 
-/// Without the partial file the journal is worth nothing; also what a crash between the final
-/// rename and the journal's deletion leaves.
+/// Without the partial file the journal is ignored; also after a crash between the final rename and
+/// the journal's deletion.
 #[test]
 fn journal_without_partial() {
     let (dir, path) = target();
@@ -213,13 +213,13 @@ fn one_writer_at_a_time() {
         std::process::id()
     );
     assert_eq!(error.to_string(), expected);
-    // Another container in the same folder is another matter.
+    // another container in the same folder is independent
     Writer::create(dir.path().join("other.ember"), model.spec.clone()).unwrap();
     drop(writer);
     Writer::create(&path, model.spec).unwrap();
 }
 
-/// An existing container stays readable until the new one is whole.
+/// An existing container stays readable until the new one is complete.
 #[test]
 fn replaces_only_at_the_end() {
     let (_dir, path) = target();
@@ -251,7 +251,7 @@ fn finishing_too_early() {
     assert!(!names(dir.path()).contains(&"model.ember".to_owned()));
 }
 
-/// A unit dropped halfway is not done; begun again, it is as if nothing had happened.
+/// A unit dropped midway is not done; restarting it starts over.
 #[test]
 fn wrong_amounts_are_refused() {
     let (_dir, path) = target();

@@ -1,4 +1,4 @@
-//! What is written is what is read.
+//! Reading returns what was written.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -104,9 +104,10 @@ fn bytes_read(f: impl FnOnce()) -> u64 {
 fn with_rows(rows: &[Vec<u8>], table: bool) -> Packed {
     let mut bytes = Vec::new();
     for row in rows {
-        match table {
-            true => append_row(&mut bytes, row),
-            false => bytes.extend_from_slice(row),
+        if table {
+            append_row(&mut bytes, row)
+        } else {
+            bytes.extend_from_slice(row)
         }
     }
     let dims = [rows.len() as u64, rows[0].len() as u64];
@@ -189,7 +190,7 @@ fn same_input_gives_the_same_bytes() {
     assert_eq!(full().bytes(), full().bytes());
 }
 
-/// A program carries its model: the container lies somewhere inside another file.
+/// A program contains its model: the container starts inside another file.
 #[test]
 fn inside_another_file() {
     let model = full();

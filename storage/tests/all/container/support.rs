@@ -63,7 +63,7 @@ impl Model {
             Unit::Predictor => writer.write_predictor(&self.predictor()),
             Unit::Tensor(i) => {
                 let mut sink = writer.begin_tensor(i)?;
-                // Pieces of a size that divides nothing.
+                // pieces of a size that is no divisor
                 for piece in self.tensor(i).chunks(97) {
                     sink.append(piece)?;
                 }
@@ -97,7 +97,7 @@ impl Model {
     }
 }
 
-/// Journals every unit, so that each is a place to resume from.
+/// Journals every unit, so that each is a resume point.
 pub const EACH_UNIT: Options = Options {
     checkpoint_bytes: 0,
 };
@@ -120,7 +120,7 @@ pub fn bank(layer: u32, expert: u32, neurons: u32) -> BankSpec {
     }
 }
 
-/// A little of everything: resident scales, statistics, predictor, two layers, two experts.
+/// Some of everything: resident scales, statistics, predictor, two layers, two experts.
 pub fn full() -> Model {
     let geometry = BundleGeometry::choose(100, 13, 200, 26, 512, Prefer::Resident).unwrap();
     let spec = Spec {
@@ -136,7 +136,7 @@ pub fn full() -> Model {
     Model { spec, seed: 11 }
 }
 
-/// Everything optional left out.
+/// Without any optional part.
 pub fn bare() -> Model {
     let geometry = BundleGeometry::choose(700, 44, 1400, 88, 512, Prefer::Inline).unwrap();
     let spec = Spec {

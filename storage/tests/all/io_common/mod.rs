@@ -1,4 +1,4 @@
-//! Shared by the I/O tests: a file whose every byte tells where it lies, and arenas to read into.
+//! Shared by the I/O tests: a file whose every byte encodes its position, and arenas to read into.
 
 use std::io::Write;
 

@@ -1,7 +1,6 @@
-//! Rust source as far as the house rules need it: code without comments and literals, and the
-//! functions in it.
+//! Parses Rust source for the code rules: code without comments and literals, and its functions.
 
-/// The code alone: comments and what stands in literals become blanks, lines stay where they are.
+/// Only the code: comments and contents of literals become blanks; lines are preserved.
 pub fn blanked(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = String::with_capacity(bytes.len());
@@ -14,7 +13,7 @@ pub fn blanked(text: &str) -> String {
             at += 1;
             continue;
         }
-        // what is left of a literal is its quotes, so that it stays an expression
+        // the quotes of a literal remain, so that it stays an expression
         let quote = if bytes[at] == b'/' { ' ' } else { '"' };
         for (i, &c) in bytes[at..end].iter().enumerate() {
             let outer = i == 0 || i + 1 == end - at;
@@ -29,7 +28,7 @@ pub fn blanked(text: &str) -> String {
     out
 }
 
-/// Where a comment or literal that begins at `at` ends; `at` itself where none does.
+/// End of the comment or literal that begins at `at`; `at` itself if there is none.
 fn literal_end(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     let word = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
@@ -76,7 +75,7 @@ fn quoted(rest: &[u8], quote: u8) -> usize {
     rest.len()
 }
 
-/// Whether an apostrophe opens a character and not a lifetime.
+/// Whether an apostrophe begins a character literal, not a lifetime.
 fn is_char(rest: &[u8]) -> bool {
     match rest.get(1) {
         Some(b'\\') => true,
@@ -96,7 +95,7 @@ pub struct Function {
     pub lines: usize,
     /// Names or patterns of the parameters, and their types.
     pub parameters: Vec<(String, String)>,
-    /// Whether it implements a trait, whose signature it cannot choose.
+    /// Whether it implements a trait, which determines its signature.
     pub of_trait: bool,
 }
 
@@ -133,7 +132,7 @@ pub fn functions(code: &str) -> Vec<Function> {
     found
 }
 
-/// Places of the bodies of implementations of traits.
+/// Ranges of the bodies of trait implementations.
 fn trait_impls(code: &str) -> Vec<std::ops::Range<usize>> {
     let mut places = Vec::new();
     for at in words(code, "impl") {
@@ -148,7 +147,7 @@ fn trait_impls(code: &str) -> Vec<std::ops::Range<usize>> {
     places
 }
 
-/// Places where `word` stands as a word.
+/// Positions of `word` as a whole word.
 fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     code.match_indices(word)
@@ -159,7 +158,7 @@ fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> {
         })
 }
 
-/// Where the parameters of the function at `at` open: past its generics.
+/// Position of the opening parenthesis of the function at `at`, after its generics.
 fn parameters_at(code: &str, at: usize) -> Option<usize> {
     let mut depth = 0;
     let bytes = code.as_bytes();
@@ -175,7 +174,7 @@ fn parameters_at(code: &str, at: usize) -> Option<usize> {
     None
 }
 
-/// Where the body of the function whose parameters close at `close` opens; `None` without one.
+/// Position of the body of the function whose parameters end at `close`; `None` without one.
 fn body_at(code: &str, close: usize) -> Option<usize> {
     let mut depth = 0;
     for (i, c) in code.bytes().enumerate().skip(close + 1) {
@@ -206,7 +205,7 @@ fn matching(code: &str, open: usize) -> usize {
     code.len()
 }
 
-/// Parameters split at the commas, then at the colons, that lie in no bracket.
+/// Parameters split at commas, then at colons, outside of brackets.
 fn parameters(text: &str) -> Vec<(String, String)> {
     let mut depth = 0;
     let mut parts = vec![(String::new(), None::<String>)];
@@ -234,7 +233,7 @@ fn parameters(text: &str) -> Vec<(String, String)> {
     trimmed.collect()
 }
 
-/// Whether a type is a tuple or a reference to one; `()` and `(dyn Trait)` are none.
+/// Whether a type is a tuple or a reference to one; `()` and `(dyn Trait)` are not.
 pub fn is_tuple(kind: &str) -> bool {
     let mut kind = kind.trim();
     while let Some(rest) = kind.strip_prefix('&') {

@@ -1,10 +1,10 @@
-//! Which file of a crate imports from which, and whether that goes round in a circle.
+//! Imports between the files of a crate, and their cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::code::blanked;
 
-/// The files of one library by the paths of their modules; the root's is empty.
+/// The files of one library by module path; the root's is empty.
 pub struct Crate {
     modules: BTreeMap<Vec<String>, Module>,
 }
@@ -15,12 +15,12 @@ struct Module {
 }
 
 impl Crate {
-    /// From the files below the crate's `src/`, as names relative to it and texts. Modules that
-    /// are compiled for tests alone are left out.
+    /// From the files below the crate's `src/`, as relative names and texts. Modules compiled only
+    /// for tests are excluded.
     pub fn new<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         let mut modules = BTreeMap::new();
         for (file, text) in files {
-            // a program is a crate of its own
+            // a program is a separate crate
             if file == "main.rs" {
                 continue;
             }
@@ -42,8 +42,7 @@ impl Crate {
         Self { modules }
     }
 
-    /// Files that each import from the next, and the last from the first; empty where nothing goes
-    /// round.
+    /// Files that each import from the next, and the last from the first; empty without a cycle.
     pub fn circles(&self) -> Vec<Vec<String>> {
         let edges: Edges<'_> = (self.modules.keys())
             .map(|path| (&path[..], self.imports(path)))
@@ -76,7 +75,7 @@ impl Crate {
                 let Some(absolute) = self.absolute(path, &item) else {
                     continue;
                 };
-                // what a module exports of its own parts is no import
+                // reexports of a module's own parts are not imports
                 if !(statement.public && absolute.starts_with(path)) {
                     found.extend(self.defining(&absolute, 0));
                 }
@@ -86,7 +85,7 @@ impl Crate {
         found
     }
 
-    /// The module whose file defines the item `path`, through what is exported again on the way.
+    /// The module whose file defines the item `path`, following reexports.
     fn defining(&self, path: &[String], depth: usize) -> Option<&[String]> {
         let at = (0..=path.len())
             .rev()
@@ -95,7 +94,7 @@ impl Crate {
         let Some(name) = path.get(at) else {
             return Some(module);
         };
-        // bounded, as two modules may export each other's names
+        // bounded, as two modules may reexport each other's names
         if depth < 8 && !defines(&self.modules[module].code, name) {
             for item in exports(&self.modules[module].code) {
                 let Some(mut target) = self.absolute(module, &item) else {
@@ -123,10 +122,10 @@ impl Crate {
 /// Modules that each module imports from.
 type Edges<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
 
-/// A search depth first, which closes at least one circle wherever there are some.
+/// Depth-first search, which finds at least one cycle if there are any.
 struct Search<'a, 'e> {
     edges: &'e Edges<'a>,
-    /// From where the search began to where it is.
+    /// The path from the start of the search.
     trail: Vec<&'a [String]>,
     done: BTreeSet<&'a [String]>,
     circles: Vec<Vec<&'a [String]>>,
@@ -147,7 +146,7 @@ impl<'a> Search<'a, '_> {
     }
 }
 
-/// The code without what stands in `#[cfg(test)] mod … { … }`.
+/// The code without the contents of `#[cfg(test)] mod … { … }`.
 fn without_tests(code: &str) -> String {
     let mut out = String::new();
     let mut rest = code;
@@ -160,7 +159,7 @@ fn without_tests(code: &str) -> String {
             }
             _ => "#[cfg(test)]".len(),
         };
-        // which modules are for tests must be known later
+        // test-only modules are needed later
         if end == "#[cfg(test)]".len() {
             out.push_str("#[cfg(test)]");
         }
@@ -184,7 +183,7 @@ fn block_end(code: &str, open: usize) -> usize {
     code.len()
 }
 
-/// Paths of the modules in files that `#[cfg(test)] mod name;` declares.
+/// Paths of the modules in files declared by `#[cfg(test)] mod name;`.
 fn test_modules(path: &[String], code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for part in code.split("#[cfg(test)]").skip(1) {
@@ -197,7 +196,7 @@ fn test_modules(path: &[String], code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Every path that the code exports again.
+/// Every path that the code reexports.
 fn exports(code: &str) -> Vec<Vec<String>> {
     let public = statements(code).filter(|s| s.public);
     public.flat_map(|s| s.paths).collect()
@@ -217,7 +216,7 @@ fn statements(code: &str) -> impl Iterator<Item = Statement> + '_ {
             Some((from, part))
         })
         .filter_map(move |(from, part)| {
-            // what an attribute stands before counts as well
+            // code after an attribute counts as well
             let start = part.rfind("use ").filter(|&i| {
                 let before = part[..i].trim_end();
                 before.is_empty() || before.ends_with(['b', ')', ']'])
@@ -232,7 +231,7 @@ fn statements(code: &str) -> impl Iterator<Item = Statement> + '_ {
         })
 }
 
-/// `a::{b, c::d}` as `a::b` and `a::c::d`; `x as y` is known as `x`.
+/// `a::{b, c::d}` as `a::b` and `a::c::d`; `x as y` counts as `x`.
 fn expand(tree: &str) -> Vec<Vec<String>> {
     let tree = tree.trim();
     let Some(open) = tree.find('{') else {
@@ -265,7 +264,7 @@ fn expand(tree: &str) -> Vec<Vec<String>> {
     let parts = parts.iter().filter(|part| !part.trim().is_empty());
     parts
         .flat_map(|part| {
-            // an inner group lost its last brace with ours where both ended together
+            // an inner group lost its last brace with the outer one if both ended together
             let missing = part.matches('{').count()
                 - part.matches('}').count().min(part.matches('{').count());
             expand(&(part.clone() + &"}".repeat(missing)))
@@ -274,7 +273,7 @@ fn expand(tree: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// A path from the crate's root; `None` where it leads into another crate. `parts` tells names of
+/// A path from the crate's root; `None` if it refers to another crate. `parts` tells names of
 /// modules below `module`.
 fn absolute(
     module: &[String],

@@ -1,8 +1,9 @@
-//! Sizes as a ratchet: lines of each room, type names that several types of a crate share, tuning constants.
+//! Sizes as a ratchet: lines of each room (folder), type names shared by several types of a crate, tuning
+//! constants.
 //!
-//! `rooms.txt` and `names.txt` hold what is allowed. `EMBERFLOW_RECORD=1 cargo test --release -p
-//! emberflow-tests --test all rooms::` writes both anew; the reason for growth is written into the commit
-//! and after the number in `rooms.txt`.
+//! `rooms.txt` and `names.txt` contain the allowed values.
+//! `EMBERFLOW_RECORD=1 cargo test --release -p emberflow-tests --test all rooms::` rewrites both; a
+//! reason for growth belongs in the commit and after the number in `rooms.txt`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,7 +15,7 @@ use super::{all_functions, crates, root, sources};
 const ROOMS: &str = "tests/tests/all/tidy/rooms.txt";
 const NAMES: &str = "tests/tests/all/tidy/names.txt";
 
-/// A room may grow by a tenth of what is recorded, and by 40 lines where a tenth is less.
+/// A room may grow by a tenth of the recorded size, or by 40 lines if that is more.
 fn most(recorded: usize) -> usize {
     recorded + (recorded / 10).max(40)
 }
@@ -23,7 +24,7 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(root().join(file)).unwrap_or_default()
 }
 
-/// Writes the file where it is asked for.
+/// Writes the file if requested.
 fn record(file: &str, text: &str) -> bool {
     let asked = std::env::var_os("EMBERFLOW_RECORD").is_some();
     if asked {
@@ -32,8 +33,8 @@ fn record(file: &str, text: &str) -> bool {
     asked
 }
 
-/// Lines of code without tests: a folder below a crate's `src/` is a room with the file of its name, all
-/// other files of the crate are one.
+/// Lines of code without tests: a folder below a crate's `src/` is a room together with the file of its
+/// name; all other files of the crate are one room.
 fn rooms() -> BTreeMap<String, usize> {
     let sources = sources();
     let mut rooms = BTreeMap::new();
@@ -86,7 +87,7 @@ fn type_names_are_unique() {
     for (src, files) in crates(&sources()) {
         let mut named: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         for (file, text) in files.iter().filter(|(name, _)| !is_test(name)) {
-            // one type for each instruction set has the same name there
+            // one type per instruction set has the same name there
             if src == "engine/kernels/src/" && file.starts_with("simd/") {
                 continue;
             }
@@ -106,7 +107,7 @@ fn type_names_are_unique() {
     }
 }
 
-/// Tuning constants of the engine (floats with a name) are few, and stand where they are looked for.
+/// Tuning constants of the engine (named floats) are few, and in the expected files.
 #[test]
 fn tuning_constants_stand_together() {
     const MOST: usize = 20;
@@ -132,7 +133,8 @@ fn tuning_constants_stand_together() {
     );
 }
 
-/// Half of all functions are short, and few are long: a limit alone is met by functions of just its length.
+/// Half of all functions are short, and few are long: a limit alone would be met by functions of just that
+/// length.
 #[test]
 fn functions_are_short_as_a_whole() {
     let mut lines: BTreeMap<&str, Vec<usize>> = BTreeMap::new();

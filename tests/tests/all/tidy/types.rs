@@ -1,27 +1,27 @@
-//! Types and folders as parts: circles that calls through `self` make between files, the number of methods of
-//! a type, and folders of a crate that import each other.
+//! Types and folders as units: cycles of calls through `self` between files, the number of methods of a type,
+//! and folders of a crate that import each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::code::blanked;
 
-/// The methods of a crate's types, and what its folders import.
+/// The methods of a crate's types, and the imports of its folders.
 pub struct House {
     /// By type, then by method.
     types: BTreeMap<String, BTreeMap<String, Method>>,
-    /// How many types have a name.
+    /// Number of types with a name.
     named: BTreeMap<String, usize>,
     folders: BTreeMap<String, BTreeSet<String>>,
 }
 
 struct Method {
-    /// The file, or the one whose children the file is among.
+    /// The file, or its parent file.
     unit: String,
     body: String,
 }
 
 impl House {
-    /// From the files below a crate's `src/`, as names relative to it and texts. Tests are left out.
+    /// From the files below a crate's `src/`, as relative names and texts. Tests are excluded.
     pub fn new<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         let files: Vec<(&str, String)> = files
             .filter(|(name, _)| !is_test(name))
@@ -47,7 +47,7 @@ impl House {
         house
     }
 
-    /// Inherent methods. The code is formatted: blocks of implementations close in the first column, methods
+    /// Inherent methods. The code is formatted: implementation blocks close in the first column, methods
     /// begin in the fifth.
     fn add_methods(&mut self, unit: &str, text: &str) {
         let mut of: Option<String> = None;
@@ -75,7 +75,7 @@ impl House {
         }
     }
 
-    /// Types with more than `most` methods, and how many they have.
+    /// Types with more than `most` methods, and their numbers.
     pub fn large(&self, most: usize) -> Vec<(&str, usize)> {
         let counted = self.types.iter().map(|(name, all)| (&**name, all.len()));
         counted
@@ -83,12 +83,13 @@ impl House {
             .collect()
     }
 
-    /// Whether one type of the crate has this name; methods of several cannot be told apart.
+    /// Whether only one type of the crate has this name; methods of several cannot be
+    /// distinguished.
     fn is_unique(&self, name: &str) -> bool {
         self.named.get(name).is_none_or(|&count| count == 1)
     }
 
-    /// Files of one type whose methods call each other through `self` in a circle: the type and the files.
+    /// Files of one type whose methods call each other through `self` in a cycle: the type and the files.
     pub fn circles(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
         for (of, methods) in self.types.iter().filter(|(of, _)| self.is_unique(of)) {
@@ -105,7 +106,7 @@ impl House {
         found
     }
 
-    /// Folders that import each other in a circle; `x.rs` and `x/` are one.
+    /// Folders that import each other in a cycle; `x.rs` and `x/` are one.
     pub fn folder_circles(&self) -> Vec<Vec<String>> {
         circles(&self.folders)
     }
@@ -153,7 +154,7 @@ fn crate_paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The type whose own methods a block has; `None` for those of traits.
+/// The type whose inherent methods a block contains; `None` for trait implementations.
 fn implemented(line: &str) -> Option<String> {
     let rest = line.strip_prefix("impl")?;
     let rest = match rest.strip_prefix('<') {
@@ -210,7 +211,7 @@ fn calls(body: &str, name: &str) -> bool {
     })
 }
 
-/// Nodes from which a way leads back to themselves, in groups that reach each other.
+/// Nodes with a path back to themselves, in groups that reach each other.
 fn circles(edges: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     let reached = |from: &String| {
         let mut found = BTreeSet::new();
@@ -259,7 +260,7 @@ fn circles_through_self_are_found() {
         [("A".to_owned(), vec!["a.rs".to_owned(), "c.rs".to_owned()])]
     );
     assert_eq!(house.large(2), [("A", 3)]);
-    // Two types of one name cannot be told apart.
+    // Two types of one name cannot be distinguished.
     let other = ("d.rs", "pub(crate) struct A<T> {\n}\n");
     assert!(
         House::new(files.into_iter().chain([other]))

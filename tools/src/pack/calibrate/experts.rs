@@ -51,19 +51,21 @@ impl ExpertCalibrator<'_, '_> {
         let d = c.bundle_width() as usize;
         for bank in c.banks_of(layer) {
             let is_shared = bank.expert == c.experts;
-            let from = match is_shared && !visits.dense.is_empty() {
-                true => &visits.dense,
-                false => &visits.x,
+            let from = if is_shared && !visits.dense.is_empty() {
+                &visits.dense
+            } else {
+                &visits.x
             };
             let id = |role| TensorId {
                 role,
                 layer,
                 expert: bank.expert,
             };
-            let inputs: WeightedInputs = match is_shared {
-                false => inputs_of(visits, bank.expert, d),
-                // every token visits it
-                true => (0..from.len() / d).map(|token| (token, 1.0)).collect(),
+            let inputs: WeightedInputs = if is_shared {
+                // every token visits the shared expert
+                (0..from.len() / d).map(|token| (token, 1.0)).collect()
+            } else {
+                inputs_of(visits, bank.expert, d)
             };
             let mut covariance = Covariance::new(d);
             for_each_block(from, &inputs, d, |x, _| {
@@ -148,9 +150,10 @@ impl ExpertCalibrator<'_, '_> {
                 sum.add(&self.calibrator.on, &block);
             }
         };
-        match scales_input {
-            true => for_each_block(from, inputs, d, take),
-            false => for_each_unscaled_block(from, inputs, d, take),
+        if scales_input {
+            for_each_block(from, inputs, d, take)
+        } else {
+            for_each_unscaled_block(from, inputs, d, take)
         }
         Ok(sums)
     }

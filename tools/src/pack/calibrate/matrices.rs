@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use emberflow_kernels::{Compute, DType};
+use emberflow_kernels::{Compute, DType, outlier_channels};
 use emberflow_models::Checkpoint;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
@@ -12,12 +12,13 @@ use super::pass::DOWN_BLOCK;
 use super::rounded::{ROLES, StoredRows};
 use crate::Failure;
 use crate::pack::options::PackOptions;
+use crate::pack::write::{add_squares, round};
 
 /// Rows read and rounded at once.
 const BATCH: usize = 1024;
 
-/// Whether matrices of this role and format are calibrated. Queries that are projected from a latent
-/// vector, with or without pools, and gates of KDA are not: their input is not the layer's.
+/// Whether matrices of this role and format are calibrated. Queries projected from a latent vector,
+/// with or without pools, and gates of KDA are not: their input is not the layer's.
 pub(crate) fn is_calibrated(c: &ModelConfig, role: Role, dtype: DType) -> bool {
     let latent = c.form.latent.and_then(|latent| latent.query_rank);
     let deeper = match role {
@@ -52,6 +53,10 @@ impl Calibrator<'_> {
         let (count, cols) = self.shape(id);
         let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
         let mut values = Vec::new();
+        if dtype.is_per_channel() {
+            let channels = self.outliers(id, rounder)?;
+            return self.nearest(id, Some(&channels));
+        }
         for first in (0..count).step_by(BATCH) {
             let these = BATCH.min(count - first);
             values.resize(these * cols, 0.0);
@@ -72,6 +77,9 @@ impl Calibrator<'_> {
         let (_, cols) = self.shape(id);
         let mut bytes = Vec::new();
         let mut values = Vec::new();
+        if dtype.is_per_channel() {
+            return self.nearest(id, None);
+        }
         for (block, covariance) in hidden.into_iter().enumerate() {
             let size = covariance.size();
             values.resize(size * cols, 0.0);
@@ -79,6 +87,39 @@ impl Calibrator<'_> {
             let rounder = Rounder::for_columns(&self.on, size, covariance.mean());
             let stored = rounder.columns(dtype, cols, &values);
             bytes.extend(self.stored(id, dtype, stored)?);
+        }
+        Ok(StoredRows { dtype, cols, bytes })
+    }
+
+    /// The input channels of a matrix whose outliers matter most: squared weights times the energy of their inputs (after
+    /// AWQ, arXiv 2306.00978).
+    fn outliers(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<Vec<u16>, Failure> {
+        let (count, cols) = self.shape(id);
+        let mut importance = vec![0.0; cols];
+        let mut values = Vec::new();
+        for first in (0..count).step_by(BATCH) {
+            let these = BATCH.min(count - first);
+            values.resize(these * cols, 0.0);
+            self.source.read_rows(id, first, these, &mut values)?;
+            add_squares(&values, &mut importance);
+        }
+        let energies = rounder.energies();
+        (importance.iter_mut().zip(energies)).for_each(|(sum, energy)| *sum *= energy);
+        Ok(outlier_channels(&importance))
+    }
+
+    /// Rounds the rows of a matrix to the nearest integers, with one scale for a row. `channels` are its outliers; without them
+    /// each row has its own.
+    fn nearest(&self, id: TensorId, channels: Option<&Vec<u16>>) -> Result<StoredRows, Failure> {
+        let dtype = self.options.dtype_of(id);
+        let (count, cols) = self.shape(id);
+        let mut bytes = vec![0; count * dtype.row_bytes(cols)];
+        let mut values = vec![0.0; cols];
+        for (row, out) in bytes.chunks_exact_mut(dtype.row_bytes(cols)).enumerate() {
+            self.source.read_rows(id, row, 1, &mut values)?;
+            let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
+            let rounded = round(dtype, &values, channels, quants, scales);
+            self.stored(id, dtype, rounded.map(|()| Some(Vec::new())))?;
         }
         Ok(StoredRows { dtype, cols, bytes })
     }

@@ -66,7 +66,7 @@ pub struct Calibrated {
 
 /// The folder next to `output` that holds rounded layers.
 pub fn folder(output: &Path) -> PathBuf {
-    interrupt::beside(output, ".layers")
+    interrupt::with_suffix(output, ".layers")
 }
 
 /// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller removes once they are

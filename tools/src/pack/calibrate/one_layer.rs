@@ -24,7 +24,7 @@ pub struct LayerPlace<'a> {
     pub source: &'a dyn Checkpoint,
     /// Storage formats.
     pub options: &'a PackOptions,
-    /// Tokens for which layers have rows, for models with inputs or experts by token.
+    /// Tokens of the rows in layers, for models with per-layer inputs or experts by token.
     pub vocabulary: &'a [u32],
     /// Layer number.
     pub layer: u32,
@@ -49,9 +49,10 @@ impl<'a> OneLayer<'a> {
         let ffn = ffn && c.has_ffn(layer);
         let mixture = c.mixture_of(layer).filter(|_| ffn);
         let dense = c.banks_of(layer).next().map_or(c.ffn, |bank| bank.neurons);
-        let vocab = match reads_text(c, layer) {
-            true => c.vocab,
-            false => at.vocabulary.len() as u32,
+        let vocab = if reads_text(c, layer) {
+            c.vocab
+        } else {
+            at.vocabulary.len() as u32
         };
         let config = ModelConfig {
             vocab,
@@ -108,22 +109,23 @@ impl<'a> OneLayer<'a> {
         self.config.has_zeros()
     }
 
-    /// Whether the layer has an input of its own, which comes from the tokens.
+    /// Whether the layer has its own input, which depends on the tokens.
     fn has_input(&self) -> bool {
         self.config.form.inputs_by_layer().is_some()
     }
 
-    /// Whether the layer reads rows for the last tokens of the text, by their own numbers.
+    /// Whether the layer reads n-gram rows, which have their own numbering.
     pub fn reads_text(&self) -> bool {
         reads_text(self.at.source.config(), self.at.layer)
     }
 
-    /// The format of tables of tokens: that of the whole model for rows for the last tokens, whose table may be most
-    /// of the model.
+    /// The format of token tables: for n-gram rows that of the whole model, because their table may be most of the
+    /// model.
     pub fn table_format(&self) -> DType {
-        match self.reads_text() {
-            true => self.at.options.embedding,
-            false => DType::F32,
+        if self.reads_text() {
+            self.at.options.embedding
+        } else {
+            DType::F32
         }
     }
 
@@ -189,25 +191,22 @@ impl<'a> OneLayer<'a> {
     }
 }
 
-/// Whether a layer reads rows for the last tokens.
+/// Whether a layer reads n-gram rows.
 fn reads_text(c: &ModelConfig, layer: u32) -> bool {
     (c.form.ngrams.as_ref()).is_some_and(|ngrams| ngrams.layer == layer)
 }
 
-/// Attention over pools of a layer alone.
+/// Attention over pools of a single layer.
 fn pooled_of(pooled: &PooledAttention, layer: u32) -> PooledAttention {
     let pool = pooled.pools.get(layer as usize).copied().unwrap_or(0);
     PooledAttention {
         pools: vec![pool],
-        overlapping: match pool == pooled.overlapping {
-            true => pool,
-            false => 0,
-        },
+        overlapping: if pool == pooled.overlapping { pool } else { 0 },
         ..*pooled
     }
 }
 
-/// The form of layer `layer` alone.
+/// The form of a single layer, `layer`.
 fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
     // The residual stream already has position embeddings, and there is no head.
     let nope = c.form.nope_layers.contains(&layer).then_some(0);
@@ -306,7 +305,7 @@ impl Checkpoint for OneLayer<'_> {
         }
         let id = match id.role {
             Role::FinalNorm | Role::FinalNormBias | Role::Embed | Role::NGramTable => id,
-            // read by nothing, as the streams are not merged here
+            // unused, as the streams are not merged here
             Role::HyperHeadNorm
             | Role::HyperHeadDown
             | Role::HyperHeadUp

@@ -66,7 +66,7 @@ pub struct Gathered {
 pub struct Visits {
     /// Inputs of Gate and Up, `[tokens × d]`.
     pub x: Vec<f32>,
-    /// Inputs of a dense FFN in parallel with the experts, where they are others; empty otherwise.
+    /// Inputs of a dense FFN in parallel with the experts, if they differ; empty otherwise.
     pub dense: Vec<f32>,
     /// Chosen experts and router weights, `[tokens × chosen]`.
     pub choices: Vec<Choice>,
@@ -142,9 +142,10 @@ pub fn run(
             &mut engine,
             &mut sequence,
             StreamRows {
-                tokens: match layer.reads_text() {
-                    true => &stream.text[these.clone()],
-                    false => &stream.tokens[these.clone()],
+                tokens: if layer.reads_text() {
+                    &stream.text[these.clone()]
+                } else {
+                    &stream.tokens[these.clone()]
                 },
                 x: &mut row,
                 stored: stored.map(|both| {
@@ -206,7 +207,7 @@ fn open(
     let path = folder.join("layer.ember");
     // Files left by an interrupted run belong to another step.
     for ending in ["", ".partial", ".partial.journal"] {
-        let old = interrupt::beside(&path, ending);
+        let old = interrupt::with_suffix(&path, ending);
         if old.exists() {
             std::fs::remove_file(&old).map_err(Failure::file(&old))?;
         }

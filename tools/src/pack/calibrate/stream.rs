@@ -30,7 +30,7 @@ pub struct Stream {
     sharing: BTreeMap<u32, usize>,
 }
 
-/// Whether layers read rows of their own for tokens: inputs, or the experts of a token.
+/// Whether layers read rows by token: inputs, or the experts of a token.
 fn reads_tokens(c: &ModelConfig) -> bool {
     let by_token = c.mixture.as_ref().is_some_and(|m| !m.by_token.is_empty());
     by_token || c.form.inputs_by_layer().is_some()
@@ -38,12 +38,11 @@ fn reads_tokens(c: &ModelConfig) -> bool {
 
 /// The distinct tokens of the text if layers have rows per token, otherwise a single one.
 pub fn vocabulary(c: &ModelConfig, windows: &[Vec<u32>]) -> Vec<u32> {
-    match reads_tokens(c) {
-        true => {
-            let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
-            distinct.into_iter().collect()
-        }
-        false => vec![0],
+    if reads_tokens(c) {
+        let distinct: BTreeSet<u32> = windows.iter().flatten().copied().collect();
+        distinct.into_iter().collect()
+    } else {
+        vec![0]
     }
 }
 
@@ -85,8 +84,8 @@ impl<'a> EmbeddingTable<'a> {
 
 impl Stream {
     /// Input of the first layer: token embeddings, plus position embeddings if the model has them, rounded to their
-    /// storage format, and in every stream of hyper-connections the same. Other residual streams are computed from
-    /// the tokens by the first layer, and are zeros here.
+    /// storage format, and equal in all streams of hyper-connections. Other residual streams are computed from the
+    /// tokens by the first layer, and are zeros here.
     ///
     /// # Errors
     /// An embedding cannot be read or stored in its format.

@@ -10,7 +10,7 @@ const PARAMETER: &str = "<parameter=";
 const END_OF_PARAMETER: &str = "</parameter>";
 const END_OF_FUNCTION: &str = "</function>";
 
-/// What the held text begins with.
+/// The next element of the held text.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Element {
     /// More text is needed.
@@ -67,22 +67,23 @@ pub fn argument(text: &str) -> Element {
         return Element::Unclear;
     };
     let length = PARAMETER.len() + key.len() + 1 + value.len() + END_OF_PARAMETER.len();
-    // one line break after the tag and one before its end are no part of the value
+    // one line break after the tag and one before its end are not part of the value
     let value = value.strip_prefix('\n').unwrap_or(value);
     let value = value.strip_suffix('\n').unwrap_or(value);
     Element::Argument(key.trim().to_owned(), value.to_owned(), skipped + length)
 }
 
-/// The JSON text of an argument: `"key": value`. A value that is no text is JSON already.
+/// The JSON text of an argument: `"key": value`. A value that is not a string is already JSON.
 pub fn member(key: &str, value: &str, is_text: bool) -> String {
-    let parsed = match is_text {
-        true => None,
-        false => serde_json::from_str::<Value>(value.trim()).ok(),
+    let parsed = if is_text {
+        None
+    } else {
+        serde_json::from_str::<Value>(value.trim()).ok()
     };
     format!("{}: {}", json!(key), parsed.unwrap_or_else(|| json!(value)))
 }
 
-/// Whether a parameter of this schema has texts as values.
+/// Whether a parameter with this schema has string values.
 pub fn is_text(schema: &Value) -> bool {
     match (&schema["type"], &schema["enum"]) {
         (Value::String(kind), _) => kind == "string",
@@ -92,7 +93,7 @@ pub fn is_text(schema: &Value) -> bool {
 }
 
 /// Grammar rules of the arguments of tool number `at`, whose schema is `schema`: the expression of all of them, and
-/// the rules it needs beside [`VALUE`].
+/// the rules it needs in addition to [`VALUE`].
 ///
 /// # Errors
 /// Together with the definitions that each schema may refer to, they are too long.
@@ -138,7 +139,7 @@ pub fn arguments(at: usize, schema: &Value) -> Result<(String, String), String> 
     Ok((all, rules))
 }
 
-/// Rules of values that are texts, and of any arguments.
+/// Rules of string values, and of arbitrary arguments.
 pub const VALUE: &str = "value[lazy]: /(?s:.)*/ \"\\n</parameter>\\n\"\n\
     any: \"<parameter=\" /[^>\\n]+/ \">\\n\" value\n";
 

@@ -31,7 +31,7 @@ pub struct ToolOptions {
 pub struct Plan {
     form: CallFormat,
     names: Arc<[String]>,
-    /// The parameters of each whose values are texts.
+    /// The parameters with string values, by tool.
     texts: Arc<[Vec<String>]>,
     /// Tools for the chat template.
     pub tools: Vec<Value>,
@@ -216,7 +216,7 @@ impl Tool {
         })
     }
 
-    /// The parameters whose values are texts.
+    /// The parameters with string values.
     fn texts(&self) -> Vec<String> {
         let properties = self.parameters["properties"].as_object();
         let all = properties.into_iter().flatten();

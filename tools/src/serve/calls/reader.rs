@@ -31,7 +31,7 @@ enum CallState {
     /// Before the arguments of a call.
     Header,
     Arguments(Scan),
-    /// Among the elements of the arguments, so many of which were read.
+    /// Among the elements of the arguments; the number read so far.
     Elements(usize),
     /// After the arguments.
     After,
@@ -73,9 +73,9 @@ impl Scan {
 pub struct CallReader {
     form: CallFormat,
     names: Arc<[String]>,
-    /// The parameters of each tool whose values are texts.
+    /// The parameters with string values, by tool.
     texts: Arc<[Vec<String>]>,
-    /// Place of the tool that is called in `names`.
+    /// Index of the called tool in `names`.
     tool: usize,
     state: CallState,
     /// Text that cannot be classified yet.
@@ -84,7 +84,7 @@ pub struct CallReader {
 }
 
 impl CallReader {
-    /// A parser for calls of the tools `names`, with the parameters of each whose values are texts.
+    /// A parser for calls of the tools `names`, with the parameters with string values of each.
     pub fn new(form: CallFormat, names: Arc<[String]>, texts: Arc<[Vec<String>]>) -> Self {
         Self {
             form,
@@ -176,7 +176,7 @@ impl CallReader {
                 )
             }
             Element::Unclear => return false,
-            // a call that goes on otherwise ends here
+            // a call that continues differently ends here
             found => {
                 self.state = CallState::After;
                 let length = match found {

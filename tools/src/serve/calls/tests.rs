@@ -108,7 +108,7 @@ fn pieces_of_any_length_give_the_same_calls() {
     }
 }
 
-/// Values of parameters that are texts stay as they are; others are JSON.
+/// Values of string parameters are not changed; others are JSON.
 #[test]
 fn arguments_may_be_elements() {
     let two = "I ask.\n<tool_call>\n<function=get>\n<parameter=a>\n12 < \"3\"\n\n</parameter>\n\

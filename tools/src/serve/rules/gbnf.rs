@@ -361,9 +361,10 @@ impl GbnfReader<'_> {
         self.skip(true);
         let from = from.unwrap_or(0);
         let most = to.unwrap_or(from);
-        match self.take('}') && from <= most && most <= MAX_TIMES {
-            true => Ok((from, to)),
-            false => Err(wrong()),
+        if self.take('}') && from <= most && most <= MAX_TIMES {
+            Ok((from, to))
+        } else {
+            Err(wrong())
         }
     }
 

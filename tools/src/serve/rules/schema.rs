@@ -100,8 +100,8 @@ struct Below {
     values: usize,
     expressions: usize,
     /// Combinations of alternatives of this value and of the values in it.
-    ways: usize,
-    all_ways: usize,
+    combinations: usize,
+    all_combinations: usize,
 }
 
 struct SchemaCounter<'a> {
@@ -181,8 +181,13 @@ impl<'a> SchemaCounter<'a> {
                         .get("allOf")
                         .and_then(Value::as_array)
                         .map_or(0, Vec::len);
-                    let ways = if all > 1 { below.all_ways } else { below.ways };
-                    if ways.saturating_mul(below.values) > MAX_COMBINED && ways > 1 {
+                    let combinations = if all > 1 {
+                        below.all_combinations
+                    } else {
+                        below.combinations
+                    };
+                    if combinations.saturating_mul(below.values) > MAX_COMBINED && combinations > 1
+                    {
                         return Err("the schema combines too many alternatives: `allOf`, `anyOf`, `oneOf`, \
                                     `enum` or `$ref` in one place"
                             .to_owned());
@@ -215,8 +220,8 @@ impl<'a> SchemaCounter<'a> {
         let mut below = Below {
             values: 1,
             expressions: 0,
-            ways: 1,
-            all_ways: 1,
+            combinations: 1,
+            all_combinations: 1,
         };
         match value {
             Value::Array(items) => {
@@ -253,31 +258,31 @@ impl<'a> SchemaCounter<'a> {
                 path.push(to);
                 let part = self.below(place, path)?;
                 path.pop();
-                below.add(part, part.ways);
+                below.add(part, part.combinations);
                 return Ok(());
             }
             _ => {}
         }
         let part = self.below(inner, path)?;
-        let ways = match (key, inner) {
-            ("allOf", Value::Array(_)) => part.all_ways,
+        let combinations = match (key, inner) {
+            ("allOf", Value::Array(_)) => part.all_combinations,
             ("anyOf" | "oneOf" | "enum" | "type", Value::Array(items)) => items.len().max(1),
             _ => 1,
         };
-        below.add(part, ways);
-        if ways > 1 && key != "allOf" {
-            below.all_ways = below.all_ways.saturating_mul(ways);
+        below.add(part, combinations);
+        if combinations > 1 && key != "allOf" {
+            below.all_combinations = below.all_combinations.saturating_mul(combinations);
         }
         Ok(())
     }
 }
 
 impl Below {
-    fn add(&mut self, part: Self, ways: usize) {
+    fn add(&mut self, part: Self, combinations: usize) {
         self.values = self.values.saturating_add(part.values);
         self.expressions += part.expressions;
-        self.ways = self.ways.saturating_mul(ways);
-        self.all_ways = self.all_ways.saturating_mul(part.all_ways);
+        self.combinations = self.combinations.saturating_mul(combinations);
+        self.all_combinations = self.all_combinations.saturating_mul(part.all_combinations);
     }
 }
 

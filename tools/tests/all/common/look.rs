@@ -1,4 +1,4 @@
-//! Charts, as somebody sees them.
+//! Layout of charts.
 
 use roxmltree::Node;
 
@@ -9,7 +9,7 @@ fn number(node: Node, name: &str) -> Option<f64> {
     node.attribute(name)?.parse().ok()
 }
 
-/// The numbers of `translate(a b)`, and whether what follows is turned to the left.
+/// The numbers of `translate(a b)`, and whether the content is rotated to the left.
 fn transform(node: Node) -> ((f64, f64), bool) {
     let Some(text) = node.attribute("transform") else {
         return ((0.0, 0.0), false);
@@ -21,7 +21,7 @@ fn transform(node: Node) -> ((f64, f64), bool) {
     (place, text.contains("rotate(-90)"))
 }
 
-/// Where a node stands in the picture.
+/// Position of a node in the picture.
 fn origin(node: Node) -> (f64, f64) {
     node.ancestors()
         .filter(|n| n.is_element())
@@ -31,7 +31,7 @@ fn origin(node: Node) -> (f64, f64) {
         })
 }
 
-/// About what a text covers, in a usual font.
+/// Approximate area of a text, in a common font.
 fn text_area(node: Node) -> Area {
     let text = node.text().unwrap_or_default().to_owned();
     let height = number(node, "font-size").unwrap_or(12.0);
@@ -72,7 +72,7 @@ fn touch(a: &Area, b: &Area) -> bool {
     a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3]
 }
 
-/// Everything that is drawn: texts apart, with those of legends.
+/// All drawn elements: texts separately, with those of legends.
 pub fn look(svg: &str, whose: &str) {
     let document = roxmltree::Document::parse(svg).expect(whose);
     let root = document.root_element();

@@ -1,27 +1,55 @@
-//! Running the program itself.
+//! Runs the program.
 
+pub mod kernels;
 pub mod look;
 pub mod results;
 pub mod server;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 /// The built program.
 pub fn emberflow() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow"));
     command.stdin(Stdio::null());
-    // Plans follow what was measured of this machine and what earlier runs kept: a cache for each test.
-    // Compiled kernels depend on neither.
-    let test = this_test();
-    let cache = format!(
-        "{}/cache-{}",
-        env!("CARGO_TARGET_TMPDIR"),
-        std::process::id()
-    );
-    command.env("XDG_CACHE_HOME", format!("{cache}/{test}"));
-    command.env("POCL_CACHE_DIR", format!("{cache}/pocl"));
+    // Plans depend on measurements of this machine and on earlier runs: each test has its own cache.
+    command.env("XDG_CACHE_HOME", cache());
+    command.env("POCL_CACHE_DIR", kernels::compiled_kernels());
     command
+}
+
+/// Saves the rates of this machine in a cache folder, as `plan` does where there are none.
+pub fn save_rates(cache: &Path) {
+    static RATES: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    save(&RATES, ["measure-machine", "machine.json"], cache);
+}
+
+/// Saves verdicts on the devices of this machine in a cache folder, as `doctor` does where there are none.
+pub fn save_verdicts(cache: &Path) {
+    static VERDICTS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    save(&VERDICTS, ["doctor", "devices.json"], cache);
+}
+
+/// Saves a file of the cache as a command makes it. Each takes three to five seconds of a core, so all tests share what
+/// the first one found.
+fn save(found: &OnceLock<Option<Vec<u8>>>, [command, file]: [&str; 2], cache: &Path) {
+    let file = cache.join("emberflow").join(file);
+    let found = found.get_or_init(|| {
+        succeed(emberflow().arg(command).env("XDG_CACHE_HOME", cache));
+        std::fs::read(&file).ok()
+    });
+    // Without devices there are no verdicts.
+    if let Some(found) = found {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, found).unwrap();
+    }
+}
+
+/// The cache folder of the running test.
+pub fn cache() -> PathBuf {
+    let process = format!("cache-{}", std::process::id());
+    (Path::new(env!("CARGO_TARGET_TMPDIR")).join(process)).join(this_test())
 }
 
 /// The name of the running test, which is that of its thread.
@@ -30,7 +58,7 @@ fn this_test() -> String {
     thread.name().unwrap_or("unnamed").replace("::", "-")
 }
 
-/// Runs it and returns what it did.
+/// Runs it and returns its output.
 pub fn call(args: &[&str]) -> Output {
     emberflow().args(args).output().unwrap()
 }
@@ -67,7 +95,7 @@ pub fn words(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every command that does something, with its full name.
+/// Every leaf command, with its full name.
 pub fn commands() -> Vec<(String, clap::Command)> {
     fn walk(command: &clap::Command, name: &str, out: &mut Vec<(String, clap::Command)>) {
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
@@ -90,10 +118,10 @@ pub fn commands() -> Vec<(String, clap::Command)> {
 }
 
 /// A memory control group that is gone when this is.
-pub struct Group(std::path::PathBuf);
+pub struct Group(PathBuf);
 
 impl Group {
-    /// A group that may hold `bytes`; `None` where none can be made.
+    /// A group limited to `bytes`; `None` if none can be created.
     pub fn of(bytes: u64) -> Option<Self> {
         let name = format!(
             "emberflow-test-{}-{bytes}-{}",

@@ -1,15 +1,15 @@
-//! What benchmarks write, looked at.
+//! Checks the files written by benchmarks.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-/// The files that were written: a chart, and points under their header.
+/// The written files: a chart, and points under their header.
 pub fn files(dir: &Path, report: &Value, columns: &str) -> String {
     files_of(dir, report, "rows", columns)
 }
 
-/// As [`files`], where JSON has the points under another name.
+/// As [`files`], if JSON has the points under another name.
 pub fn files_of(dir: &Path, report: &Value, points: &str, columns: &str) -> String {
     let rows = report[points].as_array().unwrap().len();
     let written = report["written"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! The server, as its clients see it.
+//! A server for tests, through its HTTP interface.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::common::emberflow;
 
-/// A server that ends with this.
+/// A server that is stopped on drop.
 pub struct Server {
     pub child: Child,
     pub address: String,
@@ -90,7 +90,7 @@ impl Server {
             .unwrap();
         let len = body.len();
         let request = format!("{head}\r\nContent-Length: {len}\r\n\r\n{body}");
-        // A server that refuses at once may close before all is sent.
+        // a server that refuses at once may close before everything is sent
         let _ = stream.write_all(request.as_bytes());
         stream
     }
@@ -133,7 +133,7 @@ impl Server {
         }
     }
 
-    /// Ends it by a signal; returns its status.
+    /// Stops it by a signal; returns its status.
     pub fn end(mut self, signal: &str) -> i32 {
         let id = self.child.id().to_string();
         Command::new("kill").args([signal, &id]).status().unwrap();

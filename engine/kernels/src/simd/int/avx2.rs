@@ -89,6 +89,12 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn both(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> [__m256i; 2] {
         // SAFETY: passed on from the caller; there is one token.
         let [sums] = unsafe { Self::nibbles_tokens::<F, 1>(quants, groups, [x]) };

@@ -40,7 +40,8 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
         _mm256_add_ps,
         _mm256_fmadd_ps,
         _mm256_fnmadd_ps,
-        _mm256_cvtepi32_ps
+        _mm256_cvtepi32_ps,
+        _mm256_add_epi32
     );
 
     #[inline(always)]
@@ -51,6 +52,9 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
                 pack_nibbles::<F, VNNI>(rows, panel);
             } else {
                 pack_q8::<VNNI>(rows, panel);
+            }
+            if F::CHANNEL {
+                return;
             }
             if F::MINS {
                 pack_factors::<VNNI>(rows, panel);

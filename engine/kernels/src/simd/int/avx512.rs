@@ -70,6 +70,12 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn both(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the caller guarantees AVX-512.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> __m512i {
         // SAFETY: the caller guarantees AVX-512 VNNI and the groups; the chunk has 512 bytes.
         unsafe {

@@ -45,7 +45,8 @@ impl Tile for Avx512 {
         _mm512_add_ps,
         _mm512_fmadd_ps,
         _mm512_fnmadd_ps,
-        _mm512_cvtepi32_ps
+        _mm512_cvtepi32_ps,
+        _mm512_add_epi32
     );
 
     #[inline(always)]
@@ -57,7 +58,7 @@ impl Tile for Avx512 {
     ) {
         // SAFETY: passed on from the caller; the scratch memory is large enough for so many tokens.
         unsafe {
-            if F::NIBBLES && xs.tokens() >= FEW_FROM {
+            if F::NIBBLES && !F::CHANNEL && xs.tokens() >= FEW_FROM {
                 avx512_few::matmul::<R, F>(rows, xs, y, scratch);
             } else {
                 dot::dots_tokens::<Avx512, R, F>(rows, xs, y);
@@ -73,6 +74,9 @@ impl Tile for Avx512 {
                 pack_nibbles::<F>(rows, panel);
             } else {
                 pack_q8(rows, panel);
+            }
+            if F::CHANNEL {
+                return;
             }
             if F::MINS {
                 pack_factors(rows, panel);

@@ -4,7 +4,10 @@
 //! each token with its own chains. Where transposed weights are faster from some tokens on, see
 //! `avx512_few`.
 
-use super::form::{Form, with_form};
+use super::{
+    channel,
+    form::{Form, with_form},
+};
 use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS},
@@ -43,6 +46,12 @@ pub(super) trait Unit {
     /// # Safety
     /// The CPU has the instruction set of `Self`.
     unsafe fn zero() -> Self::Chains;
+
+    /// The sums of two lots of groups, modulo 2³².
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn both(a: Self::Sums, b: Self::Sums) -> Self::Sums;
 
     /// Exact sums of `groups <= 16` groups of nibbles (16 bytes each), less 8 if the format says
     /// so, or doubled floats, times activations; the other sums are zero.
@@ -160,10 +169,10 @@ pub(super) unsafe fn dot<U: Unit>(row: Row<'_>, x: &[Chunk]) -> f32 {
     sum
 }
 
-/// [`dot`] of a row whose exact sums are known, one for each group.
+/// [`dot`] of a row whose exact sums are known, as many as [`DType::sums`](crate::DType::sums) says.
 ///
 /// # Safety
-/// As for [`dot`]; there is a sum for each group of the row.
+/// As for [`dot`]; there are all sums of the row.
 #[inline(always)]
 pub(super) unsafe fn of_sums<U: Unit>(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
     // SAFETY: passed on from the caller.
@@ -177,6 +186,9 @@ pub(super) unsafe fn of_sums<U: Unit>(row: Row<'_>, sums: &[i32], x: &[Chunk]) -
 #[inline(always)]
 unsafe fn of_sums_as<U: Unit, F: Form>(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
     const { assert!(size_of::<U::Sums>() == size_of::<[i32; CHUNK_GROUPS]>()) };
+    if F::CHANNEL {
+        return channel::of_sums(row, sums, x);
+    }
     let scales_bytes = const { F::DTYPE.scales_bytes(CHUNK) };
     // SAFETY: chunk `k` of the row has the scales of its groups; sums are 16 i32.
     unsafe {
@@ -431,6 +443,10 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
     ahead: Option<Row<'_>>,
     widened: Option<&Widened<U>>,
 ) -> [f32; T] {
+    if F::CHANNEL {
+        // SAFETY: passed on from the caller.
+        return unsafe { channel::tile::<U, F, T>(row, xs, ahead) };
+    }
     let known = |k: usize| widened.and_then(|widened| widened.get(k)).copied();
     let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
     let scales_bytes = const { F::DTYPE.scales_bytes(CHUNK) };
@@ -465,7 +481,7 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
 
 /// The chunks `k` further on.
 #[inline(always)]
-fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
+pub(super) fn further<const T: usize>(mut xs: Chunks<T>, k: usize) -> Chunks<T> {
     for t in 0..T {
         xs[t] = xs[t].wrapping_add(k);
     }

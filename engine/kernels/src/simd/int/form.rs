@@ -17,6 +17,8 @@ pub(super) trait Form {
     const FLOATS: bool;
     /// Whether a minimum is taken from all weights of a group, by the chain rule's second step.
     const MINS: bool;
+    /// Whether a row has one scale, so that its product follows the channel rule instead.
+    const CHANNEL: bool;
 }
 
 /// Bytes times a scale.
@@ -27,6 +29,10 @@ pub(super) struct Q4;
 pub(super) struct Q4k;
 /// Floats of four bits times a power of two.
 pub(super) struct Mxfp4;
+/// Bytes times the row's scale.
+pub(super) struct Q8c;
+/// Nibbles less 8, times the row's scale; its outliers are added elsewhere.
+pub(super) struct Q4c;
 
 impl Form for Q8 {
     const DTYPE: DType = DType::Q8;
@@ -34,6 +40,7 @@ impl Form for Q8 {
     const CENTRED: bool = false;
     const FLOATS: bool = false;
     const MINS: bool = false;
+    const CHANNEL: bool = false;
 }
 
 impl Form for Q4 {
@@ -42,6 +49,7 @@ impl Form for Q4 {
     const CENTRED: bool = true;
     const FLOATS: bool = false;
     const MINS: bool = false;
+    const CHANNEL: bool = false;
 }
 
 impl Form for Q4k {
@@ -50,6 +58,7 @@ impl Form for Q4k {
     const CENTRED: bool = false;
     const FLOATS: bool = false;
     const MINS: bool = true;
+    const CHANNEL: bool = false;
 }
 
 impl Form for Mxfp4 {
@@ -58,6 +67,25 @@ impl Form for Mxfp4 {
     const CENTRED: bool = false;
     const FLOATS: bool = true;
     const MINS: bool = false;
+    const CHANNEL: bool = false;
+}
+
+impl Form for Q8c {
+    const DTYPE: DType = DType::Q8c;
+    const NIBBLES: bool = false;
+    const CENTRED: bool = false;
+    const FLOATS: bool = false;
+    const MINS: bool = false;
+    const CHANNEL: bool = true;
+}
+
+impl Form for Q4c {
+    const DTYPE: DType = DType::Q4c;
+    const NIBBLES: bool = true;
+    const CENTRED: bool = true;
+    const FLOATS: bool = false;
+    const MINS: bool = false;
+    const CHANNEL: bool = true;
 }
 
 /// What [`E2M1_RAISED`] adds: twice what [`Chunk::by_8`](crate::Chunk) takes away.
@@ -90,6 +118,14 @@ macro_rules! with_form {
             }
             $crate::DType::Mxfp4 => {
                 type $form = $crate::simd::int::form::Mxfp4;
+                $call
+            }
+            $crate::DType::Q8c => {
+                type $form = $crate::simd::int::form::Q8c;
+                $call
+            }
+            $crate::DType::Q4c => {
+                type $form = $crate::simd::int::form::Q4c;
                 $call
             }
             _ => {

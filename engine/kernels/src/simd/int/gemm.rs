@@ -6,6 +6,7 @@
 //! chain is folded at once with its partner in the tree.
 
 use super::{
+    channel,
     dot::{self, Unit},
     form::{Form, with_form},
 };
@@ -49,14 +50,14 @@ pub(super) struct Panel {
     // Valid for reads and writes of `groups` groups, aligned to `ALIGN`; while the panel is
     // in use nothing else refers to this memory.
     base: *mut u8,
-    groups: usize,
-    group_bytes: usize,
+    pub(super) groups: usize,
+    pub(super) group_bytes: usize,
 }
 
 impl Panel {
     /// Groups of chain `m`.
     #[inline(always)]
-    fn chain_len(self, m: usize) -> usize {
+    pub(super) fn chain_len(self, m: usize) -> usize {
         (self.groups + CHUNK_GROUPS - 1 - m) / CHUNK_GROUPS
     }
 
@@ -73,7 +74,7 @@ impl Panel {
         unsafe { self.base.add(before * self.group_bytes) }
     }
 
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         self.groups * self.group_bytes
     }
 }
@@ -81,9 +82,9 @@ impl Panel {
 /// The same chunk of consecutive tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Tokens {
-    first: *const Chunk,
+    pub first: *const Chunk,
     /// Chunks from one token to the next.
-    stride: usize,
+    pub stride: usize,
 }
 
 impl Tokens {
@@ -123,7 +124,7 @@ pub(super) struct Step {
 
 /// What a vector unit has to offer to a product of matrices; see [`super::dot::Unit`].
 pub(super) trait Tile {
-    /// One i32 for each row of a panel.
+    /// One i32 for each row of a panel, and nothing else: any bits are such sums.
     type Sums: Copy;
     /// One f32 for each row of a panel.
     type Floats: Copy;
@@ -169,6 +170,12 @@ pub(super) trait Tile {
     /// The CPU has the instruction set of `Self`. [`pack`](Tile::pack) has written each of the
     /// packed groups with the same `F`; there are `T` tokens, which are valid for reads; `m < 16`.
     unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[Self::Sums; T]; P];
+
+    /// The sums of two lots of elements, modulo 2³².
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn more(a: Self::Sums, b: Self::Sums) -> Self::Sums;
 
     /// All zero.
     ///
@@ -241,7 +248,11 @@ pub(super) unsafe fn pack<F: Form, const STEP: usize>(rows: &[Row<'_>], panel: P
                 }
             }
         }
-        let groups = row.len().div_ceil(GROUP);
+        let groups = if F::CHANNEL {
+            0
+        } else {
+            row.len().div_ceil(GROUP)
+        };
         for first in (0..groups).step_by(CHUNK_GROUPS) {
             let count = CHUNK_GROUPS.min(groups - first);
             let (mut scales, mut mins) = ([0.0; CHUNK_GROUPS], [0.0; CHUNK_GROUPS]);
@@ -333,7 +344,11 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
             // SAFETY: two panels fit in the scratch memory.
             unsafe {
                 let base = panel.base.add(p * panel.bytes());
-                K::pack::<F>(&of_panel[..K::ROWS], Panel { base, ..panel });
+                let panel = Panel { base, ..panel };
+                K::pack::<F>(&of_panel[..K::ROWS], panel);
+                if F::CHANNEL {
+                    channel::pack_scales(&of_panel[..K::ROWS], panel);
+                }
             }
         }
         let width = (panels * K::ROWS).min(count - r);
@@ -395,11 +410,11 @@ unsafe fn tiles<K: Tile, F: Form>(
 pub(super) struct Line(#[allow(dead_code)] [u8; ALIGN]);
 
 /// Destination of a tile's results.
-struct Out<'a, 'y> {
-    y: &'a mut Columns<'y, f32>,
-    t: usize,
-    r: usize,
-    width: usize,
+pub(super) struct Out<'a, 'y> {
+    pub y: &'a mut Columns<'y, f32>,
+    pub t: usize,
+    pub r: usize,
+    pub width: usize,
 }
 
 /// `P` panels times `T` tokens.
@@ -412,6 +427,10 @@ unsafe fn tile<K: Tile, F: Form, const P: usize, const T: usize>(
     x: ActivationsRef<'_>,
     out: &mut Out<'_, '_>,
 ) {
+    if F::CHANNEL {
+        // SAFETY: passed on from the caller.
+        return unsafe { channel::panels::<K, F, P, T>(panel, x, out) };
+    }
     let stride = x.n().div_ceil(CHUNK_GROUPS * GROUP);
     let apart = panel.bytes();
     // SAFETY: the panels hold all their groups, and every group has its chunk.

@@ -12,9 +12,9 @@ macro_rules! entry_points {
         use $crate::{ActivationsRef, Chunk, Columns, Row, matrix::Rows};
 
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd::int) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
+        pub(in crate::simd::int) fn quantize_token(x: &[f32], whole: bool, chunks: &mut [Chunk]) {
             // SAFETY: the features are enabled here.
-            unsafe { $crate::simd::int::quantize::quantize_token::<$unit>(x, chunks) }
+            unsafe { $crate::simd::int::quantize::quantize_token::<$unit>(x, whole, chunks) }
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -47,6 +47,15 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn add_outliers<R: Rows>(
+            rows: R,
+            xs: ActivationsRef<'_>,
+            place: impl FnMut(usize, usize, f32),
+        ) {
+            $crate::simd::int::channel::add_outliers(rows, xs, place);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(in crate::simd::int) fn matmul<R: Rows>(
             rows: R,
             xs: ActivationsRef<'_>,
@@ -64,8 +73,16 @@ macro_rules! entry_points {
 macro_rules! chains_of_floats {
     (
         $zero:ident, $load:ident, $store:ident, $splat:ident,
-        $mul:ident, $add:ident, $mul_add:ident, $less:ident, $from_i32:ident
+        $mul:ident, $add:ident, $mul_add:ident, $less:ident, $from_i32:ident, $more:ident
     ) => {
+        /// # Safety
+        /// As for the method of `Tile`.
+        #[inline(always)]
+        unsafe fn more(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+            // SAFETY: the caller guarantees the ISA.
+            unsafe { $more(a, b) }
+        }
+
         /// # Safety
         /// As for the method of `Tile`.
         #[inline(always)]
@@ -126,6 +143,7 @@ pub(in crate::simd) mod avx512;
 mod avx512_few;
 #[cfg(target_arch = "x86_64")]
 mod avx512_gemm;
+mod channel;
 mod dot;
 mod form;
 mod gemm;
@@ -143,8 +161,8 @@ use crate::{
     ActivationsRef, Chunk, Columns, Row,
     activations::CHUNK,
     cpu::{Cpu, Isa},
-    dtype::GROUP,
-    matrix::Matrix,
+    dtype::DType,
+    matrix::{Matrix, Rows},
 };
 
 /// Calls the kernel of the token's instruction set.
@@ -187,21 +205,36 @@ impl<'a> ActivationsRef<'a> {
     }
 }
 
-pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], chunks: &mut [Chunk]) {
+/// With one scale for the token if `whole`, otherwise one for each group.
+pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], whole: bool, chunks: &mut [Chunk]) {
     check_len("chunks", chunks.len(), x.len().div_ceil(CHUNK));
-    dispatch!(cpu, quantize_token(x, chunks))
+    dispatch!(cpu, quantize_token(x, whole, chunks))
+}
+
+/// Calls `place` with row, token and what the outliers of q4c rows add to their product.
+fn add_outliers<R: Rows>(
+    cpu: Cpu,
+    rows: R,
+    xs: ActivationsRef<'_>,
+    place: impl FnMut(usize, usize, f32),
+) {
+    if rows.count() > 0 && rows.at(0).dtype() == DType::Q4c {
+        dispatch!(cpu, add_outliers(rows, xs, place))
+    }
 }
 
 pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: ActivationsRef<'_>) -> f32 {
     check_token(x);
     check_row(row, x);
-    dispatch!(cpu, dot(row, x.chunks()))
+    let mut sum = dispatch!(cpu, dot(row, x.chunks()));
+    add_outliers(cpu, &[row][..], x, |_, _, more| sum += more);
+    sum
 }
 
 pub(crate) fn of_sums(cpu: Cpu, row: Row<'_>, sums: &[i32], x: ActivationsRef<'_>) -> f32 {
     check_token(x);
     check_row(row, x);
-    check_len("sums", sums.len(), row.len().div_ceil(GROUP));
+    check_len("sums", sums.len(), row.dtype().sums(row.len()));
     dispatch!(cpu, of_sums(row, sums, x.chunks()))
 }
 
@@ -209,7 +242,8 @@ pub(crate) fn dot_rows(cpu: Cpu, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mu
     check_token(x);
     check_len("y", y.len(), rows.len());
     check_rows(rows, x);
-    dispatch!(cpu, dots(rows, x.chunks(), y))
+    dispatch!(cpu, dots(rows, x.chunks(), y));
+    add_outliers(cpu, rows, x, |r, _, more| y[r] += more);
 }
 
 pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f32]) {
@@ -217,7 +251,8 @@ pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f3
     check_len("y", y.len(), m.rows());
     if m.rows() > 0 {
         check_row(m.row(0), x);
-        dispatch!(cpu, dots(m, x.chunks(), y))
+        dispatch!(cpu, dots(m, x.chunks(), y));
+        add_outliers(cpu, m, x, |r, _, more| y[r] += more);
     }
 }
 
@@ -231,7 +266,8 @@ pub(crate) fn matmul(
     check_result(xs, y, m.rows(), scratch);
     if m.rows() > 0 && xs.tokens() > 0 {
         check_row(m.row(0), xs);
-        dispatch!(cpu, matmul(m, xs, y, scratch))
+        dispatch!(cpu, matmul(m, xs, y, scratch));
+        add_outliers(cpu, m, xs, |r, t, more| y.row_mut(t)[r] += more);
     }
 }
 
@@ -244,7 +280,8 @@ pub(crate) fn matmul_rows(
 ) {
     check_result(xs, y, rows.len(), scratch);
     check_rows(rows, xs);
-    dispatch!(cpu, matmul(rows, xs, y, scratch))
+    dispatch!(cpu, matmul(rows, xs, y, scratch));
+    add_outliers(cpu, rows, xs, |r, t, more| y.row_mut(t)[r] += more);
 }
 
 pub(crate) fn pairs(
@@ -268,7 +305,13 @@ pub(crate) fn pairs(
     );
     check_rows(rows, xs);
     if tokens > 0 {
-        dispatch!(cpu, pairs(rows, xs, masks, out))
+        dispatch!(cpu, pairs(rows, xs, masks, out));
+        let place = |r: usize, t: usize, more| {
+            if masks[r * words + t / 64] >> (t % 64) & 1 == 1 {
+                out[r * tokens + t] += more;
+            }
+        };
+        add_outliers(cpu, rows, xs, place);
     }
 }
 
@@ -304,6 +347,11 @@ fn check_row(row: Row<'_>, x: ActivationsRef<'_>) {
     assert!(
         row.dtype().is_grouped(),
         "a row of {} takes f32 activations",
+        row.dtype()
+    );
+    assert!(
+        x.per_token() || !row.dtype().is_per_channel(),
+        "a row of {} takes activations with one scale per token",
         row.dtype()
     );
     check_len("a row", row.len(), x.n());

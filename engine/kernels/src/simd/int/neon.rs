@@ -47,6 +47,18 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     }
 
     #[inline(always)]
+    unsafe fn both(a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON.
+        unsafe {
+            let mut sums = a;
+            for i in 0..CHUNK_GROUPS / 4 {
+                sums[i] = vaddq_s32(a[i], b[i]);
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> [int32x4_t; 4] {
         // SAFETY: the caller guarantees the ISA and the groups; the chunk has all of them.
         unsafe {

@@ -54,6 +54,12 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
     }
 
     #[inline(always)]
+    unsafe fn more(a: [int32x4_t; 2], b: [int32x4_t; 2]) -> [int32x4_t; 2] {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { [vaddq_s32(a[0], b[0]), vaddq_s32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> [float32x4_t; 2] {
         // SAFETY: the caller guarantees NEON.
         unsafe { [vdupq_n_f32(0.0); 2] }

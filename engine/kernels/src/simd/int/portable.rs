@@ -34,6 +34,11 @@ impl Unit for Portable {
     }
 
     #[inline(always)]
+    unsafe fn both(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        std::array::from_fn(|g| a[g].wrapping_add(b[g]))
+    }
+
+    #[inline(always)]
     unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums {
         std::array::from_fn(|g| {
             if g >= groups {
@@ -165,6 +170,11 @@ impl Tile for Portable {
                 })
             })
         })
+    }
+
+    #[inline(always)]
+    unsafe fn more(a: [i32; ROWS], b: [i32; ROWS]) -> [i32; ROWS] {
+        std::array::from_fn(|r| a[r].wrapping_add(b[r]))
     }
 
     #[inline(always)]

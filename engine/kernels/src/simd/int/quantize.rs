@@ -49,33 +49,49 @@ pub(super) trait Quantize {
 /// # Safety
 /// The CPU has the instruction set of `Q`.
 #[inline(always)]
-pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]) {
+pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], whole: bool, chunks: &mut [Chunk]) {
     debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
+    // SAFETY: passed on from the caller.
+    let all = whole.then(|| unsafe { largest_of_token::<Q>(x) });
     for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
         // SAFETY: passed on from the caller.
         unsafe {
             if let Ok(x) = x.try_into() {
-                quantize_chunk::<Q>(x, chunk);
+                quantize_chunk::<Q>(x, all, chunk);
             } else {
                 let mut padded = [0.0; CHUNK];
                 padded[..x.len()].copy_from_slice(x);
-                quantize_chunk::<Q>(&padded, chunk);
+                quantize_chunk::<Q>(&padded, all, chunk);
             }
         }
     }
 }
 
-/// Quantises 512 activations.
+/// The bits of the largest magnitude of a token.
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.
 #[inline(always)]
-unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], chunk: &mut Chunk) {
+unsafe fn largest_of_token<Q: Quantize>(x: &[f32]) -> u32 {
+    let (groups, rest) = x.as_chunks::<GROUP>();
+    let mut last = [0.0; GROUP];
+    last[..rest.len()].copy_from_slice(rest);
+    let groups = groups.iter().chain([&last]);
+    // SAFETY: passed on from the caller.
+    groups.fold(0, |max, group| max.max(unsafe { Q::largest(group) }))
+}
+
+/// Quantises 512 activations, by the largest of each group or of `all` groups of the token.
+///
+/// # Safety
+/// The CPU has the instruction set of `Q`.
+#[inline(always)]
+unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], all: Option<u32>, chunk: &mut Chunk) {
     let (groups, _) = x.as_chunks::<GROUP>();
     let mut largest = [0u32; CHUNK_GROUPS];
     for (largest, group) in largest.iter_mut().zip(groups) {
         // SAFETY: passed on from the caller.
-        *largest = unsafe { Q::largest(group) };
+        *largest = all.unwrap_or_else(|| unsafe { Q::largest(group) });
     }
     let mut inverse = [0.0f32; CHUNK_GROUPS];
     for g in 0..CHUNK_GROUPS {

@@ -19,12 +19,37 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
             let (scale, min) = six_bits(row, i / GROUP);
             quant(row, i).mul_add(scale, -min)
         }
+        DType::Q8c => quant(row, i) * float(row, 0),
+        DType::Q4c => {
+            let its = outliers(row).into_iter().filter(|&(_, at)| at == i);
+            its.fold(quant(row, i) * float(row, 0), |sum, (p, _)| {
+                sum + p as f32 * float(row, 4)
+            })
+        }
     }
+}
+
+/// An f32 among the scales.
+fn float(row: Row<'_>, at: usize) -> f32 {
+    match row.is_empty() {
+        true => 0.0,
+        false => f32::from_le_bytes(row.scales()[at..at + 4].try_into().unwrap()),
+    }
+}
+
+/// Quants and elements of the outliers of a q4c row.
+pub fn outliers(row: Row<'_>) -> Vec<(i32, usize)> {
+    let count = row.len().div_ceil(64).min(1024);
+    let (quants, elements) = row.scales()[8..].split_at(count);
+    let element = |i: usize| u16::from_le_bytes([elements[2 * i], elements[2 * i + 1]]);
+    (0..count)
+        .map(|i| (i32::from(quants[i] as i8), usize::from(element(i))))
+        .collect()
 }
 
 /// Element `i` of a quantised row before it is scaled.
 pub fn quant(row: Row<'_>, i: usize) -> f32 {
-    if row.dtype() == DType::Q8 {
+    if matches!(row.dtype(), DType::Q8 | DType::Q8c) {
         return f32::from(row.quants()[i] as i8);
     }
     let (group, lane) = (i / GROUP, i % GROUP);
@@ -111,6 +136,7 @@ pub fn axpy_scaled(a: f32, row: Row<'_>, y: &mut [f32]) {
     for (i, y) in y.iter_mut().enumerate() {
         let (a, quant) = match row.dtype() {
             DType::Q8 | DType::Q4 | DType::Mxfp4 => (a * scale(row, i / GROUP), quant(row, i)),
+            DType::Q8c => (a * float(row, 0), quant(row, i)),
             _ => (a, value(row, i)),
         };
         *y = a.mul_add(quant, *y);
@@ -180,28 +206,52 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    pub fn new(x: &[f32]) -> Quantised {
+    /// With one scale for all groups if `per_token`.
+    pub fn new(x: &[f32], per_token: bool) -> Quantised {
         let (mut quants, mut scales) = (Vec::new(), Vec::new());
         for group in x.chunks(GROUP) {
+            let all = group;
+            let group = if per_token { x } else { group };
             let largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
             if group.iter().any(|x| !x.is_finite()) {
                 scales.push(f32::NAN);
-                quants.extend(group.iter().map(|_| 0));
+                quants.extend(all.iter().map(|_| 0));
             } else if largest < 2f32.powi(-100) {
                 scales.push(0.0);
-                quants.extend(group.iter().map(|_| 0));
+                quants.extend(all.iter().map(|_| 0));
             } else {
                 scales.push(largest / 127.0);
                 let inverse = 127.0 / largest;
-                quants.extend(group.iter().map(|x| (x * inverse).round_ties_even() as i32));
+                quants.extend(all.iter().map(|x| (x * inverse).round_ties_even() as i32));
             }
         }
         Quantised { quants, scales }
     }
 }
 
-/// Sum of `row · x` by the chain rule.
+/// The integers of a row with one scale: of all elements, and of its outliers.
+pub fn channel_sums(row: Row<'_>, x: &Quantised) -> [i32; 2] {
+    let all = (0..row.len()).map(|i| quant(row, i) as i32 * x.quants[i]);
+    let of_outliers = match row.dtype() {
+        DType::Q4c => outliers(row),
+        _ => Vec::new(),
+    };
+    let of_outliers = of_outliers.into_iter();
+    let more = of_outliers.map(|(p, i)| p * x.quants.get(i).unwrap_or(&0));
+    [all.sum(), more.sum()]
+}
+
+/// Sum of `row · x` by the rule of the row's format.
 pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
+    if row.dtype().is_per_channel() {
+        let token = x.scales.first().copied().unwrap_or(0.0);
+        let [all, more] = channel_sums(row, x);
+        let product = all as f32 * (float(row, 0) * token);
+        return match row.dtype() {
+            DType::Q4c => product + more as f32 * (float(row, 4) * token),
+            _ => product,
+        };
+    }
     let mut chains = [0.0f32; CHAINS];
     for g in 0..row.len().div_ceil(GROUP) {
         let elements = g * GROUP..((g + 1) * GROUP).min(row.len());
@@ -224,4 +274,27 @@ pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
         }
     }
     chains[0]
+}
+
+/// Makes the random scales of a row some that a test can use: without infinities and NaN if `finite`,
+/// outliers at any elements, of which some are beyond the row.
+pub fn tame(dtype: DType, n: usize, finite: bool, scales: &mut [u8]) {
+    let (width, scales) = match dtype {
+        DType::Mxfp4 => (1, scales),
+        DType::Q8c => (4, scales),
+        DType::Q4c => {
+            let (floats, rest) = scales.split_at_mut(8);
+            let count = n.div_ceil(64).min(1024);
+            for element in rest[count..].chunks_exact_mut(2) {
+                let any = usize::from(u16::from_le_bytes([element[0], element[1]]));
+                element.copy_from_slice(&((any % (n + n / 8 + 1)) as u16).to_le_bytes());
+            }
+            (4, floats)
+        }
+        _ => (2, scales),
+    };
+    if finite {
+        let scales = scales.chunks_exact_mut(width);
+        scales.for_each(|scale| scale[width - 1] &= 0xbf);
+    }
 }

@@ -1,16 +1,17 @@
-//! Groups of requests that decode in one pass.
+//! Groups of requests that decode in the same pass.
 //!
 //! A pass over `w` requests reads each missing neuron once for all of them, but needs the union of
 //! their neurons. If the union does not fit in memory, each layer evicts neurons of the next pass,
 //! and `w` requests together are slower than one. Requests then decode in groups that alternate
-//! every [`TURN`] passes, so that a group's neurons are read about once per turn.
+//! every [`SLICE`] passes, so that a group's neurons are read about once per slice.
 //!
 //! The group size `w` is found in two steps:
 //! 1. After the first pass, it is halved until the union is expected to fit the slots of the cache.
 //!    If a pass of `n` requests needs `U` of `N` neurons, each request independently, then a pass
 //!    of `w` needs `N·(1 − (1 − U/N)^(w/n))`.
-//! 2. While passes wait for storage, half the size is measured and kept if it reduces the time per
-//!    token to [`GAIN`].
+//! 2. While passes wait for storage, a smaller size is measured and adopted if it reduces the time per
+//!    token to [`GAIN`]: half, or the size whose union is expected to fit by the needs of the last pass. Between the
+//!    two, a smaller group reads as much per token as a larger one, so that halves alone would not get there.
 //!
 //! An admission restarts the search. No text depends on the group size.
 
@@ -18,15 +19,15 @@ use std::time::Duration;
 
 use super::request::RequestId;
 
-/// Passes per turn. A group reads its neurons again at the start of each turn.
-const TURN: usize = 128;
+/// Passes of a time slice. A group reads its neurons again at the start of each slice.
+const SLICE: usize = 128;
 /// Passes after a change of group size that are not measured: neurons are not resident yet.
 const WARM: usize = 6;
 /// Measured passes.
 const MEASURED: usize = 6;
 /// Smallest share of time waiting for storage at which half the group size is measured.
 const WAITS: f64 = 0.1;
-/// Half the group size is kept if a token takes at most this share of the time: more than noise.
+/// Half the group size is adopted if a token takes at most this share of the time: more than noise.
 const GAIN: f64 = 0.93;
 
 /// Counts and times of a decoding pass.
@@ -58,13 +59,13 @@ enum Search {
 
 /// Chooses the requests that decode in the next pass.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct Groups {
     /// Requests per group; `usize::MAX` for all of them.
     group_size: usize,
     /// The group, and its request that was added last.
     group: Vec<RequestId>,
     last: Option<RequestId>,
-    /// Remaining passes of the turn.
+    /// Remaining passes of the slice.
     left: usize,
     search: Search,
     /// Passes since the last change of group size; sums over the measured ones.
@@ -74,13 +75,13 @@ pub(super) struct Turns {
     waited: f64,
 }
 
-impl Turns {
+impl Groups {
     pub fn new() -> Self {
         Self {
             group_size: usize::MAX,
             group: Vec::new(),
             last: None,
-            left: TURN,
+            left: SLICE,
             search: Search::Start,
             passes: 0,
             tokens: 0,
@@ -105,12 +106,12 @@ impl Turns {
     }
 
     /// Selects the group among the requests that can decode, in order of arrival. Members stay for
-    /// a turn; the next requests replace those that ended.
+    /// a slice; the next requests replace those that ended.
     pub fn choose(&mut self, decoding: impl Iterator<Item = RequestId> + Clone) {
         let mut live = decoding.clone();
         self.group.retain(|&id| live.any(|other| other == id));
         if self.left == 0 {
-            self.left = TURN;
+            self.left = SLICE;
             self.group.clear();
         }
         let group_size = self.group_size.min(decoding.clone().count());
@@ -146,21 +147,22 @@ impl Turns {
                     self.waited += pass.wait.as_secs_f64();
                 }
                 if self.passes == WARM + MEASURED {
-                    self.judge(before, live);
+                    self.judge(before, &pass, live);
                 }
             }
         }
     }
 
-    /// Keeps the measured group size, returns to the larger one before it, or tries half of it.
-    fn judge(&mut self, before: Option<(usize, f64)>, live: usize) {
+    /// Adopts the measured group size, returns to the larger one before it, or tries a smaller one.
+    fn judge(&mut self, before: Option<(usize, f64)>, pass: &PassCost, live: usize) {
         let cost = self.seconds / self.tokens.max(1) as f64;
         let group_size = self.group_size.min(live);
         match before {
             Some((wider, old)) if cost > GAIN * old => self.set(wider, Search::Done),
             _ if group_size > 1 && self.waited > WAITS * self.seconds => {
                 let before = Some((self.group_size, cost));
-                self.set(group_size.div_ceil(2), Search::Measure(before));
+                let smaller = group_size.div_ceil(2).min(group_that_fits(pass));
+                self.set(smaller, Search::Measure(before));
             }
             _ => self.search = Search::Done,
         }
@@ -201,10 +203,16 @@ mod tests {
     /// Decodes until the group size is found. A token takes `cost(size)` milliseconds, half of it
     /// waiting; a request needs `share` of the neurons, half of which fit.
     fn found(share: f64, cost: impl Fn(usize) -> u64) -> usize {
-        let mut turns = Turns::new();
-        for _ in 0..100 {
-            turns.choose(IDS.into_iter());
-            let tokens = turns.group.len();
+        found_with(|_| share, cost)
+    }
+
+    /// [`found`], with the share of each pass.
+    fn found_with(share: impl Fn(usize) -> f64, cost: impl Fn(usize) -> u64) -> usize {
+        let mut groups = Groups::new();
+        for number in 0..100 {
+            let share = share(number);
+            groups.choose(IDS.into_iter());
+            let tokens = groups.group.len();
             let time = Duration::from_millis(cost(tokens) * tokens as u64);
             let pass = PassCost {
                 tokens,
@@ -214,10 +222,10 @@ mod tests {
                 time,
                 wait: time / 2,
             };
-            turns.passed(pass, IDS.len());
+            groups.passed(pass, IDS.len());
         }
-        assert!(matches!(turns.search, Search::Done));
-        turns.group_size.min(IDS.len())
+        assert!(matches!(groups.search, Search::Done));
+        groups.group_size.min(IDS.len())
     }
 
     #[test]
@@ -227,12 +235,19 @@ mod tests {
         assert_eq!(found(0.1, |w| [9, 5, 7, 7][w - 1]), 2, "two are best");
         assert_eq!(found(0.2, |w| [9, 5, 7, 7][w - 1]), 2, "four do not fit");
         assert_eq!(found(1.0, |w| 40 / w as u64), 4, "all need everything");
+        let grows = |pass| if pass < 5 { 0.1 } else { 0.4 };
+        let cost = |w| [4, 10, 10, 9][w - 1];
+        assert_eq!(
+            found_with(grows, cost),
+            1,
+            "two do not fit either, and are slower than four"
+        );
     }
 
     #[test]
     fn the_first_pass_that_does_not_fit_narrows_at_once() {
-        let mut turns = Turns::new();
-        turns.choose(IDS.into_iter());
+        let mut groups = Groups::new();
+        groups.choose(IDS.into_iter());
         let pass = PassCost {
             tokens: 4,
             needed: 600,
@@ -241,16 +256,16 @@ mod tests {
             time: Duration::from_millis(9),
             wait: Duration::from_millis(8),
         };
-        turns.passed(pass, 4);
-        assert_eq!(turns.group_size(), 2);
-        turns.admitted();
-        assert_eq!(turns.group_size(), usize::MAX);
+        groups.passed(pass, 4);
+        assert_eq!(groups.group_size(), 2);
+        groups.admitted();
+        assert_eq!(groups.group_size(), usize::MAX);
     }
 
     #[test]
     fn groups_take_turns_and_refill() {
-        let mut turns = Turns::new();
-        turns.set(2, Search::Done);
+        let mut groups = Groups::new();
+        groups.set(2, Search::Done);
         let pass = PassCost {
             tokens: 2,
             needed: 0,
@@ -260,17 +275,17 @@ mod tests {
             wait: Duration::ZERO,
         };
         for group in [[1, 2], [3, 4], [1, 2]] {
-            for _ in 0..TURN {
-                turns.choose(IDS.into_iter());
-                assert_eq!(turns.group, group.map(RequestId));
-                turns.passed(pass, 4);
+            for _ in 0..SLICE {
+                groups.choose(IDS.into_iter());
+                assert_eq!(groups.group, group.map(RequestId));
+                groups.passed(pass, 4);
             }
         }
-        // One request of the next group has ended, then one during its turn.
+        // One request of the next group has ended, then one during its slice.
         let ids = [IDS[0], IDS[1], IDS[3]];
-        turns.choose(ids.into_iter());
-        assert_eq!(turns.group, [IDS[0], IDS[3]]);
-        turns.choose(ids[..2].iter().copied());
-        assert_eq!(turns.group, IDS[..2]);
+        groups.choose(ids.into_iter());
+        assert_eq!(groups.group, [IDS[0], IDS[3]]);
+        groups.choose(ids[..2].iter().copied());
+        assert_eq!(groups.group, IDS[..2]);
     }
 }
