@@ -340,7 +340,7 @@ impl Residency {
     fn prefixes(&self, units: u64) -> Vec<u32> {
         let clusters = self.layout.clusters_of_each();
         if !self.visits.is_empty() && self.banks.scans(0) {
-            border::most_visited(units, &self.visits, &clusters)
+            border::most_visited(units, &self.visits, &clusters, &self.outside)
         } else {
             border::behind(units, &self.wanted(), &clusters, &self.outside)
         }

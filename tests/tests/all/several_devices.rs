@@ -67,6 +67,16 @@ fn all_worked(engine: &Engine) {
     );
 }
 
+/// The first devices have computed clusters, since experts have few, and none is lost.
+fn some_worked(engine: &Engine) {
+    let report = engine.device().unwrap();
+    let mut each = report.devices.iter();
+    assert!(
+        each.all(|of| of.lost.is_none()) && report.devices.iter().take(2).all(|of| of.clusters > 0),
+        "{report:?}"
+    );
+}
+
 #[test]
 fn budgets_chunks_and_shares_of_several_devices_change_no_bit() {
     let tokens = text(40);
@@ -123,7 +133,8 @@ fn texts_of_a_batch_and_experts_on_several_devices_change_no_bit() {
         let mut plain = Engine::open(model(experts), options()).unwrap();
         let mut alone = |text: &Vec<u32>| bits(&all_logits(&mut plain, text, 16));
         let expected: Vec<_> = texts.iter().map(&mut alone).collect();
-        for list in lists() {
+        let one = vec![fast(&plain_devices()[0])];
+        for list in lists().into_iter().chain([one]) {
             let options = on(list, 64 << 20, options());
             let mut engine = Engine::open(model(experts), options).unwrap();
             let new = |_: &Vec<u32>| engine.new_sequence().unwrap();
@@ -135,7 +146,11 @@ fn texts_of_a_batch_and_experts_on_several_devices_change_no_bit() {
             let mut sink = |_: usize, logits: &[f32]| found.extend_from_slice(logits);
             (engine.forward_batch(&mut spans, Logits::Each(&mut sink))).unwrap();
             assert!(bits(&found) == expected.concat(), "experts: {experts}");
-            all_worked(&engine);
+            if experts {
+                some_worked(&engine);
+            } else {
+                all_worked(&engine);
+            }
         }
     }
 }

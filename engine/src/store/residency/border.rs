@@ -43,15 +43,20 @@ pub(super) fn behind(units: u64, wanted: &[u32], clusters: &[u32], first: &[u32]
     first.iter().zip(ends).map(|(a, b)| a + b).collect()
 }
 
-/// Prefixes that cover the clusters of the most visited banks, `units` in total. `visits`: share of
-/// the tokens that visit each bank.
-pub(super) fn most_visited(units: u64, visits: &[f32], clusters: &[u32]) -> Vec<u32> {
+/// Ends of the hot prefixes for `units` hot clusters of the most visited banks, which start after the `first` clusters.
+/// `visits`: share of the tokens that visit each bank.
+pub(super) fn most_visited(
+    units: u64,
+    visits: &[f32],
+    clusters: &[u32],
+    first: &[u32],
+) -> Vec<u32> {
     let mut banks: Vec<usize> = (0..clusters.len()).collect();
     banks.sort_by(|&a, &b| visits[b].total_cmp(&visits[a]));
-    let (mut prefix, mut left) = (vec![0; clusters.len()], units);
+    let (mut prefix, mut left) = (first.to_vec(), units);
     for bank in banks {
-        let taken = u64::from(clusters[bank]).min(left);
-        prefix[bank] = taken as u32;
+        let taken = u64::from(clusters[bank].saturating_sub(first[bank])).min(left);
+        prefix[bank] += taken as u32;
         left -= taken;
     }
     prefix
@@ -91,6 +96,9 @@ mod tests {
 
     #[test]
     fn the_most_visited_banks_are_hot() {
-        assert_eq!(most_visited(5, &[0.1, 0.9, 0.5], &[4, 3, 4]), [0, 3, 2]);
+        let ends = |first| most_visited(5, &[0.1, 0.9, 0.5], &[4, 3, 4], &first);
+        assert_eq!(ends([0, 0, 0]), [0, 3, 2]);
+        assert_eq!(ends([3, 2, 1]), [4, 3, 4]);
+        assert_eq!(ends([4, 0, 0]), [4, 3, 2]);
     }
 }
