@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_most_visited_banks_are_hot() {
-        let ends = |first| most_visited(5, &[0.1, 0.9, 0.5], &[4, 3, 4], &first);
+        let ends = |first: [u32; 3]| most_visited(5, &[0.1, 0.9, 0.5], &[4, 3, 4], &first);
         assert_eq!(ends([0, 0, 0]), [0, 3, 2]);
         assert_eq!(ends([3, 2, 1]), [4, 3, 4]);
         assert_eq!(ends([4, 0, 0]), [4, 3, 2]);
