@@ -421,10 +421,11 @@ fn tracer(options: &Options) -> Tracer {
 }
 
 /// The compute threads, each with `floats` floats of scratch.
-fn threads(options: &Options, tracer: &Tracer, floats: usize) -> Compute {
+fn threads(options: &Options, tracer: &Tracer, layout: &Layout, floats: usize) -> Compute {
     thread_buffer::reserve(floats);
     let cores = compute_cores(options.threads, options.lab.io_core);
-    let on = Compute::new(options.threads, cores.as_deref());
+    let mut on = Compute::new(options.threads, cores.as_deref());
+    on.cpu = with_scale_per_token(on.cpu, has_rows_with_one_scale(&layout.container));
     if let Some(trace) = tracer.trace().cloned() {
         (on.workers).observe(move |thread, part| trace.around(thread, part));
     }
@@ -523,8 +524,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut weights = Weights::load(&layout.container, &c)?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
-    let mut on = threads(&options, &tracer, thread_floats(&c, rows));
-    on.cpu = with_scale_per_token(on.cpu, has_rows_with_one_scale(&layout.container));
+    let on = threads(&options, &tracer, &layout, thread_floats(&c, rows));
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));

@@ -74,7 +74,7 @@ pub fn command(args: &PredictorArgs) -> Result<(), Failure> {
     let rounds = repeat.rounds();
     let time = Duration::from_millis(if repeat.quick { 10 } else { 200 });
     let (mut speed, mut us) = (0f64, vec![Vec::new(); known.len() + 1]);
-    let bar = progress::steps("naming", u64::from(rounds));
+    let bar = progress::steps("selecting", u64::from(rounds));
     for _ in 0..rounds {
         // The best round is the bound, since others may have been disturbed.
         let weights = (*weights).as_ref();

@@ -19,13 +19,10 @@
 //! both scales; the two products of q4c are added.
 
 use crate::{
-    dtype::{CHANNEL_SCALE, DType, GROUP, outliers},
-    quantize::QuantizeError,
+    dtype::{CHANNEL_SCALE, DType, GROUP, LONGEST, outliers},
+    error::QuantizeError,
     row::Row,
 };
-
-/// Elements of the longest row whose sum fits in 32 bits.
-pub const LONGEST: usize = 1 << 17;
 
 /// An f32 in little-endian bytes; 0 if there is none, as in a row without elements.
 #[inline(always)]

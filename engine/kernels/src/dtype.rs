@@ -35,6 +35,9 @@
 //! Elements past `n` in the last group are written as zero (q8, q8c: 0, q4, q4c: nibble 8, q4k and mxfp4: nibble 0) and
 //! ignored on reading.
 
+/// Elements of the longest row of q8c or q4c: its sum fits in 32 bits.
+pub const LONGEST: usize = 1 << 17;
+
 /// Elements that share one scale in the block formats.
 pub const GROUP: usize = 32;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Cpu, DType};
+use emberflow_kernels::{Cpu, DType, Isa};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::limits::Limits;
@@ -74,7 +74,13 @@ impl Planner {
         let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-            Rates::assumed(cores, Cpu::detect().isa())
+            // Without measurements of this machine, a plan does not depend on its instruction set either.
+            let isa = if options.lab.profiles {
+                Cpu::detect().isa()
+            } else {
+                Isa::Neon
+            };
+            Rates::assumed(cores, isa)
         });
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
         let mut known = Temperature::read(layout, of.config, most)?;

@@ -51,7 +51,8 @@ impl Planner {
     }
 }
 
-/// Seconds to reload what `prompt` takes from the cache of `usual`.
+/// Seconds to reload what `prompt` takes from the cache of `usual`. If it takes all Gate rows, slots have another
+/// layout: both divisions then fill an empty cache, `usual` from whole clusters of the banks with Gate rows.
 fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
     let held = |d: &Division, what| d.memory.ledger.held(what);
     let lost = |what| held(usual, what).saturating_sub(held(prompt, what)) as f64;
@@ -66,6 +67,12 @@ fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
         s.cluster_read,
         (planner.stream).read_ns(s.cluster_read, Pattern::Sequential),
     );
+    let gate_banks = usual.memory.gate_banks;
+    if gate_banks > 0 && prompt.memory.gate_banks == 0 {
+        let filled = held(prompt, "hot") + held(prompt, "cold");
+        let clusters = usual.needs.clusters as f64 * gate_banks as f64 / usual.memory.banks as f64;
+        return (filled as f64 + clusters * s.cluster_read as f64) * long;
+    }
     lost("cold") * short + (lost("hot") + lost("gates")) * long
 }
 
@@ -73,6 +80,7 @@ fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
 mod tests {
     use emberflow_storage::io::Profile;
 
+    use crate::planner::Planner;
     use crate::planner::tests::{planner, sparse};
 
     /// A longer chunk pays off if the prompt waits for reads and is long enough.
@@ -94,5 +102,23 @@ mod tests {
         assert!(long.unwrap() >= 4 * usual, "{usual} {long:?}");
         assert_eq!(chunk(Profile::Emmc, 0.45, usual / 2).1, None);
         assert_eq!(chunk(Profile::Nvme, 1.0, 2000).1, None);
+    }
+
+    /// Where Gate rows leave little memory, a long chunk takes theirs, unless they must stay.
+    #[test]
+    fn a_long_chunk_may_take_the_memory_of_gate_rows() {
+        let mut p = planner(Profile::Nvme, sparse());
+        let all = p.full_budget();
+        let takes = |p: &Planner| {
+            (1..100).any(|part| {
+                let usual = p.divide(all / 100 * part).ok();
+                let usual = usual.filter(|usual| usual.memory.gate_banks > 0);
+                let long = usual.and_then(|usual| p.for_prompt(&usual, 2000));
+                long.is_some_and(|long| long.memory.gate_banks == 0)
+            })
+        };
+        assert!(takes(&p));
+        p.gates_stay = true;
+        assert!(!takes(&p));
     }
 }

@@ -25,7 +25,9 @@ impl Planner {
         };
         let budget = usual.memory.budget();
         let divided = self.divided(budget, needs, chunk, usual.batch).ok()?;
-        let same = usual.memory.tables == divided.memory.tables;
+        let (before, after) = (&usual.memory, &divided.memory);
+        let same = before.tables == after.tables
+            && (!self.gates_stay || before.gate_banks == after.gate_banks);
         let widths = self.widths(&divided, self.threads);
         same.then_some(Division { widths, ..divided })
     }

@@ -325,7 +325,7 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
         ..basis(true, true, true)
     };
     assert!(!assumed.all_measured());
-    says(assumed.clone(), &least, Some("an expert"));
+    says(assumed.clone(), &least, Some("experts' neurons"));
     says(assumed, &full, None);
 }
 

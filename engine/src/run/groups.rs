@@ -158,7 +158,15 @@ impl Groups {
         let cost = self.seconds / self.tokens.max(1) as f64;
         let group_size = self.group_size.min(live);
         match before {
-            Some((wider, old)) if cost > GAIN * old => self.set(wider, Search::Done),
+            Some((wider, old)) if cost > GAIN * old => {
+                // The size that fits may be far below half, which is still to be measured.
+                let half = wider.min(live).div_ceil(2);
+                if group_size < half {
+                    self.set(half, Search::Measure(before));
+                } else {
+                    self.set(wider, Search::Done);
+                }
+            }
             _ if group_size > 1 && self.waited > WAITS * self.seconds => {
                 let before = Some((self.group_size, cost));
                 let smaller = group_size.div_ceil(2).min(group_that_fits(pass));
@@ -242,6 +250,9 @@ mod tests {
             1,
             "two do not fit either, and are slower than four"
         );
+        let cost = |w| [11, 7, 7, 10][w - 1];
+        let which = "one fits and is slower than four, two are faster";
+        assert_eq!(found_with(grows, cost), 2, "{which}");
     }
 
     #[test]

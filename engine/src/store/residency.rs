@@ -181,20 +181,17 @@ impl Residency {
         Ok(Some(before))
     }
 
-    /// Replaces the regions by empty ones with the slot layout of `plan`.
+    /// Empties the regions and gives them the slot layout of `plan`.
     fn clear(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
-        self.cold.cache.resize(0);
         self.hot.set_border(0, &vec![0; self.layout.banks()]);
-        self.past_evictions += self.cold.cache.stats().evictions + self.hot.evictions();
+        self.past_evictions += self.hot.evictions();
         let gates = exclusive(&mut self.gates);
         gates.unshare();
         gates.hold_gates(&self.layout, 0)?;
         let content = self.banks.slots(plan.gate_banks > 0);
         self.hot = HotClusters::new(&self.layout, content, self.memory)?;
         self.hot.begin_behind(&self.outside);
-        let eviction = self.ablation.eviction();
-        self.cold = Cold::new(&self.layout, content, self.memory, eviction)?;
-        Ok(())
+        self.cold.replace_slots(&self.layout, content, self.memory)
     }
 
     /// Begins a pass over all layers.

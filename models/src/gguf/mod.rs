@@ -131,11 +131,13 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     Ok(Box::new(Store::new(about, files, found, &spell)?))
 }
 
-/// Image and sound encoder tensors, in files that include them.
+/// Tensors for images and sound, in files that include them: encoders, and the bias by which DeepSeek-V4-Flash-Vision
+/// routes images.
 fn is_of_other_inputs(name: &str) -> bool {
-    ["v.", "a.", "mm."]
+    let encoder = ["v.", "a.", "mm."]
         .iter()
-        .any(|part| name.starts_with(part))
+        .any(|part| name.starts_with(part));
+    encoder || name.ends_with(".exp_probs_b_vl.bias")
 }
 
 /// Configuration facts from the tensors and the vocabulary.

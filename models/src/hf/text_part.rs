@@ -92,7 +92,11 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
         return Some(Cow::Owned(format!("backbone.{rest}")));
     }
     if of.has(Quirk::Pooled) {
-        return Some(Cow::Borrowed(name.strip_prefix("model.").unwrap_or(name)));
+        // DeepSeek-V4-Flash-Vision: an encoder, its projection, and a bias for routing images
+        let of_images = ["vision.", "aligner.", "image_"];
+        let inside = name.strip_prefix("model.").unwrap_or(name);
+        let other = of_images.iter().any(|part| inside.starts_with(part));
+        return (!other && !inside.ends_with(".ffn.gate.bias_vl")).then_some(Cow::Borrowed(inside));
     }
     if of.whole.is_none() {
         return Some(Cow::Borrowed(name));
@@ -111,6 +115,23 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tensors_for_images_are_no_part_of_the_text_model() {
+        let of = |name| text_name("deepseek_v4", name);
+        assert_eq!(
+            of("model.layers.3.ffn.gate.bias").unwrap(),
+            "layers.3.ffn.gate.bias"
+        );
+        for name in [
+            "vision.blocks.0.attn.wqkv.weight",
+            "aligner.proj.weight",
+            "image_newline",
+            "layers.3.ffn.gate.bias_vl",
+        ] {
+            assert_eq!(of(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn a_whole_with_another_text_model_is_refused_by_name() {

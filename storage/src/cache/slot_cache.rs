@@ -453,6 +453,21 @@ impl SlotCache {
         stuck
     }
 
+    /// Continues with other slots, for example of another length. Counts, the clock and the history of units remain.
+    ///
+    /// # Panics
+    /// If a unit is resident or loading, or if `arena` has another capacity.
+    pub fn replace_arena(&mut self, arena: Arena) {
+        assert_eq!(
+            (self.resident, self.loading),
+            (0, 0),
+            "the cache is not empty"
+        );
+        assert_eq!(arena.capacity(), self.arena.capacity(), "another capacity");
+        self.arena = arena;
+        self.keep_keys(self.arena.limit());
+    }
+
     /// Moves an unpinned unit to a free slot, or evicts it if there is none.
     fn move_down(&mut self, from: u32) {
         let Some(mut new) = self.arena.take() else {

@@ -60,6 +60,8 @@ enum Op {
     /// Margins of the units from one on.
     Margins(u32, Vec<i8>, bool),
     Resize(u32),
+    /// Other slots, so many, if no unit is in use.
+    ReplaceArena(u32),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -82,6 +84,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (n.clone(), rate).prop_map(|(n, rate)| Op::Prior(n, rate)),
         2 => (n, margin, any::<bool>()).prop_map(|(n, margin, consecutive)| Op::Margins(n, margin, consecutive)),
         1 => (1..=CAPACITY).prop_map(Op::Resize),
+        1 => (1..=CAPACITY).prop_map(Op::ReplaceArena),
     ]
 }
 
@@ -309,6 +312,11 @@ enum Release {
     First,
 }
 
+/// Slots of so many bytes.
+fn arena(len: usize) -> Arena {
+    Arena::new(CAPACITY, len, 512, ArenaOptions::default()).unwrap()
+}
+
 struct World {
     cache: SlotCache,
     oracle: Oracle,
@@ -316,8 +324,7 @@ struct World {
 
 impl World {
     fn new(slots: u32) -> Self {
-        let arena = Arena::new(CAPACITY, 512, 512, ArenaOptions::default()).unwrap();
-        let mut cache = SlotCache::with_eviction(arena, &BANKS, Eviction::Lrfu).unwrap();
+        let mut cache = SlotCache::with_eviction(arena(512), &BANKS, Eviction::Lrfu).unwrap();
         cache.resize(slots);
         let oracle = Oracle::new();
         Self { cache, oracle }
@@ -429,8 +436,18 @@ impl World {
             Op::Resize(slots) => {
                 self.evicting(|cache| cache.resize(slots));
             }
+            Op::ReplaceArena(slots) => self.replace_arena(slots),
         }
         self.check();
+    }
+
+    /// Continues with other slots if no unit is in use.
+    fn replace_arena(&mut self, slots: u32) {
+        self.evicting(|cache| cache.resize(0));
+        if self.cache.resident() + self.cache.loading() == 0 {
+            self.cache.replace_arena(arena(1024));
+        }
+        self.cache.resize(slots);
     }
 
     fn begin(&mut self, bank: u32) {

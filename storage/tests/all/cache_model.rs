@@ -11,9 +11,12 @@ const BANKS: [u32; 3] = [5, 1, 6];
 
 const CAPACITY: u32 = 7;
 
+fn arena() -> Arena {
+    Arena::new(CAPACITY, LEN, 512, ArenaOptions::default()).unwrap()
+}
+
 fn cache(slots: u32, eviction: Eviction) -> SlotCache {
-    let arena = Arena::new(CAPACITY, LEN, 512, ArenaOptions::default()).unwrap();
-    let mut cache = SlotCache::with_eviction(arena, &BANKS, eviction).unwrap();
+    let mut cache = SlotCache::with_eviction(arena(), &BANKS, eviction).unwrap();
     assert_eq!(cache.resize(slots), 0);
     cache
 }
@@ -49,6 +52,8 @@ enum Op {
     UnpinUnused(u32),
     UnpinFirstVictim(u32),
     Resize(u32),
+    /// Other slots, so many, if no unit is in use or loading.
+    ReplaceArena(u32),
     Begin(u32),
 }
 
@@ -64,6 +69,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => n.clone().prop_map(Op::UnpinUnused),
         2 => n.prop_map(Op::UnpinFirstVictim),
         1 => (0..=CAPACITY).prop_map(Op::Resize),
+        1 => (0..=CAPACITY).prop_map(Op::ReplaceArena),
         2 => (0..3u32).prop_map(Op::Begin),
     ]
 }
@@ -142,6 +148,13 @@ impl World {
             Op::UnpinUnused(n) => self.unpin(key(n), false, SlotCache::unpin_unused),
             Op::UnpinFirstVictim(n) => self.unpin(key(n), true, SlotCache::unpin_first_victim),
             Op::Resize(slots) => self.resize(slots),
+            Op::ReplaceArena(slots) => {
+                self.resize(0);
+                if self.model.used() == 0 {
+                    self.cache.replace_arena(arena());
+                }
+                self.resize(slots);
+            }
         }
         self.check();
     }

@@ -12,7 +12,16 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 47] = [
+const CASES: [&str; 56] = [
+    "glm4_moe",
+    "glm4_moe_air",
+    "dots1",
+    "dots1_window",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "hy_v3",
+    "minimax_m2",
+    "solar_open",
     "mixtral",
     "mixtral_relu",
     "qwen2_moe",

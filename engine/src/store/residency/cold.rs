@@ -16,6 +16,13 @@ pub(crate) struct Cold {
     unchecked: Bits,
 }
 
+/// An arena with capacity for every neuron and a limit of no slots.
+fn arena(layout: &Layout, content: &SlotContent, memory: ArenaOptions) -> Result<Arena, Error> {
+    let slots = u32::try_from(layout.total()).map_err(|_| layout.too_many())?;
+    Arena::with_limit(0, slots, content.slot_len, layout.memory_align(), memory)
+        .map_err(|e| emberflow_storage::Error::from(e).into())
+}
+
 /// Effect on the eviction order when the use of a neuron ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Leave {
@@ -35,14 +42,32 @@ impl Cold {
         memory: ArenaOptions,
         eviction: Eviction,
     ) -> Result<Self, Error> {
-        let slots = u32::try_from(layout.total()).map_err(|_| layout.too_many())?;
-        let arena = Arena::with_limit(0, slots, content.slot_len, layout.memory_align(), memory)
-            .map_err(emberflow_storage::Error::from)?;
         Ok(Self {
-            cache: SlotCache::with_eviction(arena, layout.sizes(), eviction)
-                .ok_or_else(|| layout.too_many())?,
+            cache: SlotCache::with_eviction(
+                arena(layout, content, memory)?,
+                layout.sizes(),
+                eviction,
+            )
+            .ok_or_else(|| layout.too_many())?,
             unchecked: Bits::new(layout.sizes()),
         })
+    }
+
+    /// Evicts everything and continues with slots for other content. How often and how recently neurons were used
+    /// remains known.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn replace_slots(
+        &mut self,
+        layout: &Layout,
+        content: &SlotContent,
+        memory: ArenaOptions,
+    ) -> Result<(), Error> {
+        self.cache.resize(0);
+        self.unchecked = Bits::new(layout.sizes());
+        self.cache.replace_arena(arena(layout, content, memory)?);
+        Ok(())
     }
 
     /// Bytes of the bits for unverified neurons.

@@ -4,9 +4,10 @@
 use std::arch::x86_64::*;
 
 use super::{
-    dot::{Chunks, Unit, padded},
+    dot::padded,
     form::{E2M1_RAISED, Form, RAISED_BY},
     quantize::{MAGNITUDE, Quantize},
+    unit::{Chunks, Unit},
 };
 use crate::{
     Chunk,

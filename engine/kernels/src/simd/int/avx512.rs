@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::entries,
-    dot::Unit,
     form::{E2M1_RAISED, Form},
     quantize::{MAGNITUDE, Quantize},
+    unit::Unit,
 };
 use crate::{
     activations::CHUNK_GROUPS,

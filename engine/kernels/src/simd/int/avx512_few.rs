@@ -7,9 +7,10 @@ use std::arch::x86_64::*;
 
 use super::{
     avx512::{Avx512, load, load_up_to, numbers},
-    dot::{self, Unit},
+    dot,
     form::Form,
     gemm::Line,
+    unit::Unit,
 };
 use crate::{
     ActivationsRef, Chunk, Row,

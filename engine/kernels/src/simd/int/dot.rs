@@ -7,12 +7,14 @@
 use super::{
     channel,
     form::{Form, with_form},
+    unit::{Chunks, Unit},
 };
 use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS},
+    channel::scale_of,
     columns::Columns,
-    dtype::{GROUP, MXFP4_SCALES, super_bytes},
+    dtype::{GROUP, super_bytes},
     matrix::Rows,
     q4k,
 };
@@ -30,130 +32,6 @@ const WIDENED: usize = 32;
 
 /// The scales and minimums of the first chunks of a q4k row.
 type Widened<U> = [[<U as Unit>::Chains; 2]; WIDENED];
-
-/// The same chunk of each of `T` tokens.
-pub(super) type Chunks<const T: usize> = [*const Chunk; T];
-
-/// Vector operations for an integer dot product. Pointers need no alignment.
-pub(super) trait Unit {
-    /// One i32 for each group of a chunk, in order, and nothing else: any bits are such sums.
-    type Sums: Copy;
-    /// The 16 chains.
-    type Chains: Copy;
-
-    /// All chains zero.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`.
-    unsafe fn zero() -> Self::Chains;
-
-    /// The sums of two lots of groups, modulo 2³².
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`.
-    unsafe fn both(a: Self::Sums, b: Self::Sums) -> Self::Sums;
-
-    /// Exact sums of `groups <= 16` groups of nibbles (16 bytes each), less 8 if the format says
-    /// so, or doubled floats, times activations; the other sums are zero.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `quants` is valid for
-    /// reads of `16 * groups` bytes.
-    unsafe fn nibbles<F: Form>(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
-
-    /// Exact sums of `groups <= 16` groups of q8 weights (32 bytes each) times
-    /// activations; the other sums are zero.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `quants` is valid for
-    /// reads of `32 * groups` bytes.
-    unsafe fn q8(quants: *const u8, groups: usize, x: &Chunk) -> Self::Sums;
-
-    /// [`Unit::nibbles`] of `T` tokens.
-    ///
-    /// # Safety
-    /// As for [`Unit::nibbles`] and the chunk of each of `T` tokens.
-    #[inline(always)]
-    unsafe fn nibbles_tokens<F: Form, const T: usize>(
-        quants: *const u8,
-        groups: usize,
-        xs: Chunks<T>,
-    ) -> [Self::Sums; T] {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            let mut sums = [Self::nibbles::<F>(quants, groups, &*xs[0]); T];
-            for t in 1..T {
-                sums[t] = Self::nibbles::<F>(quants, groups, &*xs[t]);
-            }
-            sums
-        }
-    }
-
-    /// `groups <= 16` scales in f16, widened, one for each chain; the other ones are zero.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `scales` is valid for
-    /// reads of `2 * groups` bytes.
-    unsafe fn scales(scales: *const u8, groups: usize) -> Self::Chains;
-
-    /// `groups <= 16` exponents as the factors of doubled floats of four bits, one for each chain; the
-    /// other ones are zero.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`, `groups <= 16`, and `exponents` is valid for
-    /// reads of `groups` bytes.
-    #[inline(always)]
-    unsafe fn exponents(exponents: *const u8, groups: usize) -> Self::Chains {
-        // SAFETY: the caller guarantees the exponents.
-        unsafe {
-            let exponents = std::slice::from_raw_parts(exponents, groups);
-            let mut scales = [0.0; CHUNK_GROUPS];
-            for (scale, &e) in scales.iter_mut().zip(exponents) {
-                *scale = MXFP4_SCALES[usize::from(e)];
-            }
-            Self::chains(&scales)
-        }
-    }
-
-    /// 16 values, one for each chain.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`.
-    unsafe fn chains(values: &[f32; CHUNK_GROUPS]) -> Self::Chains;
-
-    /// The scales and the minimums of two whole super-blocks.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`, and `scales` is valid for reads of 32 bytes.
-    unsafe fn super_blocks(scales: *const u8) -> [Self::Chains; 2];
-
-    /// `fma(−minimum, sum of the activations, chain)` for every chain.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`.
-    unsafe fn less(chains: Self::Chains, mins: Self::Chains, x: &Chunk) -> Self::Chains;
-
-    /// `fma(sum, weight scale * activation scale, chain)` for every chain.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`.
-    unsafe fn add(
-        chains: Self::Chains,
-        sums: Self::Sums,
-        scales: Self::Chains,
-        x: &Chunk,
-    ) -> Self::Chains;
-
-    /// Chain `j` absorbs `j + 8`, then `+ 4`, `+ 2`, `+ 1`.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of `Self`.
-    unsafe fn fold(chains: Self::Chains) -> f32;
-
-    /// Prefetches a cache line into the L2 cache: L1 supports too few outstanding requests for full
-    /// memory bandwidth. Any address is allowed.
-    fn prefetch(line: *const u8);
-}
 
 /// Sum of `row · x` by the chain rule.
 ///
@@ -445,7 +323,7 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
 ) -> [f32; T] {
     if F::CHANNEL {
         // SAFETY: passed on from the caller.
-        return unsafe { channel::tile::<U, F, T>(row, xs, ahead) };
+        return unsafe { channel_tile::<U, F, T>(row, xs, ahead) };
     }
     let known = |k: usize| widened.and_then(|widened| widened.get(k)).copied();
     let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
@@ -476,6 +354,55 @@ unsafe fn tile<U: Unit, F: Form, const T: usize>(
             sums[t] = U::fold(chains[t]);
         }
         sums
+    }
+}
+
+/// The products of a row, in the format `F`, and `T` tokens, without outliers; prefetches the row
+/// `ahead`.
+///
+/// # Safety
+/// The CPU has the instruction set of `U`; the row has the format `F`, and each of `T` tokens a chunk
+/// for every 512 elements of it; `ahead` is not read.
+#[inline(always)]
+unsafe fn channel_tile<U: Unit, F: Form, const T: usize>(
+    row: Row<'_>,
+    xs: Chunks<T>,
+    ahead: Option<Row<'_>>,
+) -> [f32; T] {
+    let bytes = const { F::DTYPE.quants_bytes(CHUNK) };
+    let groups = row.len().div_ceil(GROUP);
+    if groups == 0 {
+        return [0.0; T];
+    }
+    // SAFETY: chunk `k` of the row has `count` groups, and each token that chunk; sums are 16 i32, of
+    // which any bits are some.
+    unsafe {
+        const { assert!(size_of::<U::Sums>() == size_of::<[i32; CHUNK_GROUPS]>()) };
+        let mut all = [std::mem::zeroed::<U::Sums>(); T];
+        for (k, first) in (0..groups).step_by(CHUNK_GROUPS).enumerate() {
+            if let Some(ahead) = ahead {
+                prefetch_chunk::<U, F>(ahead, k);
+            }
+            let count = CHUNK_GROUPS.min(groups - first);
+            let (quants, xs) = (row.quants().as_ptr().add(k * bytes), further(xs, k));
+            if F::NIBBLES {
+                let sums = U::nibbles_tokens::<F, T>(quants, count, xs);
+                for t in 0..T {
+                    all[t] = U::both(all[t], sums[t]);
+                }
+            } else {
+                for t in 0..T {
+                    all[t] = U::both(all[t], U::q8(quants, count, &*xs[t]));
+                }
+            }
+        }
+        let mut products = [0.0; T];
+        for t in 0..T {
+            let sums: [i32; CHUNK_GROUPS] = std::mem::transmute_copy(&all[t]);
+            let sum = sums.into_iter().fold(0, i32::wrapping_add);
+            products[t] = channel::scaled(sum, scale_of(row), (*xs[t]).scales[0]);
+        }
+        products
     }
 }
 

@@ -6,13 +6,14 @@
 //! chain is folded at once with its partner in the tree.
 
 use super::{
-    channel,
-    dot::{self, Unit},
+    channel, dot,
     form::{Form, with_form},
+    unit::Unit,
 };
 use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK, CHUNK_GROUPS, HALF},
+    channel::scale_of,
     columns::Columns,
     dtype::{E2M1_DOUBLED, GROUP, MXFP4_SCALES},
     math::f16_to_f32,
@@ -122,7 +123,7 @@ pub(super) struct Step {
     pub m: usize,
 }
 
-/// What a vector unit has to offer to a product of matrices; see [`super::dot::Unit`].
+/// What a vector unit has to offer to a product of matrices; see [`Unit`].
 pub(super) trait Tile {
     /// One i32 for each row of a panel, and nothing else: any bits are such sums.
     type Sums: Copy;
@@ -347,7 +348,7 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
                 let panel = Panel { base, ..panel };
                 K::pack::<F>(&of_panel[..K::ROWS], panel);
                 if F::CHANNEL {
-                    channel::pack_scales(&of_panel[..K::ROWS], panel);
+                    pack_scales(&of_panel[..K::ROWS], panel);
                 }
             }
         }
@@ -429,7 +430,7 @@ unsafe fn tile<K: Tile, F: Form, const P: usize, const T: usize>(
 ) {
     if F::CHANNEL {
         // SAFETY: passed on from the caller.
-        return unsafe { channel::panels::<K, F, P, T>(panel, x, out) };
+        return unsafe { channel_panels::<K, F, P, T>(panel, x, out) };
     }
     let stride = x.n().div_ceil(CHUNK_GROUPS * GROUP);
     let apart = panel.bytes();
@@ -484,6 +485,78 @@ unsafe fn tile<K: Tile, F: Form, const P: usize, const T: usize>(
                 K::store(sums, values.as_mut_ptr());
                 let row = &mut out.y.row_mut(out.t + t)[out.r + p * K::ROWS..][..width];
                 row.copy_from_slice(&values[..width]);
+            }
+        }
+    }
+}
+
+/// Of rows without elements.
+static NO_SCALES: [f32; MAX_ROWS] = [0.0; MAX_ROWS];
+
+/// Writes the scales of a panel's rows behind the quants of its first group.
+///
+/// # Safety
+/// The panel is packed for so many rows.
+#[inline(always)]
+unsafe fn pack_scales(rows: &[Row<'_>], panel: Panel) {
+    if panel.groups == 0 {
+        return;
+    }
+    for (r, &row) in rows.iter().enumerate() {
+        // SAFETY: a group has room for the scales of all rows, and is aligned.
+        unsafe {
+            let to = panel.group(0).add(rows.len() * GROUP).cast::<f32>();
+            to.add(r).write(scale_of(row));
+        }
+    }
+}
+
+/// `P` panels times `T` tokens, without outliers.
+///
+/// # Safety
+/// The CPU has the instruction set of `K`. [`Tile::pack`] and [`pack_scales`] have packed `P` panels one
+/// after the other in memory, with the same `F`; they have as many groups as the activations, which are
+/// of `T` tokens.
+#[inline(always)]
+unsafe fn channel_panels<K: Tile, F: Form, const P: usize, const T: usize>(
+    panel: Panel,
+    xs: ActivationsRef<'_>,
+    out: &mut Out<'_, '_>,
+) {
+    let (stride, apart) = (xs.n().div_ceil(CHUNK), panel.bytes());
+    // SAFETY: the panels hold all their groups, and every group has its chunk; sums are an i32 for each
+    // row, of which any bits are some.
+    unsafe {
+        const { assert!(size_of::<K::Sums>() == K::ROWS * size_of::<i32>()) };
+        let mut all = [[std::mem::zeroed::<K::Sums>(); T]; P];
+        for m in 0..CHUNK_GROUPS.min(panel.groups) {
+            let mut group = panel.group(m).cast_const();
+            let first = xs.chunks().as_ptr();
+            let mut x = Tokens { first, stride };
+            for _ in 0..panel.chain_len(m) {
+                let sums = K::sums::<F, P, T>(Step { group, apart, x, m });
+                for p in 0..P {
+                    for t in 0..T {
+                        all[p][t] = K::more(all[p][t], sums[p][t]);
+                    }
+                }
+                group = group.add(panel.group_bytes);
+                x.first = x.first.wrapping_add(1);
+            }
+        }
+        for p in 0..P {
+            let width = K::ROWS.min(out.width - p * K::ROWS);
+            let scales = match panel.groups {
+                0 => NO_SCALES.as_ptr(),
+                _ => panel.group(0).add(p * apart + K::ROWS * GROUP).cast(),
+            };
+            for t in 0..T {
+                let token = channel::scale_of_token(xs.range(t, 1).chunks());
+                let sums = (&raw const all[p][t]).cast::<i32>();
+                let row = &mut out.y.row_mut(out.t + t)[out.r + p * K::ROWS..][..width];
+                for (r, y) in row.iter_mut().enumerate() {
+                    *y = channel::scaled(sums.add(r).read_unaligned(), *scales.add(r), token);
+                }
             }
         }
     }

@@ -153,6 +153,7 @@ pub(in crate::simd) mod neon;
 mod neon_gemm;
 mod portable;
 mod quantize;
+mod unit;
 
 pub(crate) use gemm::scratch_len;
 

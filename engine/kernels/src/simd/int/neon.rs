@@ -3,11 +3,7 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::{
-    dot::{Unit, padded},
-    form::Form,
-    quantize::Quantize,
-};
+use super::{dot::padded, form::Form, quantize::Quantize, unit::Unit};
 use crate::{
     Chunk,
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},

@@ -1,10 +1,11 @@
 //! Plain Rust for machines without a supported vector unit.
 
 use super::{
-    dot::{Unit, padded},
+    dot::padded,
     form::Form,
     gemm::{self, Panel, Step, Tile},
     quantize::Quantize,
+    unit::Unit,
 };
 use crate::{
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
