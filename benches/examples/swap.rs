@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         budget: Budget::FfnShare(share),
         context: PASSES * ROUNDS * LIVE.len() + 16,
         batch: LIVE[1],
-        device: choice.open()?,
+        devices: choice.open()?.into_iter().collect(),
         lab: Lab {
             io: io.parse()?,
             ..Lab::default()

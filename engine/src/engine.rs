@@ -10,7 +10,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
-use crate::device::{InUse, Verdict};
+use crate::device::Devices;
 use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
@@ -71,8 +71,6 @@ pub struct Engine {
     choice: SparsityChoice,
     /// Recall of the predictors in use, as measured when they were trained.
     recall: Option<f64>,
-    /// Result of checking the device against the CPU, if there is a device.
-    pub(crate) verdict: Option<Verdict>,
 }
 
 impl Engine {
@@ -117,11 +115,7 @@ impl Engine {
         let (context, batch) = (parts.options.context, parts.options.batch);
         let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
         let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
-        let (text, choice, verdict) = (
-            parts.text.clone(),
-            parts.choice.clone(),
-            parts.device.as_ref().map(|device| device.1),
-        );
+        let (text, choice) = (parts.text.clone(), parts.choice.clone());
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
         let decoder = build(parts, c, &division)?;
@@ -140,7 +134,6 @@ impl Engine {
             longest: None,
             choice,
             recall,
-            verdict,
         })
     }
 
@@ -423,7 +416,7 @@ impl Engine {
 fn tracer(options: &Options) -> Tracer {
     match options.lab.trace {
         0 => Tracer::default(),
-        room => Arc::new(Trace::new(options.threads, room)).into(),
+        room => Arc::new(Trace::new(options.threads, options.devices.len(), room)).into(),
     }
 }
 
@@ -444,17 +437,17 @@ fn threads(
     on
 }
 
-/// Clusters and matrices assigned to a device.
+/// Clusters and matrices assigned to devices.
 fn lane(
-    device: Option<&Arc<InUse>>,
+    devices: &Devices,
     planner: &Planner,
     division: &Division,
     room: &FfnRoom,
     d: usize,
 ) -> Option<lanes::Setup> {
     let most = (2 * room.threads).min(room.clusters);
-    Some(lanes::Setup {
-        device: Arc::clone(device?),
+    (!devices.is_empty()).then(|| lanes::Setup {
+        devices: devices.clone(),
         clusters: division.needs.device_clusters,
         widths: planner.widths(division, room.threads),
         room: room.of_device(d),
@@ -462,7 +455,7 @@ fn lane(
     })
 }
 
-/// Fills a store's memory and that of a device, which also computes with the store's Gate rows. Returns the
+/// Fills a store's memory and that of devices, which also compute with the store's Gate rows. Returns the
 /// devices.
 fn warm(
     store: &mut NeuronStore,
@@ -528,10 +521,9 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         source,
         planner,
         known,
-        device,
+        devices,
         ..
     } = parts;
-    let device = device.map(|device| device.0);
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
     let mut weights = Weights::load(&layout.container, &c)?;
@@ -541,8 +533,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
     let predictors = stored.map(load).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
-    let mut sharing = device.as_ref().map(|device| Sharing {
-        device,
+    let mut sharing = (!devices.is_empty()).then(|| Sharing {
+        devices: &devices,
         on: &on,
         scratch: &mut scratch.rows,
         room: product_room(&c, rows, options.batch, gates),
@@ -565,7 +557,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         tracer,
     })?;
     let d = shape.format.d;
-    let setup = lane(device.as_ref(), &planner, division, &room, d);
+    let setup = lane(&devices, &planner, division, &room, d);
     let lanes = warm(&mut store, setup, &division.memory, sharing)?;
     let mut tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
     let container = &store.layout.container;

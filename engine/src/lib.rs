@@ -156,7 +156,9 @@ pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
-pub use observe::{Computed, Details, DeviceReport, Judge, Probe, Report, SamplingReport};
+pub use observe::{
+    Computed, Details, DeviceReport, DeviceWork, Judge, Probe, Report, SamplingReport,
+};
 pub use open::compute;
 pub use options::{Budget, Lab, Options, Phases, Sparsity};
 pub use run::spans;

@@ -108,7 +108,7 @@ impl Matrix {
         let begun = Self::device_of(all.iter().map(|(of, _)| *of)).and_then(|device| {
             let matrices = all.iter().filter_map(|(of, _)| {
                 let device = of.device.as_ref()?;
-                Some((device.matrix, 0..of.rows))
+                Some((&device.matrices, 0..of.rows))
             });
             let matrices: ArrayVec<_, TOGETHER> = matrices.collect();
             let begun = device.begin(&matrices, input)?;

@@ -11,7 +11,7 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::{DenseShape, InUse, Verdict, checked};
+use crate::device::{DenseShape, Device, Devices, InUse, MOST_DEVICES, checked};
 use crate::embedding::only_decoded;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
@@ -37,8 +37,8 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
-    /// The device, if any, and the result of its check against the CPU.
-    pub device: Option<(Arc<InUse>, Verdict)>,
+    /// The devices, which have passed their checks against the CPU.
+    pub devices: Devices,
     /// Activation statistics.
     pub known: Known,
     /// Most compute threads.
@@ -88,9 +88,9 @@ impl Parts {
             n => n,
         };
         // Loaded first, so that the measured process size includes the driver.
-        let device = checked_device(&options, &shape, &layout, c)?;
+        let devices = checked_devices(&options, &shape, &layout, c)?;
         let (planner, known) = Planner::new(Opened {
-            verdict: device.as_ref().map(|device| device.1),
+            devices: &devices,
             layout: &layout,
             config: c,
             quant,
@@ -108,7 +108,7 @@ impl Parts {
             layout,
             source,
             planner,
-            device,
+            devices,
             known,
             threads,
             text,
@@ -134,7 +134,7 @@ impl Parts {
             quant: &self.text.meta().quant,
             ffn: &self.shape,
             naming: self.naming,
-            verdict: self.device.as_ref().map(|device| device.1),
+            devices: &self.devices,
             stored: self.stored.as_ref(),
             options: &self.options,
             threads: self.threads,
@@ -142,17 +142,15 @@ impl Parts {
     }
 }
 
-/// Prepares the options' device for the model's FFN and checks it against the CPU.
-fn checked_device(
+/// Prepares the options' devices for the model's FFN and checks them against the CPU.
+fn checked_devices(
     options: &Options,
     shape: &FfnShape,
     layout: &Layout,
     c: &ModelConfig,
-) -> Result<Option<(Arc<InUse>, Verdict)>, Error> {
-    let Some(device) = &options.device else {
-        return Ok(None);
-    };
+) -> Result<Devices, Error> {
     let refused = match () {
+        () if options.devices.is_empty() => return Ok(Devices::new()),
         // A device activates each gate independently.
         () if c.form.has_gate_top() => Some("models without Gaussian top-k"),
         () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
@@ -162,18 +160,54 @@ fn checked_device(
     if let Some(what) = refused {
         return Err(Error::DeviceUse(what));
     }
+    if options.devices.len() > MOST_DEVICES {
+        return Err(Error::DeviceUse("a list of four devices at most"));
+    }
+    let dense = DenseShape::of(&shape.format, shape.kind);
+    let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
+    let multiplied = multiplied(&layout.container, c).into_iter().chain(of_gates);
+    let multiplied: BTreeSet<(DType, usize)> = multiplied.collect();
+    let mut devices = Devices::new();
+    for (number, device) in options.devices.iter().enumerate() {
+        let device = checked_device(device, number, &dense, &multiplied)?;
+        if options.devices.len() > 1 {
+            together(&device)?;
+        }
+        devices.push(Arc::new(device));
+    }
+    Ok(devices)
+}
+
+/// Refuses a device that cannot compute together with others: which of them computes a cluster follows from times, and all
+/// read the same bytes.
+fn together(device: &InUse) -> Result<(), Error> {
+    let what = match device.verdict.same_bits {
+        _ if !device.facts().unified => "has a memory of its own, which others cannot read",
+        false => "does not compute the CPU's bits, and times must not decide on a text",
+        true => return Ok(()),
+    };
+    Err(device
+        .failed(&format!("{what}: name it alone in --device"))
+        .into())
+}
+
+/// Prepares a device for an FFN and for products, and checks it against the CPU.
+fn checked_device(
+    device: &Device,
+    number: usize,
+    shape: &DenseShape,
+    multiplied: &BTreeSet<(DType, usize)>,
+) -> Result<InUse, Error> {
     let lease = device.lease()?;
-    let verdict = checked(&lease, &DenseShape::of(&shape.format, shape.kind))?;
+    let verdict = checked(&lease, shape)?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
     // Done now, so that the measured process size includes the driver's code. Devices with other bits compute no
     // products.
     let mut products = BTreeSet::new();
     if verdict.same_bits {
-        let known = |of: &(DType, usize)| device.facts().multiplies(of.0);
-        let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
-        let all = multiplied(&layout.container, c).into_iter().chain(of_gates);
-        for (dtype, cols) in all.filter(known) {
+        let known = |of: &&(DType, usize)| device.facts().multiplies(of.0);
+        for &(dtype, cols) in multiplied.iter().filter(known) {
             if lease.prepare_products(dtype, cols)? {
                 products.insert((dtype, cols));
             } else {
@@ -181,8 +215,7 @@ fn checked_device(
             }
         }
     }
-    let used = InUse::new(lease, verdict.same_bits, products);
-    Ok(Some((Arc::new(used), verdict)))
+    Ok(InUse::new(lease, number, verdict, products))
 }
 
 /// Whether rows that are multiplied have one scale, in whatever matrix: then activations have one per token. Tables whose

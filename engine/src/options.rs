@@ -85,9 +85,9 @@ pub struct Options {
     pub preemption: bool,
     /// Bytes that the caller will allocate itself, within the budget.
     pub reserve: u64,
-    /// A device that holds and computes the hottest neurons. With the CPU's bits it changes no
-    /// text.
-    pub device: Option<Device>,
+    /// Devices that hold and compute the hottest neurons. With the CPU's bits they change no
+    /// text. Several need these bits, and the machine's memory.
+    pub devices: Vec<Device>,
     /// Device memory for neurons in bytes; `None` = the planner's choice.
     pub device_memory: Option<u64>,
     /// Settings for measurements only.
@@ -117,7 +117,7 @@ impl Default for Options {
             kv: DType::F16,
             preemption: false,
             reserve: 0,
-            device: None,
+            devices: Vec::new(),
             device_memory: None,
             lab: Lab::default(),
         }

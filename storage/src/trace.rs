@@ -74,13 +74,13 @@ struct Ring {
     lost: u64,
 }
 
-/// Lanes in addition to those of the compute threads.
-pub const OTHERS: usize = 3;
+/// Lanes in addition to those of the compute threads and of accelerators.
+pub const OTHERS: usize = 2;
 
 /// The recorder.
 pub struct Trace {
     epoch: Instant,
-    /// Compute threads. The lanes of the I/O thread, the device and an accelerator follow theirs.
+    /// Compute threads. The lanes of the I/O thread, the device and accelerators follow theirs.
     threads: usize,
     /// Spans per lane.
     room: usize,
@@ -110,10 +110,10 @@ impl fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// A trace of `threads` compute threads, the I/O thread, the device and an accelerator, with
+    /// A trace of `threads` compute threads, the I/O thread, the device and so many accelerators, with
     /// `room` spans each.
     #[must_use]
-    pub fn new(threads: usize, room: usize) -> Self {
+    pub fn new(threads: usize, accelerators: usize, room: usize) -> Self {
         let ring = || Ring {
             spans: Vec::with_capacity(room),
             ..Ring::default()
@@ -122,7 +122,9 @@ impl Trace {
             epoch: Instant::now(),
             threads,
             room,
-            lanes: (0..threads + OTHERS).map(|_| Mutex::new(ring())).collect(),
+            lanes: (0..threads + OTHERS + accelerators)
+                .map(|_| Mutex::new(ring()))
+                .collect(),
             section: Mutex::new((&UNNAMED, [0; 2])),
         }
     }
@@ -145,10 +147,10 @@ impl Trace {
         self.threads + 1
     }
 
-    /// Lane of an accelerator that computes in parallel with the threads.
+    /// Lane of the first accelerator that computes in parallel with the threads; others follow.
     #[must_use]
     pub fn accelerator_lane(&self) -> usize {
-        self.threads + 2
+        self.threads + OTHERS
     }
 
     /// Nanoseconds since the trace began.
@@ -212,18 +214,21 @@ impl Trace {
         }
     }
 
-    /// A copy of all lanes: compute threads, I/O thread, device, and an accelerator that did anything.
+    /// A copy of all lanes: compute threads, I/O thread, device, and accelerators that did anything.
     #[must_use]
     pub fn lanes(&self) -> Vec<Lane> {
         let name = |lane| match lane {
             _ if lane == self.io_lane() => "i/o thread".into(),
             _ if lane == self.device_lane() => "device".into(),
             _ if lane == self.accelerator_lane() => "accelerator".into(),
+            _ if lane > self.accelerator_lane() => {
+                format!("accelerator {}", lane - self.accelerator_lane() + 1)
+            }
             thread => format!("compute {thread}"),
         };
         let copy = |lane| {
             let ring = self.ring(lane)?;
-            if lane == self.accelerator_lane() && ring.spans.is_empty() {
+            if lane >= self.accelerator_lane() && ring.spans.is_empty() {
                 return None;
             }
             let (late, early) = ring.spans.split_at(ring.oldest);
@@ -307,7 +312,14 @@ impl Tracer {
 
     /// Records an accelerator's work of `nanoseconds` from `start` on, or until now if it has no clock.
     #[inline]
-    pub fn accelerator(&self, kind: &'static Kind, values: [u64; 2], start: u64, nanoseconds: u64) {
+    pub fn accelerator(
+        &self,
+        number: usize,
+        kind: &'static Kind,
+        values: [u64; 2],
+        start: u64,
+        nanoseconds: u64,
+    ) {
         if let Some(trace) = &self.0 {
             let end = match nanoseconds {
                 0 => trace.now(),
@@ -319,7 +331,7 @@ impl Tracer {
                 start,
                 end,
             };
-            trace.keep(trace.accelerator_lane(), span);
+            trace.keep(trace.accelerator_lane() + number, span);
         }
     }
 
@@ -347,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_lane_keeps_its_last_spans() {
-        let trace = Trace::new(1, 3);
+        let trace = Trace::new(1, 0, 3);
         for n in 0..5 {
             trace.record(0, &A, [n, 0], trace.now());
         }
@@ -370,7 +382,7 @@ mod tests {
 
     #[test]
     fn spans_go_to_the_lane_of_their_thread_inside_its_section() {
-        let trace = Arc::new(Trace::new(2, 8));
+        let trace = Arc::new(Trace::new(2, 2, 8));
         let tracer = Tracer::from(Arc::clone(&trace));
         tracer.section(&READ, [5, 6]);
         trace.around(1, &|| drop(tracer.open(&A, [1, 0])));
@@ -381,6 +393,11 @@ mod tests {
         assert_eq!((inner.kind, outer.kind, outer.values), (&A, &READ, [5, 6]));
         assert!(outer.start <= inner.start && inner.end <= outer.end);
         assert!(lanes[0].spans.is_empty());
+        // Only accelerators that did anything have lanes.
+        assert_eq!(lanes.len(), 4);
+        tracer.accelerator(1, &A, [0; 2], 0, 1);
+        let lanes = trace.lanes();
+        assert_eq!((lanes.len(), &*lanes[4].name), (5, "accelerator 2"));
     }
 
     #[test]

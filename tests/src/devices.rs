@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use emberflow_engine::device::{
-    Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kept,
-    Kernels, Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team,
-    Ticket, Work, list,
+    Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
+    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team, Ticket,
+    Verdicts, Work, list,
 };
 use tempfile::TempDir;
 
@@ -21,12 +21,18 @@ thread_local! {
 /// devices that share their times.
 fn checked_once(device: Device, verdicts: &str) -> Device {
     let file = VERDICTS.with(|dir| dir.path().join(verdicts));
-    device.keeping(Some(Kept::at(file)))
+    device.with_verdicts(Some(Verdicts::at(file)))
 }
 
 /// The device without a fault, and so fast that it gets all that it holds.
 fn fast(device: &Device, verdicts: &str) -> Device {
     checked_once(Faulty::armed_by(device, Fault::Never, never()), verdicts)
+}
+
+/// The device so fast that it gets all that it holds, and nearly all rows of products, in each engine that has it.
+pub fn fast_products(device: &Device) -> Device {
+    let faulty = Faulty::armed_by(device, Fault::Multiply, never());
+    checked_once(faulty, "products")
 }
 
 /// The CPU as a device, with its own times.

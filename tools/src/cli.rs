@@ -150,6 +150,9 @@ pub struct PlanArgs {
     /// I/O engine; sim:NAME simulates a storage device.
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = parse_io())]
     pub io: IoChoice,
+    /// Devices beside the CPU, as for run: their measured times, and what they would compute.
+    #[arg(long, value_name = "DEVICE[,DEVICE...][=SIZE]", default_value = "none")]
+    pub device: DeviceArg,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

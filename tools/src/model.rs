@@ -3,12 +3,13 @@
 use std::io::Read;
 use std::path::Path;
 
+use emberflow_engine::device::Device;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::{Budget, Engine, Model, Options, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
-use crate::cli::{EngineArgs, KvArg, ModelArg, Named};
+use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget, npu};
 
@@ -157,9 +158,20 @@ pub fn open_routed(
     open(model, options, force, false)
 }
 
+/// Opens the devices of `--device`.
+///
+/// # Errors
+/// No such device, or the driver's.
+pub fn open_devices(arg: &DeviceArg) -> Result<Vec<Device>, Failure> {
+    let mut devices = Vec::new();
+    for &choice in &arg.choices.0 {
+        let device = npu::open(choice).map_err(emberflow_engine::Error::from)?;
+        devices.extend(device.map(|device| device.with_verdicts(choice.verdicts())));
+    }
+    Ok(devices)
+}
+
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {
-    let device = npu::open(args.device.choice);
-    let device = device.map_err(emberflow_engine::Error::from)?;
     Ok(Options {
         budget: match args.ffn_resident {
             Some(share) => Budget::FfnShare(share),
@@ -173,7 +185,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,
         },
-        device: device.map(|device| device.keeping(args.device.choice.kept())),
+        devices: open_devices(&args.device)?,
         device_memory: args.device.memory,
         lab: args.lab.clone(),
         ..Options::default()

@@ -2,13 +2,12 @@
 //! runs the graphs of all weight formats for short rows: if that crashes or hangs, the child ends, and this process reports an
 //! error.
 //!
-//! Everything later happens in this process. If loading the library or compiling the graphs for a model's rows crashes or
-//! hangs here, so does this process. Work on a device that hangs is an error after a minute (the engine's `HostDevice`).
+//! Everything later happens in this process. Graphs for a model's rows that do not compile in time, and work that hangs, are
+//! errors (the engine's `HostDevice`); only a driver that crashes then ends this process.
 
-use std::io::{Read, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::io::Write;
+use std::process::Command;
+use std::time::Duration;
 
 use emberflow_engine::device::check::check;
 use emberflow_engine::device::{
@@ -19,24 +18,17 @@ use emberflow_models::config::{Activation, FfnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::child::{ChildBounds, ask, this_program};
 use crate::{Failure, print_json};
 
 /// Name of the hidden command.
 const COMMAND: &str = "check-npu";
 
 /// Maximum duration of a child process.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(30);
 
-/// Maximum wait for its end after it is killed: a child that the kernel cannot end, as in a driver's call, is
-/// abandoned.
-const KILLED: Duration = Duration::from_secs(1);
-
-/// Polling interval for its end.
-const STEP: Duration = Duration::from_millis(5);
-
-/// Number of last bytes of a child's output that are stored, and of bytes read at once.
-const MOST: usize = 64 << 10;
-const CHUNK: u64 = 4 << 10;
+/// Number of bytes of a child's output that are stored.
+const BYTES: usize = 64 << 10;
 
 /// Formats of weights that have graphs of their own.
 const FORMATS: [DType; 5] = [DType::Q8, DType::Q8c, DType::Q4, DType::Q4c, DType::Q4k];
@@ -120,42 +112,33 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
 /// # Errors
 /// No working library or provider, with a remedy.
 pub fn probe(provider: Provider) -> Result<Found, Unusable> {
-    // Works even if the executable was replaced on disk.
-    probe_by(Command::new("/proc/self/exe"), provider, LIMIT)
+    probe_by(this_program(), provider, LIMIT)
 }
 
 /// [`probe`] by this program, with a time limit.
 ///
 /// # Errors
 /// As [`probe`].
-pub fn probe_by(
-    mut program: Command,
-    provider: Provider,
-    limit: Duration,
-) -> Result<Found, Unusable> {
-    let child = program.args([COMMAND, provider.name()]);
-    let child = child.stdin(Stdio::null()).stdout(Stdio::piped());
-    let child = child.stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|e| Unusable::broken(format!("cannot start a process: {e}")))?;
-    let [output, errors] = [
-        child.stdout.take().map(reader),
-        child.stderr.take().map(reader),
-    ];
-    let text = |of: Option<Receiver<String>>| {
-        of.and_then(|text| text.recv_timeout(limit).ok())
-            .unwrap_or_default()
+pub fn probe_by(program: Command, provider: Provider, limit: Duration) -> Result<Found, Unusable> {
+    let bounds = ChildBounds {
+        bytes: BYTES,
+        time: limit,
     };
-    match ended(&mut child, limit) {
+    let ended = ask(program, &[COMMAND, provider.name()], Vec::new(), bounds);
+    let ended = ended.map_err(|e| Unusable::broken(format!("cannot start a process: {e}")))?;
+    let [output, errors] =
+        [&ended.output, &ended.errors].map(|bytes| String::from_utf8_lossy(bytes));
+    match ended.status {
         None => Err(Unusable::broken(format!(
             "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
             limit.as_secs()
         ))),
-        Some(status) if status.success() => match answer(&text(output)) {
+        Some(status) if status.success() => match answer(&output) {
             Some(Answer::Found(found)) => Ok(found),
             Some(Answer::Unusable(unusable)) => Err(unusable),
             None => Err(Unusable::broken("ended without an answer")),
         },
-        Some(status) if status.code().is_some() => Err(Unusable::broken(error(&text(errors)))),
+        Some(status) if status.code().is_some() => Err(Unusable::broken(error(&errors))),
         Some(status) => Err(Unusable::broken(format!(
             "its library or driver crashed ({status}): update it, or use --device none"
         ))),
@@ -182,45 +165,6 @@ fn error(text: &str) -> String {
     }
     let last = text.lines().last().unwrap_or("no error message");
     last.trim_start_matches("emberflow: ").to_owned()
-}
-
-/// Reads a child's output to its end on a thread and stores the last [`MOST`] bytes; processes started by the child may keep the
-/// pipe open.
-fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
-    let (send, receive) = channel();
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // bytes read before an error count
-        while let Ok(1..) = from.by_ref().take(CHUNK).read_to_end(&mut bytes) {
-            bytes.drain(..bytes.len().saturating_sub(MOST));
-        }
-        let _ = send.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
-    receive
-}
-
-/// How a child ended; `None` if it was killed after the time limit.
-fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
-    let status = ends(child, limit);
-    if status.is_none() {
-        // it may have just ended
-        let _ = child.kill();
-        ends(child, KILLED);
-    }
-    status
-}
-
-/// How a child ends within a time limit.
-fn ends(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
-    let start = Instant::now();
-    while start.elapsed() < limit {
-        match child.try_wait() {
-            Ok(None) => std::thread::sleep(STEP),
-            Ok(status) => return status,
-            Err(_) => break,
-        }
-    }
-    None
 }
 
 /// The hidden command: opens an NPU, compares it with the CPU, and prints the result on a separate line.

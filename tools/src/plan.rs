@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{ModelArg, PlanArgs};
-use crate::model::open_model;
+use crate::model::{open_devices, open_model};
 use crate::pack::described;
 use crate::tell::tell;
 use crate::{Failure, atomic, budget, machine, print_json, prompt, size};
@@ -40,17 +40,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     model.text().encode(prompt::DEFAULT)?;
     let c = model.text().config();
     let (name, context) = (c.name.clone(), args.context.min(c.max_context) as usize);
-    let options = Options {
-        threads: args.threads.unwrap_or(0).into(),
-        sparsity: args.sparsity.into(),
-        context,
-        lab: Lab {
-            io: args.io,
-            ..Lab::default()
-        },
-        ..Options::default()
-    };
-    let planner = Planner::open(model, options)?;
+    let planner = Planner::open(model, options(args, context)?)?;
     // The smallest budget that a separate `run` process will accept.
     let smallest = planner.smallest_to_name();
     let full = planner.full_budget().max(smallest);
@@ -97,6 +87,22 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         write!(out, "\n{}", basis(plan))?;
     }
     Ok(())
+}
+
+/// Options of the plan.
+fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
+    Ok(Options {
+        threads: args.threads.unwrap_or(0).into(),
+        sparsity: args.sparsity.into(),
+        context,
+        devices: open_devices(&args.device)?,
+        device_memory: args.device.memory,
+        lab: Lab {
+            io: args.io,
+            ..Lab::default()
+        },
+        ..Options::default()
+    })
 }
 
 /// The model, or one without weights.
@@ -180,7 +186,11 @@ fn details(p: &Plan) -> String {
             cut.resident
         );
     }
-    out + "\n"
+    out += "\n";
+    for device in &p.devices {
+        out += &format!("device      {}\n", device.words());
+    }
+    out
 }
 
 fn basis(p: &Plan) -> String {

@@ -11,7 +11,7 @@ use emberflow_models::chat::{ChatTemplate, Conversation};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::child::{self, Limits};
+use crate::child::{self, ChildBounds, Limits};
 
 /// Memory limit in bytes for a conversation of `input` bytes: eight copies of it plus the program.
 const fn memory(input: u64) -> u64 {
@@ -79,12 +79,17 @@ impl Renderer {
         };
         let input = serde_json::to_vec(&input).map_err(|e| failed(e.to_string()))?;
         let _one = self.one.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = child::ask("render-template", &input, memory(input.len() as u64));
+        let memory = memory(input.len() as u64);
+        let bounds = ChildBounds {
+            bytes: usize::try_from(memory).unwrap_or(usize::MAX),
+            time: child::LONGEST,
+        };
+        let ended = child::ask(child::this_program(), &["render-template"], input, bounds);
         let ended = ended.map_err(|e| failed(format!("rendering failed: {e}")))?;
-        if !ended.status.success() {
+        if !ended.succeeded() {
             return Err(failed(format!(
                 "it needs more than {SECONDS} second or {} MiB for this conversation",
-                memory(input.len() as u64) >> 20
+                memory >> 20
             )));
         }
         let output: Result<String, String> =

@@ -14,11 +14,11 @@ mod tests;
 
 use std::io::{self, Write};
 
-use emberflow_engine::split::{Curve, Pair, Product};
+use emberflow_engine::split::{Curve, Product};
 use serde::Serialize;
 
 use self::snapdragon::{GPU, GRID, NPU, PAIR, PublishedSplit, SLOW_SYNC, TABLE};
-use self::solver::{Partition, Solution, Solver};
+use self::solver::{Pair, Partition, Solution, Solver};
 
 use crate::cli::SplitArgs;
 use emberflow::{Failure, print_json};

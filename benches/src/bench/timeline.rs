@@ -163,7 +163,8 @@ fn ms(ns: u64) -> f64 {
 }
 
 fn device(lanes: &[Lane]) -> impl Iterator<Item = &Span> {
-    lanes.last().into_iter().flat_map(|lane| &lane.spans)
+    let lane = lanes.iter().find(|lane| lane.name == "device");
+    lane.into_iter().flat_map(|lane| &lane.spans)
 }
 
 fn is_wait(span: &Span) -> bool {

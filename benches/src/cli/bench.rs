@@ -7,7 +7,7 @@ use emberflow::cli::{
     BenchArgs, ModelArg, OutputArgs, ablation_names, io_names, parse_share_percent,
 };
 use emberflow_engine::Ablation;
-use emberflow_engine::device::DeviceChoice;
+use emberflow_engine::device::DeviceChoices;
 
 use super::LabEngineArgs;
 
@@ -281,5 +281,5 @@ pub struct SplitArgs {
 
 /// Validates the name of a device.
 fn parse_device(name: &str) -> Result<String, String> {
-    name.parse::<DeviceChoice>().map(|_| name.to_owned())
+    name.parse::<DeviceChoices>().map(|_| name.to_owned())
 }

@@ -4,10 +4,10 @@
 //! for each product   GPU part | NPU part   then joined: T_sync + T_copy, if the NPU takes part
 //! ```
 
-use emberflow_engine::split::{Curve, Pair, Product};
+use emberflow_engine::split::{Curve, Product};
 
 use crate::bench::split::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC};
-use crate::bench::split::solver::{Partition, Solver};
+use crate::bench::split::solver::{Pair, Partition, Solver};
 use crate::bench::split::{LAYER, LAYERS, decoding, prompt};
 
 use super::draw::{Drawn, Lanes};

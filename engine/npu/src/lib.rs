@@ -13,6 +13,7 @@
 //! The library is looked for when an NPU is asked for (`library.rs`). Apart from the provider `cpu` nothing is left to the
 //! library's own kernels: a graph that a provider does not take as a whole is an error.
 
+mod driver;
 mod error;
 mod graph;
 mod library;
@@ -23,6 +24,7 @@ mod provider;
 mod tests;
 mod tiles;
 
+pub use driver::driver;
 pub use error::{Cause, Error};
 pub use graph::{Form, Summed, Weights};
 pub use npu::{Listed, Npu, Operands, Sums, list};

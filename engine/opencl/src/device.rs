@@ -165,6 +165,18 @@ impl Device {
         Ok(self.put(part))
     }
 
+    /// A buffer of `len` bytes of the host's memory, which both read and nobody writes; its number.
+    ///
+    /// # Errors
+    /// A memory of its own, fewer bytes, or the driver's.
+    pub fn share_neurons(&mut self, host: HostBytes, len: usize) -> Result<usize, Error> {
+        if !self.facts.unified || (*host).as_ref().len() < len {
+            return Err(Error(format!("cannot share {len} bytes")));
+        }
+        let part = Part::shared(&self.context, host)?;
+        Ok(self.put(part))
+    }
+
     /// Puts a buffer where one was given back, or behind all; its number.
     fn put(&mut self, part: Part) -> usize {
         let free = |part: &Part| matches!(part, Part::Nothing);

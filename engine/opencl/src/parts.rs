@@ -81,6 +81,12 @@ impl Part {
         Ok(Self::Own(driver(&format!("give {len} bytes"), bytes)?))
     }
 
+    /// Memory of the host that is filled.
+    pub fn shared(context: &Context, host: HostBytes) -> Result<Self, Error> {
+        let bytes = driver("share weights", Bytes::of_host(context, &host))?;
+        Ok(Self::Shared(bytes, host))
+    }
+
     /// Copies bytes to byte `at`.
     pub fn write(&mut self, queue: &Queue, at: usize, bytes: &[u8]) -> Result<(), Error> {
         let missing = || Error(format!("has no {} bytes at {at}", bytes.len()));
@@ -100,11 +106,7 @@ impl Part {
     /// Ends the filling of host memory.
     fn fill_ends(&mut self, context: &Context) -> Result<(), Error> {
         *self = match std::mem::replace(self, Self::Nothing) {
-            Self::Filling(pages) => {
-                let host: HostBytes = Arc::new(pages);
-                let bytes = driver("share weights", Bytes::of_host(context, &host))?;
-                Self::Shared(bytes, host)
-            }
+            Self::Filling(pages) => Self::shared(context, Arc::new(pages))?,
             other => other,
         };
         Ok(())

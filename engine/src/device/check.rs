@@ -1,21 +1,21 @@
 //! The check of a device against the CPU, with the kernels that the model will run: of clusters of an FFN, and of
-//! products of matrices. What came out is kept, by driver and kernel.
+//! products of matrices. What came out is saved, by driver and kernel.
 
 #[cfg(test)]
 mod forms_tests;
-mod kept;
 mod numbers;
 mod products;
 mod reference;
+mod verdicts;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::kept::OfProducts;
-pub use self::kept::{Entry, Found, Kept, Times, checked};
 pub(crate) use self::numbers::Numbers;
 pub use self::reference::WIDTHS;
 use self::reference::{CLUSTERS, NEURONS, OF_WIDE, Reference, cases, few_cases, is_wrong};
-use super::products::{Sample, Samples};
+pub(crate) use self::verdicts::OfProducts;
+pub use self::verdicts::{Entry, Found, Times, Verdicts, checked};
+use super::shared::{Sample, Samples};
 use super::{Backend, DenseShape, DeviceError, Facts, Part};
 use crate::cluster::CLUSTER;
 

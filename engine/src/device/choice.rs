@@ -1,10 +1,38 @@
-//! Which device: the names of the command line, and what is there.
+//! Which devices: the names of the command line, and what is there.
 
 use std::str::FromStr;
 
 use emberflow_opencl::list;
 
-use super::{CpuDevice, Device, DeviceError, Kept, NpuDevice, OpenCl, Provider};
+use super::{CpuDevice, Device, DeviceError, MOST_DEVICES, NpuDevice, OpenCl, Provider, Verdicts};
+
+/// Devices by name, each of them once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeviceChoices(pub Vec<DeviceChoice>);
+
+impl FromStr for DeviceChoices {
+    type Err = String;
+
+    /// Names with commas between them.
+    fn from_str(names: &str) -> Result<Self, String> {
+        let mut all = Vec::new();
+        for name in names.split(',') {
+            let choice = name.parse()?;
+            if all.contains(&choice) {
+                return Err(format!("{name} is named twice in {names:?}"));
+            }
+            all.push(choice);
+        }
+        let alone = [DeviceChoice::None, DeviceChoice::Auto];
+        if all.len() > 1 && all.iter().any(|choice| alone.contains(choice)) {
+            return Err(format!("none and auto stand alone, unlike in {names:?}"));
+        }
+        if all.len() > MOST_DEVICES {
+            return Err(format!("{} devices, at most {MOST_DEVICES}", all.len()));
+        }
+        Ok(Self(all))
+    }
+}
 
 /// A device by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,10 +104,10 @@ impl DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Where verdicts on such a device are kept; `None` of those that compute with the CPU's kernels.
-    pub fn kept(self) -> Option<Kept> {
+    /// Where verdicts on such a device are saved; `None` of those that compute with the CPU's kernels.
+    pub fn verdicts(self) -> Option<Verdicts> {
         match self {
-            Self::OpenCl(_) | Self::OpenClApart(_) | Self::Npu(_) | Self::Auto => Kept::here(),
+            Self::OpenCl(_) | Self::OpenClApart(_) | Self::Npu(_) | Self::Auto => Verdicts::here(),
             Self::None | Self::Cpu => None,
         }
     }

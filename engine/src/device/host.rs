@@ -18,8 +18,8 @@ use crate::cluster::CLUSTER;
 /// Bytes of the thread's stack.
 const STACK: usize = 1 << 20;
 
-/// Longest wait for a piece of work. A driver that takes longer hangs: the device is lost.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Longest wait for a piece of work, or until graphs are compiled. A driver that takes longer hangs: the device is lost.
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// How a device computes.
 pub trait Arithmetic: Send + 'static {
@@ -56,12 +56,23 @@ pub trait Arithmetic: Send + 'static {
 #[derive(Clone)]
 pub struct Rows {
     pub(super) shape: DenseShape,
-    pub(super) bytes: Vec<u8>,
+    neurons: usize,
+    bytes: RowBytes,
+}
+
+/// Where rows lie.
+#[derive(Clone)]
+enum RowBytes {
+    Own(Vec<u8>),
+    Shared(HostBytes),
 }
 
 impl AsRef<[u8]> for Rows {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        match &self.bytes {
+            RowBytes::Own(bytes) => bytes,
+            RowBytes::Shared(bytes) => (**bytes).as_ref(),
+        }
     }
 }
 
@@ -76,11 +87,33 @@ impl Rows {
     pub(super) fn some(&self, neurons: Range<usize>, matrix: usize) -> &[u8] {
         let len = self.shape.dtype.row_bytes(self.shape.d);
         let at = (matrix * self.neurons() + neurons.start) * len;
-        &self.bytes[at..at + neurons.len() * len]
+        &self.as_ref()[at..at + neurons.len() * len]
     }
 
     pub(super) fn neurons(&self) -> usize {
-        self.bytes.len() / self.shape.neuron_bytes() as usize
+        self.neurons
+    }
+
+    /// Copies neurons to their place, from number `first` on. False if it is not here, or the bytes are another's.
+    fn put(&mut self, first: usize, neurons: &mut dyn Iterator<Item = NeuronRows<'_>>) -> bool {
+        let (all, len) = (self.neurons, self.shape.dtype.row_bytes(self.shape.d));
+        let RowBytes::Own(bytes) = &mut self.bytes else {
+            return false;
+        };
+        for (i, neuron) in (first..).zip(neurons) {
+            for (matrix, row) in neuron.matrices().enumerate() {
+                let Some(to) = bytes
+                    .get_mut((matrix * all + i) * len..)
+                    .filter(|_| i < all)
+                else {
+                    return false;
+                };
+                let (quants, scales) = to[..len].split_at_mut(row.quants().len());
+                quants.copy_from_slice(row.quants());
+                scales.copy_from_slice(row.scales());
+            }
+        }
+        true
     }
 }
 
@@ -224,7 +257,7 @@ pub struct HostDevice<A> {
     underway: Option<Receiver<Result<Answer, String>>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
-    /// Longest wait for a piece of work.
+    /// Longest wait for a piece of work, or for what a program needs.
     longest: Duration,
     /// A piece of work took longer: its thread holds `by`, which nobody waits for.
     hangs: bool,
@@ -377,21 +410,39 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
             }
             self.shape = Some(*shape);
         }
-        let mut by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
-        let prepared = by.prepare(program);
-        drop(by);
-        prepared.map_err(|e| self.failed(e))
+        let program = *program;
+        let begun = self.begin(move |by| {
+            by.prepare(&program)?;
+            Ok(Answer::plain(Vec::new(), Taken::default()))
+        });
+        self.take(begun?, &mut []).map(|_| ())
     }
 
     fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {
+        let rows = |neurons, bytes| {
+            let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
+            let len = neurons * shape.neuron_bytes() as usize;
+            let rows = Rows {
+                shape,
+                neurons,
+                bytes: match bytes {
+                    Some(bytes) => RowBytes::Shared(bytes),
+                    None => {
+                        let mut bytes = vec![0; len];
+                        prefer_huge_pages(&mut bytes);
+                        RowBytes::Own(bytes)
+                    }
+                },
+            };
+            match rows.as_ref().len() < len {
+                true => Err(self.failed("was given too few bytes")),
+                false => Ok(HostPart::Neurons(Arc::new(rows))),
+            }
+        };
         let held = match of {
             PartKind::Matrix(matrix) => HostPart::Matrix(matrix),
-            PartKind::Held(neurons) | PartKind::Passing(neurons) => {
-                let shape = self.shape.ok_or_else(|| self.failed("is not prepared"))?;
-                let mut bytes = vec![0; neurons * shape.neuron_bytes() as usize];
-                prefer_huge_pages(&mut bytes);
-                HostPart::Neurons(Arc::new(Rows { shape, bytes }))
-            }
+            PartKind::Held(neurons) | PartKind::Passing(neurons) => rows(neurons, None)?,
+            PartKind::Shared(bytes, neurons) => rows(neurons, Some(bytes))?,
         };
         Ok(put(&mut self.parts, held))
     }
@@ -415,16 +466,10 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
             Some(Some(HostPart::Neurons(rows))) => Arc::make_mut(rows),
             _ => return Err(self.failed("has no such part")),
         };
-        let (all, len) = (rows.neurons(), rows.shape.dtype.row_bytes(rows.shape.d));
-        for (i, neuron) in (first..).zip(neurons) {
-            for (matrix, row) in neuron.matrices().enumerate() {
-                let to = &mut rows.bytes[(matrix * all + i) * len..][..len];
-                let (quants, scales) = to.split_at_mut(row.quants().len());
-                quants.copy_from_slice(row.quants());
-                scales.copy_from_slice(row.scales());
-            }
+        match rows.put(first, neurons) {
+            true => Ok(Ticket::Upload(part)),
+            false => Err(self.failed("has no such place")),
         }
-        Ok(Ticket::Upload(part))
     }
 
     fn submit(&mut self, work: &Work<'_>) -> Result<Ticket, DeviceError> {
@@ -486,6 +531,47 @@ pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> Part {
 mod tests {
     use super::*;
     use crate::device::{CpuDevice, ProductRoom};
+
+    /// A driver that hangs in the first call.
+    struct Hangs(Receiver<()>);
+
+    impl Arithmetic for Hangs {
+        fn prepare(&mut self, _: &Program) -> Result<(), String> {
+            self.0.recv().map_err(|e| e.to_string())
+        }
+
+        fn hidden(&mut self, _: &Task, _: &mut Vec<f32>) -> Result<u64, String> {
+            Err("is not prepared".into())
+        }
+
+        fn sum(&mut self, _: &Task, _: usize, _: &[f32], _: &mut [f32]) {}
+
+        fn products(
+            &mut self,
+            _: &SharedMatrix,
+            _: Range<usize>,
+            _: &Tokens,
+            _: &mut Vec<f32>,
+        ) -> Result<(), String> {
+            Err("is not prepared".into())
+        }
+    }
+
+    #[test]
+    fn a_device_that_hangs_while_it_compiles_is_an_error() {
+        let (end, ended) = channel::<()>();
+        let facts = CpuDevice::new().facts().clone();
+        let mut device = HostDevice::computing(facts, Hangs(ended));
+        device.longest = Duration::from_millis(1);
+        let program = Program::Products {
+            dtype: emberflow_kernels::DType::Q8,
+            cols: 32,
+        };
+        let error = device.prepare(&program).unwrap_err();
+        assert!(error.what.contains("did not answer"), "{error}");
+        assert_eq!(device.prepare(&program), Err(error));
+        drop(end);
+    }
 
     #[test]
     fn a_device_that_hangs_is_lost() {

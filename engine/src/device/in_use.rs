@@ -1,33 +1,51 @@
 //! A device that an engine uses, and whether it still does.
 
 use std::collections::BTreeSet;
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use emberflow_kernels::DType;
 
-use super::{Backend, DeviceError, Lease};
+use super::{Backend, DeviceError, Facts, Lease, Verdict};
 use crate::error::Error;
+
+/// Most devices of an engine.
+pub const MOST_DEVICES: usize = crate::split::MOST - 1;
+
+/// The devices of an engine, in the user's order. Several of them have the CPU's bits and the machine's memory.
+pub(crate) type Devices = Vec<Arc<InUse>>;
 
 /// A leased device. Once it has failed nobody uses it any longer.
 #[derive(Debug)]
 pub(crate) struct InUse {
     lease: Lease,
-    /// Whether its sums have the CPU's bits.
-    same_bits: bool,
-    /// Formats and widths of matrices whose products have them too: how rows are divided depends on what was measured, and
-    /// must not decide on a text.
+    /// Its place among the engine's devices.
+    pub number: usize,
+    /// Result of its check against the CPU.
+    pub verdict: Verdict,
+    /// Formats and widths of matrices whose products have the CPU's bits too: how rows are divided depends on what was
+    /// measured, and must not decide on a text.
     multiplies: BTreeSet<(DType, usize)>,
     lost: OnceLock<DeviceError>,
+    /// Clusters, and rows of matrices, that it has computed.
+    computed: [AtomicU64; 2],
 }
 
 impl InUse {
     /// A device that has passed its check.
-    pub fn new(lease: Lease, same_bits: bool, multiplies: BTreeSet<(DType, usize)>) -> Self {
+    pub fn new(
+        lease: Lease,
+        number: usize,
+        verdict: Verdict,
+        multiplies: BTreeSet<(DType, usize)>,
+    ) -> Self {
         Self {
             lease,
-            same_bits,
+            number,
+            verdict,
             multiplies,
             lost: OnceLock::new(),
+            computed: Default::default(),
         }
     }
 
@@ -39,6 +57,19 @@ impl InUse {
     /// The lease.
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// What it is.
+    pub fn facts(&self) -> &Facts {
+        self.lease.facts()
+    }
+
+    /// A failure of it.
+    pub fn failed(&self, what: &str) -> DeviceError {
+        DeviceError {
+            device: self.facts().name.clone(),
+            what: what.into(),
+        }
     }
 
     /// Whether products of matrices of a format and width have the CPU's bits.
@@ -59,12 +90,24 @@ impl InUse {
     pub fn or_lost<T>(&self, result: Result<T, DeviceError>) -> Result<Option<T>, Error> {
         match result {
             Ok(value) => Ok(Some(value)),
-            Err(e) if !self.same_bits => Err(e.into()),
+            Err(e) if !self.verdict.same_bits => Err(e.into()),
             Err(e) => {
-                tracing::warn!(error = %e, "the CPU goes on without the device");
+                tracing::warn!(error = %e, "the engine goes on without the device");
                 let _ = self.lost.set(e);
                 Ok(None)
             }
         }
+    }
+
+    /// Counts clusters, and rows of matrices, that it has computed.
+    pub fn count(&self, clusters: usize, rows: usize) {
+        for (all, new) in self.computed.iter().zip([clusters, rows]) {
+            all.fetch_add(new as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// See [`InUse::count`].
+    pub fn computed(&self) -> [u64; 2] {
+        self.computed.each_ref().map(|n| n.load(Ordering::Relaxed))
     }
 }

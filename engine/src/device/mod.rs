@@ -14,12 +14,14 @@
 pub mod check;
 mod choice;
 mod cpu;
+mod device_set;
 mod host;
 mod in_use;
 mod npu;
 mod opencl;
 mod order;
 pub(crate) mod products;
+pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
 mod widths;
@@ -36,13 +38,15 @@ pub use emberflow_npu::{Listed as NpuLibrary, Provider, list as list_npu};
 pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Listed, Order, Sums, Team, list};
 
 pub(crate) use self::check::OfProducts;
-pub use self::check::{Entry, Found, Kept, Times, Verdict, checked};
-pub use self::choice::DeviceChoice;
+pub use self::check::{Entry, Found, Times, Verdict, Verdicts, checked};
+pub use self::choice::{DeviceChoice, DeviceChoices};
 pub use self::cpu::CpuDevice;
-pub(crate) use self::in_use::InUse;
+pub(crate) use self::device_set::DeviceSet;
+pub use self::in_use::MOST_DEVICES;
+pub(crate) use self::in_use::{Devices, InUse};
 pub use self::npu::NpuDevice;
 pub use self::opencl::OpenCl;
-pub use self::products::{ProductRoom, SharedMatrix};
+pub use self::shared::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;
 pub use self::widths::{Width, Widths};
 use crate::bundle::NeuronFormat;
@@ -255,6 +259,9 @@ pub enum PartKind {
     /// So many neurons, replaced again and again: [`Backend::upload`] may be called while other work is under way,
     /// and between two pieces of work on the part.
     Passing(usize),
+    /// Neurons that lie in the machine's memory already, as [`Backend::host`] gives them: the bytes, and how many. For
+    /// devices with the machine's memory, which do not copy them.
+    Shared(HostBytes, usize),
     /// A matrix for products. Where the device has the machine's memory it is not copied.
     Matrix(SharedMatrix),
 }
@@ -345,7 +352,7 @@ pub struct Device {
     facts: Facts,
     backend: Arc<Mutex<Box<dyn Backend>>>,
     leased: Arc<AtomicBool>,
-    kept: Option<Kept>,
+    verdicts: Option<Verdicts>,
 }
 
 impl Device {
@@ -355,14 +362,14 @@ impl Device {
             facts: backend.facts().clone(),
             backend: Arc::new(Mutex::new(backend)),
             leased: Arc::default(),
-            kept: None,
+            verdicts: None,
         }
     }
 
-    /// The same, with a file that keeps verdicts on it from start to start.
+    /// The same, with a file that verdicts on it are saved in from start to start.
     #[must_use]
-    pub fn keeping(self, kept: Option<Kept>) -> Self {
-        Self { kept, ..self }
+    pub fn with_verdicts(self, verdicts: Option<Verdicts>) -> Self {
+        Self { verdicts, ..self }
     }
 
     /// What it is.
@@ -396,9 +403,14 @@ impl fmt::Debug for Device {
 pub struct Lease(Device);
 
 impl Lease {
-    /// Where verdicts on it are kept.
-    pub(crate) fn kept(&self) -> Option<&Kept> {
-        self.0.kept.as_ref()
+    /// What it is.
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+
+    /// Where verdicts on it are saved.
+    pub(crate) fn verdicts(&self) -> Option<&Verdicts> {
+        self.0.verdicts.as_ref()
     }
 
     /// The device.

@@ -65,7 +65,12 @@ impl NpuDevice {
         let file = Path::new(&listed.path).file_name().unwrap_or_default();
         let facts = Facts {
             name,
-            driver: format!("{}, {}", file.display(), listed.build),
+            driver: format!(
+                "{}, {}, {}",
+                file.display(),
+                listed.build,
+                npu::driver(Path::new(&listed.path))
+            ),
             unified: true,
             memory: u64::MAX,
             longest: u64::MAX,

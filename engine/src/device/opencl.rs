@@ -324,6 +324,11 @@ impl Backend for OpenCl {
                 let buffer = self.device.reserve_for_streams(self.part_bytes(neurons)?);
                 buffer.map(|buffer| ClPart::Neurons { buffer, neurons })
             }
+            PartKind::Shared(bytes, neurons) => {
+                let len = self.part_bytes(neurons)?;
+                let buffer = self.device.share_neurons(bytes, len);
+                buffer.map(|buffer| ClPart::Neurons { buffer, neurons })
+            }
             PartKind::Matrix(matrix) => {
                 let spec = self.matrix(matrix.dtype, matrix.cols, matrix.rows)?;
                 let grouped = matrix.dtype.is_grouped();

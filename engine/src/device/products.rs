@@ -1,11 +1,11 @@
-//! Products of resident matrices (projections of attention, the head, Gate rows) that the CPU's threads and a
-//! device compute together: a partition by weights (HeteroInfer §4.2).
+//! Products of resident matrices (projections of attention, the head, Gate rows) that the CPU's threads and
+//! devices compute together: a partition by weights (HeteroInfer §4.2).
 //!
 //! ```text
-//! y = W x    CPU: the first rows of W    device: the last ones, at the same time
+//! y = W x    CPU: the first rows of W    devices: the last ones, one after the other, at the same time
 //! ```
 //!
-//! A product of a row does not depend on who computes it, so on a device with the CPU's bits no
+//! A product of a row does not depend on who computes it, so on devices with the CPU's bits no
 //! partition changes one. Which rows, [`split`](crate::split) decides for each number of tokens, by
 //! times that were measured with both at work. The host keeps all rows: devices with the machine's
 //! memory read the same bytes, and a lost device is not missed.
@@ -17,207 +17,186 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use emberflow_kernels::DType;
 use emberflow_storage::trace::Tracer;
-use serde::{Deserialize, Serialize};
 
-use super::in_use::InUse;
-use super::{Block, DeviceError, HostBytes, Input, Part, PartKind, Ticket, Work};
+use super::in_use::{InUse, MOST_DEVICES};
+use super::shared::{Samples, SharedMatrix};
+use super::{Block, Input, Part, PartKind, Ticket, Work};
 use crate::counters::nanoseconds;
-use crate::split::{Curve, Pair, Product};
+use crate::split::{Curve, MOST, Product, Shares, shares};
 use crate::thread_buffer::renew;
 use crate::trace;
 
 /// Most matrices that are multiplied by the same input.
 pub(crate) const TOGETHER: usize = 4;
 
-/// A matrix that the host holds too: rows of `cols` elements, each with its scales behind it.
-#[derive(Clone)]
-pub struct SharedMatrix {
-    /// Format.
-    pub dtype: DType,
-    /// Rows.
-    pub rows: usize,
-    /// Elements of a row.
-    pub cols: usize,
-    /// The rows.
-    pub bytes: HostBytes,
-}
-
-/// The largest products.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ProductRoom {
-    /// Bytes of all tokens' input.
-    pub input: usize,
-    /// Results.
-    pub results: usize,
-}
-
-impl ProductRoom {
-    /// Bytes of host memory for it: the input and results, and on a device with the machine's memory
-    /// as many again.
-    pub fn bytes(&self, unified: bool) -> u64 {
-        let once = self.input + 2 * 4 * self.results;
-        (once
-            + if unified {
-                self.input + 4 * self.results
-            } else {
-                0
-            }) as u64
-    }
-}
-
-/// Times of a processor for some number of tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Sample {
-    /// Tokens.
-    pub n: usize,
-    /// Seconds for any product.
-    pub launch: f64,
-    /// Seconds for a weight.
-    pub weight: f64,
-}
-
-/// Times by measurement, along straight lines between the numbers of tokens that were measured.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Samples(pub Vec<Sample>);
-
-impl Curve for Samples {
-    fn seconds(&self, of: Product) -> f64 {
-        let Some(last) = self.0.last().filter(|_| of.rows > 0) else {
-            return 0.0;
-        };
-        let time = |s: &Sample| s.launch + s.weight * (of.rows * of.cols) as f64;
-        let after = self.0.iter().position(|s| s.n >= of.n);
-        match after {
-            Some(0) => time(&self.0[0]),
-            Some(i) => {
-                let (a, b) = (&self.0[i - 1], &self.0[i]);
-                let share = (of.n - a.n) as f64 / (b.n - a.n) as f64;
-                time(a) + (time(b) - time(a)) * share
-            }
-            None => time(last) * of.n as f64 / last.n as f64,
-        }
-    }
-}
+/// A matrix on each device of a [`Products`].
+pub(crate) type Matrices = ArrayVec<Part, MOST_DEVICES>;
 
 /// A matrix of a [`Products`].
 #[derive(Clone)]
 pub(crate) struct OnDevice {
     pub of: Arc<Products>,
-    pub matrix: Part,
+    pub matrices: Matrices,
 }
 
 impl OnDevice {
-    /// Has the device forget the matrix.
+    /// Has the devices forget the matrix.
     pub fn give_back(self) {
-        self.of.device.backend().release(self.matrix);
+        for ((device, _), matrix) in self.of.devices.iter().zip(self.matrices) {
+            device.backend().release(matrix);
+        }
     }
 }
 
 impl fmt::Debug for OnDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OnDevice").field(&self.matrix).finish()
+        f.debug_tuple("OnDevice").field(&self.matrices).finish()
     }
 }
 
-/// A device for products.
+/// Devices for products.
 pub(crate) struct Products {
-    device: Arc<InUse>,
+    /// With the times of each.
+    devices: Vec<(Arc<InUse>, Samples)>,
     cpu: Samples,
-    its: Samples,
-    results: Mutex<Vec<f32>>,
+    /// Results, and those of one of several devices.
+    results: Mutex<[Vec<f32>; 2]>,
     waited: AtomicU64,
     tracer: Tracer,
 }
 
-/// Products that a device computes: the last rows of each matrix.
+/// Products that devices compute: the last rows of each matrix.
 pub(crate) struct Begun {
-    ticket: Ticket,
-    /// Where its rows begin in each matrix: those before are left to the CPU.
+    given: ArrayVec<GivenRows, MOST_DEVICES>,
+    /// A device was lost: its rows are missing.
+    lost: bool,
+    /// Where their rows begin in each matrix: those before are left to the CPU.
     pub left: ArrayVec<usize, TOGETHER>,
-    /// Results.
-    len: usize,
+    /// Rows.
+    rows: usize,
     start: u64,
 }
 
+/// What a device was given of them.
+struct GivenRows {
+    device: usize,
+    ticket: Ticket,
+    places: ArrayVec<ResultPlace, TOGETHER>,
+}
+
+impl GivenRows {
+    fn rows(&self) -> usize {
+        self.places.iter().map(|place| place.rows.len()).sum()
+    }
+}
+
+/// Some rows among those that devices compute of a matrix.
+struct ResultPlace {
+    /// Rows of matrices whose results lie before, and of this one.
+    before: usize,
+    all: usize,
+    rows: Range<usize>,
+}
+
 impl Products {
-    /// With times of the CPU's threads and of the device, and room for so many results.
+    /// With times of the CPU's threads and of each device, and room for so many results.
     pub fn new(
-        device: Arc<InUse>,
-        [cpu, its]: [Samples; 2],
+        devices: Vec<(Arc<InUse>, Samples)>,
+        cpu: Samples,
         results: usize,
         tracer: Tracer,
     ) -> Self {
-        Self {
-            device,
+        let products = Self {
+            devices,
             cpu,
-            its,
-            results: Mutex::new(vec![0.0; results]),
+            results: Mutex::default(),
             waited: AtomicU64::new(0),
             tracer,
-        }
+        };
+        products.set_results(results);
+        products
     }
 
     /// Memory for so many results.
     pub fn set_results(&self, results: usize) {
         let mut held = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        renew(&mut held, results);
+        let [all, some] = &mut *held;
+        renew(all, results);
+        if self.devices.len() > 1 {
+            renew(some, results);
+        }
     }
 
-    /// How many of the rows the device takes, for so many tokens.
+    /// The devices that have not failed, by number.
+    fn live(&self) -> ArrayVec<usize, MOST_DEVICES> {
+        let live = |&n: &usize| self.devices[n].0.lost().is_none();
+        (0..self.devices.len()).filter(live).collect()
+    }
+
+    /// How many of the rows the CPU and each of these devices take, for so many tokens.
+    fn shares(&self, of: Product, devices: &[usize]) -> Shares {
+        let cpu: &dyn Curve = &self.cpu;
+        let its = devices.iter().map(|&n| &self.devices[n].1 as &dyn Curve);
+        let curves: ArrayVec<&dyn Curve, MOST> = std::iter::once(cpu).chain(its).collect();
+        shares(of, &curves)
+    }
+
+    /// How many of the rows the devices take, for so many tokens.
     pub fn rows(&self, of: Product) -> usize {
-        let pair = Pair {
-            first: &self.cpu,
-            second: &self.its,
-            sync: 0.0,
-        };
-        pair.rows_of_second(of)
+        self.shares(of, &self.live())[1..].iter().sum()
     }
 
-    /// Begins products of `matrices`, `(number, rows)`, with the same input. `None` where the CPU computes
-    /// all of it: it is faster alone, or the device is lost.
-    pub fn begin(&self, matrices: &[(Part, Range<usize>)], input: Input<'_>) -> Option<Begun> {
-        if self.device.lost().is_some() {
-            return None;
-        }
-        let all: usize = matrices.iter().map(|(_, rows)| rows.len()).sum();
-        let its = self.rows(Product {
-            rows: all,
-            cols: input.n(),
-            n: input.tokens(),
-        });
-        if its == 0 {
-            return None;
-        }
-        let mut blocks = ArrayVec::<Block, TOGETHER>::new();
-        let (mut left, mut rest) = (ArrayVec::new(), its);
-        for (matrix, rows) in matrices.iter().rev() {
+    /// Begins products of `matrices`, with the rows to be multiplied, with the same input. `None` where the CPU computes
+    /// all of it: it is faster alone, or the devices are lost.
+    pub fn begin(&self, matrices: &[(&Matrices, Range<usize>)], input: Input<'_>) -> Option<Begun> {
+        let (live, all) = (
+            self.live(),
+            matrices.iter().map(|(_, rows)| rows.len()).sum(),
+        );
+        let shares = self.shares(
+            Product {
+                rows: all,
+                cols: input.n(),
+                n: input.tokens(),
+            },
+            &live,
+        );
+        let its = all - shares[0];
+        let mut begun = Begun {
+            given: ArrayVec::new(),
+            lost: false,
+            left: ArrayVec::new(),
+            rows: its,
+            start: self.tracer.now(),
+        };
+        let mut rest = its;
+        for (_, rows) in matrices.iter().rev() {
             let taken = rest.min(rows.len());
             rest -= taken;
-            left.push(rows.end - taken);
-            if taken > 0 {
-                blocks.push(Block {
-                    matrix: *matrix,
-                    rows: rows.end - taken..rows.end,
-                });
+            begun.left.push(rows.end - taken);
+        }
+        begun.left.reverse();
+        let (mut first, counts) = (0, shares[1..].iter());
+        for (&device, &count) in live.iter().zip(counts).filter(|(_, count)| **count > 0) {
+            let (blocks, places) = begun.some(matrices, device, first..first + count);
+            first += count;
+            let device_of = &self.devices[device].0;
+            let submitted = (device_of.backend()).submit(&Work::Products(&blocks, input));
+            match device_of.or_lost(submitted).ok().flatten() {
+                None => begun.lost = true,
+                Some(ticket) => begun.given.push(GivenRows {
+                    device,
+                    ticket,
+                    places,
+                }),
             }
         }
-        left.reverse();
-        let start = self.tracer.now();
-        let work = Work::Products(&blocks, input);
-        let begun = self.device.backend().submit(&work);
-        let ticket = self.device.or_lost(begun).ok().flatten()?;
-        Some(Begun {
-            ticket,
-            left,
-            len: its * input.tokens(),
-            start,
-        })
+        (!begun.given.is_empty()).then_some(begun)
     }
 
     /// Waits for what was begun and hands over its results, `[tokens × rows]` of each matrix, the last one
-    /// first. `None` if the device was lost: the rows are missing.
+    /// first. `None` if a device was lost: rows are missing.
     pub fn results<T>(
         &self,
         begun: &Begun,
@@ -226,19 +205,31 @@ impl Products {
     ) -> Option<T> {
         let wait = Instant::now();
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = match results.get_mut(..begun.len) {
-            Some(results) => self.device.backend().take(begun.ticket, results),
-            None => Err(DeviceError {
-                device: self.device.backend().facts().name.clone(),
-                what: "was asked for more products than there is room for".into(),
-            }),
-        };
+        let [all, some] = &mut *results;
+        let mut lost = begun.lost;
+        for given in &begun.given {
+            let (device, _) = &self.devices[given.device];
+            let rows = given.rows();
+            let alone = rows == begun.rows;
+            let to = if alone { &mut *all } else { &mut *some };
+            let taken = match to.get_mut(..rows * tokens) {
+                Some(results) => device.backend().take(given.ticket, results),
+                None => Err(device.failed("was asked for more products than there is room for")),
+            };
+            let Some(taken) = device.or_lost(taken).ok().flatten() else {
+                lost = true;
+                continue;
+            };
+            if !alone {
+                place(&given.places, tokens, some, all);
+            }
+            device.count(0, rows);
+            let (values, took) = ([tokens as u64, rows as u64], nanoseconds(taken.took));
+            (self.tracer).accelerator(device.number, &trace::PRODUCTS, values, begun.start, took);
+        }
         self.waited
             .fetch_add(nanoseconds(wait.elapsed()), Ordering::Relaxed);
-        let took = self.device.or_lost(taken).ok().flatten()?.took;
-        let values = [tokens as u64, (begun.len / tokens) as u64];
-        (self.tracer).accelerator(&trace::PRODUCTS, values, begun.start, nanoseconds(took));
-        Some(then(&results[..begun.len]))
+        (!lost).then(|| then(&all[..begun.rows * tokens]))
     }
 
     /// Waits for what was begun and puts the rows of each matrix of `all` rows in their place in its `y`,
@@ -267,16 +258,26 @@ impl Products {
         self.results(begun, tokens, place).is_some()
     }
 
-    /// Makes another matrix known to the device. `None` if it has no room for it, or is lost.
+    /// Makes another matrix known to the devices. `None` if one has no room for it, or is lost.
     pub fn share(self: &Arc<Self>, matrix: SharedMatrix) -> Option<OnDevice> {
-        if self.device.lost().is_some() {
-            return None;
-        }
-        let matrix = (self.device.backend().memory(PartKind::Matrix(matrix))).ok()?;
-        Some(OnDevice {
+        let mut shared = OnDevice {
             of: Arc::clone(self),
-            matrix,
-        })
+            matrices: Matrices::new(),
+        };
+        for (device, _) in &self.devices {
+            let known = match device.lost() {
+                None => (device.backend().memory(PartKind::Matrix(matrix.clone()))).ok(),
+                Some(_) => None,
+            };
+            match known {
+                Some(part) => shared.matrices.push(part),
+                None => {
+                    shared.give_back();
+                    return None;
+                }
+            }
+        }
+        Some(shared)
     }
 
     /// Time that its products were waited for.
@@ -285,24 +286,89 @@ impl Products {
     }
 }
 
+impl Begun {
+    /// Blocks of a device that takes some of the devices' rows, counted from the last matrix on, and where they lie.
+    fn some(
+        &self,
+        matrices: &[(&Matrices, Range<usize>)],
+        device: usize,
+        some: Range<usize>,
+    ) -> (ArrayVec<Block, TOGETHER>, ArrayVec<ResultPlace, TOGETHER>) {
+        let (mut blocks, mut places, mut before) = (ArrayVec::new(), ArrayVec::new(), 0);
+        for ((parts, rows), &left) in matrices.iter().zip(&self.left).rev() {
+            let all = rows.end - left;
+            let rows = some.start.max(before)..some.end.min(before + all);
+            if !rows.is_empty() {
+                let rows = rows.start - before..rows.end - before;
+                blocks.push(Block {
+                    matrix: parts[device],
+                    rows: left + rows.start..left + rows.end,
+                });
+                places.push(ResultPlace { before, all, rows });
+            }
+            before += all;
+        }
+        (blocks, places)
+    }
+}
+
+/// Puts a device's results, `[tokens × rows]` block by block, in their place among those of all.
+fn place(places: &[ResultPlace], tokens: usize, mut from: &[f32], to: &mut [f32]) {
+    for ResultPlace { before, all, rows } in places {
+        let (block, rest) = from.split_at(rows.len() * tokens);
+        from = rest;
+        let to = to[before * tokens..].chunks_exact_mut(*all);
+        for (to, block) in to.zip(block.chunks_exact(rows.len())) {
+            to[rows.clone()].copy_from_slice(block);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Rows of matrices divided among devices, whatever the border: the results lie as one device has them.
     #[test]
-    fn times_lie_on_lines_between_samples() {
-        let sample = |n, weight| Sample {
-            n,
-            launch: 1.0,
-            weight,
+    fn results_of_several_devices_lie_as_those_of_one() {
+        let (tokens, matrices) = (3, [0..7, 0..5, 0..9]);
+        let parts = Matrices::from_iter([Part(0), Part(1)]);
+        let of: Vec<_> = matrices.iter().map(|rows| (&parts, rows.clone())).collect();
+        let left = ArrayVec::from_iter([4, 0, 2]);
+        let begun = Begun {
+            given: ArrayVec::new(),
+            lost: false,
+            left,
+            rows: 3 + 5 + 7,
+            start: 0,
         };
-        let samples = Samples(vec![sample(1, 1.0), sample(5, 3.0)]);
-        let of = |n| {
-            let (rows, cols) = (2, 5);
-            samples.seconds(Product { rows, cols, n })
+        let value =
+            |matrix: usize, token: usize, row: usize| (100 * matrix + 10 * row + token) as f32;
+        let results = |device: usize, some: Range<usize>| {
+            let (blocks, places) = begun.some(&of, device, some);
+            assert!(blocks.iter().all(|block| block.matrix == Part(device)));
+            // Blocks come from the last matrix on, as many as there are places.
+            let numbers = places.iter().map(|place| match place.before {
+                0 => 2,
+                7 => 1,
+                _ => 0,
+            });
+            let mut found = Vec::new();
+            for (block, matrix) in blocks.iter().zip(numbers) {
+                for token in 0..tokens {
+                    found.extend(block.rows.clone().map(|row| value(matrix, token, row)));
+                }
+            }
+            (found, places)
         };
-        assert_eq!([1, 3, 5, 10].map(of), [11.0, 21.0, 31.0, 62.0]);
-        let (rows, cols, n) = (0, 5, 1);
-        assert_eq!(samples.seconds(Product { rows, cols, n }), 0.0);
+        let (expected, _) = results(0, 0..15);
+        for border in 0..=15 {
+            let mut all = vec![f32::NAN; 15 * tokens];
+            for (device, some) in [0..border, border..15].into_iter().enumerate() {
+                let (found, places) = results(device, some);
+                place(&places, tokens, &found, &mut all);
+            }
+            assert_eq!(all, expected, "{border}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::{DenseShape, Device, DeviceChoice, Program, Provider, check, list};
+use super::{DenseShape, Device, DeviceChoice, DeviceChoices, Program, Provider, check, list};
 
 /// The NPU that processors stand in for.
 fn npu() -> Option<Device> {
@@ -170,6 +170,19 @@ fn names_of_devices() {
     assert_eq!(parse("npu:cpu"), Ok(DeviceChoice::Npu(Provider::Cpu)));
     assert_eq!(parse("npu"), Ok(DeviceChoice::Npu(Provider::HERE)));
     assert!(parse("npu:x").unwrap_err().contains("npu:openvino"));
+    let list = |names: &str| names.parse::<DeviceChoices>();
+    let both = [DeviceChoice::OpenCl(0), DeviceChoice::Npu(Provider::Cpu)];
+    assert_eq!(list("opencl,npu:cpu").unwrap().0, both);
+    assert_eq!(list("auto").unwrap().0, [DeviceChoice::Auto]);
+    for (names, told) in [
+        ("opencl,opencl:0", "twice"),
+        ("none,npu", "alone"),
+        ("npu,auto", "alone"),
+        ("opencl,", "no device is called"),
+        ("opencl:0,opencl:1,opencl:2,opencl:3,cpu", "at most 4"),
+    ] {
+        assert!(list(names).unwrap_err().contains(told), "{names}");
+    }
     assert!(DeviceChoice::None.open().unwrap().is_none());
     let missing = DeviceChoice::OpenCl(999).open().unwrap_err().to_string();
     assert!(missing.contains("OpenCL"), "{missing}");

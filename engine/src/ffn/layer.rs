@@ -84,7 +84,7 @@ impl Ffn {
             rows => self.split_by_rows(on, at, rows, out)?,
         }
         // A device failed during the layer and is closed: compute the layer again without it.
-        if self.lanes.iter_mut().any(DeviceLane::take_lost) {
+        while self.lanes.iter_mut().any(DeviceLane::take_lost) {
             self.sum_units(on, at, None, out)?;
         }
         add_biases(at.units, self.shape.format.d, out);
@@ -199,7 +199,7 @@ impl Ffn {
             first: inputs.streamed.map_or(0, |from| from.input.tokens()),
         };
         for lane in &mut self.lanes {
-            lane.begin(at.number, rows, &mut self.store.outside);
+            lane.begin(at.number, rows, &mut self.store.outside)?;
         }
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
         self.store

@@ -1,4 +1,4 @@
-//! A device as a lane, and as a tier of memory: the first clusters of each bank, the hottest ones, lie there and in no
+//! Devices as a lane, and as a tier of memory: the first clusters of each bank, the hottest ones, lie there and in no
 //! other region. They are uploaded once, when memory is warmed.
 //!
 //! Where the device's memory is the machine's, the CPU reads the same bytes, so that the border between what the device
@@ -25,8 +25,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use emberflow_storage::trace::Tracer;
-
 pub(crate) use self::gates::{BegunGates, GateProducts};
 pub(crate) use self::holding::Setup;
 pub(crate) use self::passing::Wait;
@@ -34,12 +32,10 @@ use self::passing::{Passing, Piece};
 pub(crate) use self::share::Sharing;
 use super::{LayerRows, Rect, UnitRows, mask};
 use crate::cluster::CLUSTER;
-use crate::counters::nanoseconds;
 use crate::device::products::Products;
-use crate::device::{Clusters, DeviceError, InUse, NeuronRows, Part, Sums, Ticket, Widths, Work};
+use crate::device::{Clusters, DeviceError, DeviceSet, Devices, NeuronRows, Part, Sums, Widths};
 use crate::error::Error;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
-use crate::trace;
 
 /// Rows of a pass that a layer is computed for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,14 +62,6 @@ enum Lies {
     Buffer(usize),
 }
 
-/// A piece of work under way.
-struct Underway {
-    ticket: Ticket,
-    clusters: usize,
-    /// When it was submitted, by the tracer.
-    start: u64,
-}
-
 /// Clusters of a unit that a device computes, by the store's items, and the number of the unit in its layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Each {
@@ -83,12 +71,11 @@ pub(crate) struct Each {
     pub items: Range<usize>,
 }
 
-/// A device that holds and computes clusters. Once it has failed it does neither.
+/// Devices that hold and compute clusters. Those that have failed do neither.
 pub(crate) struct DeviceLane {
     layout: Arc<Layout>,
     latch: Arc<Latch>,
-    tracer: Tracer,
-    device: Arc<InUse>,
+    set: DeviceSet,
     /// What computes gates from resident rows.
     gates: Option<Arc<Products>>,
     /// By bank: where its clusters are, and which of them were uploaded.
@@ -102,10 +89,9 @@ pub(crate) struct DeviceLane {
     layer: usize,
     rows: PassRows,
     passing: Passing,
-    underway: Option<Underway>,
     /// Pieces whose sums come cluster by cluster; the first of them is under way if anything is.
     each: VecDeque<Each>,
-    /// It failed in this layer: its sums are missing.
+    /// A device failed in this layer: its sums are missing.
     lost: bool,
     /// (neuron, row) pairs that fired, and bytes of weights that it computed with, since it was opened.
     fired: u64,
@@ -115,27 +101,37 @@ pub(crate) struct DeviceLane {
 }
 
 impl DeviceLane {
-    /// Goes on without the device where it has failed.
+    /// Goes on without the devices where they have no memory.
     ///
     /// # Errors
     /// The failure, unless the CPU can go on.
     pub fn or_lost(&self, made: Result<(), DeviceError>) -> Result<(), Error> {
-        self.device.or_lost(made).map(|_| ())
+        let mut devices = self.set.devices().iter();
+        devices.try_for_each(|device| device.or_lost(made.clone()).map(|_| ()))
     }
 
     fn is_lost(&self) -> bool {
-        self.device.lost().is_some()
+        self.set.lost().is_some()
     }
 
     /// Begins a layer of a pass: what of it lies outside is computed there.
-    pub fn begin(&mut self, layer: usize, rows: PassRows, outside: &mut Outside) {
+    ///
+    /// # Errors
+    /// A device's, unless the CPU can go on.
+    pub fn begin(
+        &mut self,
+        layer: usize,
+        rows: PassRows,
+        outside: &mut Outside,
+    ) -> Result<(), Error> {
+        self.set.discard()?;
         let streams = rows.first > 0;
         (outside.all_needed, outside.lost) = (streams, self.is_lost());
-        (self.layer, self.underway) = (layer, None);
+        self.layer = layer;
         self.each.clear();
         let same = rows.all() == self.rows.all() && streams == (self.rows.first > 0);
         if same || self.widths.0.is_empty() || outside.lost {
-            return;
+            return Ok(());
         }
         self.rows = rows;
         for bank in 0..self.parts.len() {
@@ -145,6 +141,7 @@ impl DeviceLane {
                 false => self.clusters_for(outside, bank as u32, rows.all()),
             };
         }
+        Ok(())
     }
 
     /// How many rows of a pass of `rows` rows, the first ones, it is to compute with all clusters.
@@ -160,7 +157,7 @@ impl DeviceLane {
         self.at_once.max(1)
     }
 
-    /// Whether it has failed in this layer, so that sums are missing; not told again.
+    /// Whether a device has failed in this layer, so that sums are missing; not told again.
     pub fn take_lost(&mut self) -> bool {
         std::mem::take(&mut self.lost)
     }
@@ -265,11 +262,10 @@ impl DeviceLane {
             return Ok(());
         };
         let part = buffers[self.passing.buffer()];
-        let upload = |rows: &mut dyn Iterator<Item = NeuronRows<'_>>| {
-            self.device.backend().upload(part, place, rows)
-        };
+        let upload =
+            |rows: &mut dyn Iterator<Item = NeuronRows<'_>>| self.set.upload(part, place, rows);
         let uploaded = store.with_rows(cluster, upload);
-        match self.latch.keep(self.device.or_lost(uploaded))? {
+        match self.latch.keep(uploaded)? {
             Some(_) => self.passing.missing -= 1,
             None => self.lost = true,
         }
@@ -342,7 +338,7 @@ impl DeviceLane {
     /// # Errors
     /// As [`DeviceLane::left`].
     pub fn each(&mut self, rect: &Rect<'_>, sums: &mut [f32]) -> Result<(), Error> {
-        if self.underway.is_none() {
+        if !self.set.is_busy() {
             return self.submit(rect, Lies::Held, Sums::Each);
         }
         self.each.pop_front();
@@ -352,23 +348,19 @@ impl DeviceLane {
 
     /// Whether no work is under way, or what is has ended.
     fn is_free(&mut self) -> Result<bool, Error> {
-        let Some(underway) = &self.underway else {
-            return Ok(true);
-        };
-        let done = self.device.backend().poll(underway.ticket);
-        let done = self.latch.keep(self.device.or_lost(done))?;
+        let done = self.latch.keep(self.set.is_free())?;
         self.lost |= done.is_none();
         Ok(done.unwrap_or(true))
     }
 
-    /// Begins to compute a rectangle. If the device has failed, now or before, its sums are missing.
+    /// Begins to compute a rectangle. If a device has failed in this layer, its sums are missing.
     fn submit(&mut self, rect: &Rect<'_>, place: Lies, sums: Sums) -> Result<(), Error> {
         let Rect { unit, clusters } = rect;
         let part = match place {
             Lies::Held => self.parts[unit.bank as usize],
             Lies::Buffer(n) => self.buffers.map(|buffers| buffers[n]),
         };
-        let Some(part) = part.filter(|_| !self.is_lost()) else {
+        let Some(part) = part.filter(|_| !self.lost && !self.is_lost()) else {
             self.lost = true;
             return Ok(());
         };
@@ -379,8 +371,7 @@ impl DeviceLane {
         let words = mask::words(unit.input.tokens());
         let count = (clusters.end * CLUSTER).min(unit.neurons) - clusters.start * CLUSTER;
         let [gate_bias, up_bias] = unit.bias.map(|bias| of_clusters(bias, clusters));
-        let start = self.tracer.now();
-        let submitted = self.device.backend().submit(&Work::Clusters(Clusters {
+        let work = Clusters {
             part,
             clusters: &within,
             x: unit.input.x,
@@ -391,36 +382,22 @@ impl DeviceLane {
             up_bias,
             end: within.start * CLUSTER + count,
             sums,
-        }));
-        match self.latch.keep(self.device.or_lost(submitted))? {
-            None => self.lost = true,
-            Some(ticket) => {
-                self.underway = Some(Underway {
-                    ticket,
-                    clusters: clusters.len(),
-                    start,
-                });
-            }
-        }
+        };
+        let submitted = self.set.submit(&work, self.layer);
+        self.lost |= self.latch.keep(submitted)?.is_none();
         Ok(())
     }
 
     /// Waits for the work under way, if any is, of which `out` takes the sums.
     fn take(&mut self, out: &mut [f32]) -> Result<(), Error> {
-        let Some(underway) = self.underway.take().filter(|_| !self.lost) else {
+        if self.lost {
             return Ok(());
-        };
+        }
         let start = Instant::now();
-        let taken = self.device.backend().take(underway.ticket, out);
+        let taken = self.latch.keep(self.set.take(out))?;
         self.waited += start.elapsed();
-        let Some(taken) = self.latch.keep(self.device.or_lost(taken))? else {
-            self.lost = true;
-            return Ok(());
-        };
-        self.fired += taken.fired;
-        let values = [self.layer as u64, underway.clusters as u64];
-        let took = nanoseconds(taken.took);
-        (self.tracer).accelerator(&trace::DENSE, values, underway.start, took);
+        self.lost = taken.is_none();
+        self.fired += taken.map_or(0, |taken| taken.fired);
         Ok(())
     }
 
@@ -458,9 +435,14 @@ impl DeviceLane {
         [self.fired, self.bytes]
     }
 
-    /// Why it is not used any longer, if so.
+    /// The devices.
+    pub fn devices(&self) -> &Devices {
+        self.set.devices()
+    }
+
+    /// Why none of them is used any longer, if so.
     pub fn lost(&self) -> Option<&DeviceError> {
-        self.device.lost()
+        self.set.lost()
     }
 }
 

@@ -1,20 +1,22 @@
-//! Storage and computation of a device.
+//! Storage and computation of devices.
 
 use serde::Serialize;
 
+use crate::device::InUse;
 use crate::device::check::Speed;
-use crate::device::{Device, Verdict};
 use crate::engine::Engine;
 use crate::lanes::DeviceLane;
 
-/// A run's device, since the engine was opened.
+/// A run's devices, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
-    /// Name of the device.
+    /// Name of the device; of several, their names.
     pub name: String,
-    /// Version of its driver.
+    /// Version of its driver; of several, their versions.
     pub driver: String,
-    /// Whether the device shares the machine's memory, so that its clusters count in the budget.
+    /// Each device, in the order of `--device`.
+    pub devices: Vec<DeviceWork>,
+    /// Whether the devices share the machine's memory, so that their clusters count in the budget.
     pub unified: bool,
     /// Clusters of neurons stored on the device.
     pub clusters: u64,
@@ -31,17 +33,6 @@ pub struct DeviceReport {
     /// Class of numerics: `cpu` if the sums have the CPU's bits, else device and driver. Texts and
     /// hashes are comparable within a class.
     pub numerics: String,
-    /// FFN kernels: neuron layout, work per row, work-group size. They do not change any bit.
-    pub kernels: String,
-    /// Largest deviation from the CPU in the check at the start, relative to the largest sum.
-    pub deviation: f64,
-    /// Milliseconds per launch of any size, in that check.
-    pub launch_ms: f64,
-    /// Weights per second of the device in GB/s, without launches; of one CPU thread
-    /// (`cpu_gb_per_s`).
-    pub gb_per_s: f64,
-    /// See `gb_per_s`.
-    pub cpu_gb_per_s: f64,
     /// Share of the weights of projections and head that the device multiplies in decode, 0 to 1.
     pub products_share: f64,
     /// Share of the weights of projections that the device multiplies in a prompt chunk, 0 to 1.
@@ -58,7 +49,33 @@ pub struct DeviceReport {
     pub lost: Option<String>,
 }
 
-/// The device's part of a pass.
+/// One of a run's devices.
+#[derive(Debug, Clone, Serialize)]
+pub struct DeviceWork {
+    /// Name of the device.
+    pub name: String,
+    /// Version of its driver.
+    pub driver: String,
+    /// FFN kernels: neuron layout, work per row, work-group size. They do not change any bit.
+    pub kernels: String,
+    /// Largest deviation from the CPU in the check at the start, relative to the largest sum.
+    pub deviation: f64,
+    /// Milliseconds per launch of any size, in that check.
+    pub launch_ms: f64,
+    /// Weights per second of the device in GB/s, without launches; of one CPU thread
+    /// (`cpu_gb_per_s`).
+    pub gb_per_s: f64,
+    /// See `gb_per_s`.
+    pub cpu_gb_per_s: f64,
+    /// Clusters of neurons that it has computed, each for the rows of a pass.
+    pub clusters: u64,
+    /// Rows of matrices that it has multiplied, each for the rows of a pass.
+    pub rows: u64,
+    /// The failure after which it was not used again; others go on.
+    pub lost: Option<String>,
+}
+
+/// The devices' part of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Computed {
     /// Rows of the pass.
@@ -79,17 +96,52 @@ pub struct Streamed {
 }
 
 impl Engine {
-    /// The device and its counts since the engine was opened; `None` without a device.
+    /// The devices and their counts since the engine was opened; `None` without a device.
     pub fn device(&self) -> Option<DeviceReport> {
-        let device = self.options().device.as_ref()?;
         let lane = self.decoder.ffn.lanes.first()?;
-        Some(DeviceReport::of(self, device, lane, self.verdict?))
+        Some(DeviceReport::of(self, lane))
+    }
+}
+
+impl DeviceWork {
+    fn of(engine: &Engine, device: &InUse) -> Self {
+        let (facts, verdict, needs) = (device.facts(), device.verdict, engine.needs());
+        let neuron = needs.gate_len + needs.rest_len;
+        let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
+        let [clusters, rows] = device.computed();
+        Self {
+            name: facts.name.clone(),
+            driver: facts.driver.clone(),
+            kernels: {
+                let dtype = engine.decoder.ffn.store.layout.format.dtype;
+                facts.kernels(dtype).into()
+            },
+            deviation: verdict.worst.into(),
+            launch_ms: verdict.speed.launch * 1e3,
+            gb_per_s: rate(verdict.speed),
+            cpu_gb_per_s: rate(verdict.cpu),
+            clusters,
+            rows,
+            lost: device.lost().map(ToString::to_string),
+        }
     }
 }
 
 impl DeviceReport {
-    fn of(engine: &Engine, device: &Device, lane: &DeviceLane, verdict: Verdict) -> Self {
-        let (facts, needs) = (device.facts(), engine.needs());
+    fn of(engine: &Engine, lane: &DeviceLane) -> Self {
+        let needs = engine.needs();
+        let all = lane.devices().iter();
+        let devices: Vec<DeviceWork> = all.map(|device| DeviceWork::of(engine, device)).collect();
+        let joined = |of: fn(&DeviceWork) -> &str| {
+            let all: Vec<&str> = devices.iter().map(of).collect();
+            all.join(" + ")
+        };
+        let (name, driver) = (joined(|of| &of.name), joined(|of| &of.driver));
+        let is = |what: fn(&InUse) -> bool| lane.devices().iter().all(|device| what(device));
+        let (unified, same_bits) = (
+            is(|device| device.facts().unified),
+            is(|device| device.verdict.same_bits),
+        );
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
         let prompt_share = engine
@@ -97,9 +149,7 @@ impl DeviceReport {
             .weights
             .prompt_on_device(engine.prompt_chunk());
         let (gates_share, gates_waited) = lane.gates_share(&store.outside);
-        let neuron = needs.gate_len + needs.rest_len;
-        let cluster = needs.cluster * neuron;
-        let rate = |speed: Speed| neuron as f64 / speed.neuron / 1e9;
+        let cluster = needs.cluster * (needs.gate_len + needs.rest_len);
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
         let mut rows = vec![1, engine.options().batch, engine.prompt_chunk()];
         rows.dedup();
@@ -108,9 +158,7 @@ impl DeviceReport {
             ffn_share: share(lane.computed_for(&store.outside, rows)),
         });
         Self {
-            name: facts.name.clone(),
-            driver: facts.driver.clone(),
-            unified: facts.unified,
+            unified,
             clusters,
             ffn_share: share(clusters),
             computed: computed.collect(),
@@ -120,28 +168,17 @@ impl DeviceReport {
                 bytes: lane.passing_clusters() as u64 * cluster,
             },
             bytes: clusters * cluster,
-            numerics: if verdict.same_bits {
-                "cpu".into()
-            } else {
-                format!("{} {}", facts.name, facts.driver)
+            numerics: match same_bits {
+                true => "cpu".into(),
+                false => format!("{name} {driver}"),
             },
-            kernels: {
-                let dtype = engine.decoder.ffn.store.layout.format.dtype;
-                facts.kernels(dtype).into()
-            },
-            deviation: verdict.worst.into(),
-            launch_ms: verdict.speed.launch * 1e3,
-            gb_per_s: rate(verdict.speed),
-            cpu_gb_per_s: rate(verdict.cpu),
             products_share,
             prompt_share,
-            no_products: (products_share <= 0.0 && prompt_share <= 0.0).then_some(
-                if verdict.same_bits {
-                    "the CPU alone was measured to be faster"
-                } else {
-                    "its results differ from the CPU's, and times must not change a text"
-                },
-            ),
+            no_products: (products_share <= 0.0 && prompt_share <= 0.0).then_some(if same_bits {
+                "the CPU alone was measured to be faster"
+            } else {
+                "its results differ from the CPU's, and times must not change a text"
+            }),
             gates_share,
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "neither --device nor the budget leaves room for a cluster",
@@ -149,6 +186,9 @@ impl DeviceReport {
             }),
             wait_ms: (lane.waited() + waited + gates_waited).as_secs_f64() * 1e3,
             lost: lane.lost().map(ToString::to_string),
+            name,
+            driver,
+            devices,
         }
     }
 
@@ -157,6 +197,26 @@ impl DeviceReport {
         let of = |c: &Computed| format!("{:.0} % for {}", 100.0 * c.ffn_share, c.rows);
         let all: Vec<String> = self.computed.iter().map(of).collect();
         format!("{} rows", all.join(", "))
+    }
+
+    /// What each of several devices has computed.
+    fn each(&self) -> String {
+        let of = |work: &DeviceWork| {
+            let DeviceWork {
+                name,
+                clusters,
+                rows,
+                lost,
+                ..
+            } = work;
+            let lost = lost.as_ref().map(|why| format!(", given up: {why}"));
+            let lost = lost.unwrap_or_default();
+            format!("; {name}: {clusters} clusters, {rows} rows of matrices{lost}")
+        };
+        match self.devices.len() {
+            0 | 1 => String::new(),
+            _ => self.devices.iter().map(of).collect(),
+        }
     }
 
     /// One line for the summary.
@@ -197,6 +257,6 @@ impl DeviceReport {
             100.0 * self.gates_share,
             self.wait_ms
         );
-        format!("{}: {held}; {numerics}", self.name)
+        format!("{}: {held}; {numerics}{}", self.name, self.each())
     }
 }

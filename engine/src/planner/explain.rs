@@ -1,20 +1,22 @@
 //! The plan as text, for `-v`.
 
-use super::plan::Plan;
+use super::plan::{DevicePlan, Plan};
 use crate::error::mib;
 use crate::memory::Needs;
 
 impl Plan {
     /// One line per decision.
     pub fn explain(&self, needs: &Needs) -> Vec<String> {
-        vec![
+        let mut lines = vec![
             self.explain_memory(),
             self.explain_ffn(needs),
             self.explain_reads(),
             self.explain_threads(),
             self.explain_token(),
             self.explain_basis(),
-        ]
+        ];
+        lines.extend(self.devices.iter().map(DevicePlan::words));
+        lines
     }
 
     fn explain_memory(&self) -> String {

@@ -7,9 +7,10 @@ use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use crate::ablation::Ablation;
-use crate::device::products::Samples;
+use crate::cluster::CLUSTER;
+use crate::device::shared::Samples;
 use crate::memory::Needs;
-use crate::split::{Linear, Pair, Product};
+use crate::split::{Curve, Linear, Product, shares};
 
 /// Batch sizes with a reported hot cut.
 pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
@@ -28,7 +29,7 @@ pub(crate) struct ChunkMemory {
     pub predictor: u64,
 }
 
-/// A device as a tier of memory and a second processor.
+/// Devices as a tier of memory and as processors beside the CPU.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct DeviceTier {
     /// The device shares the machine's memory.
@@ -40,12 +41,10 @@ pub(crate) struct DeviceTier {
     pub asked: bool,
     /// Bytes of a cluster.
     pub cluster_len: u64,
-    /// Seconds per launch of any size; seconds per cluster.
-    pub launch: f64,
-    /// See `launch`.
-    pub cluster: f64,
-    /// Measured seconds by neurons (rows of single-column products) and rows of a pass.
-    pub times: Samples,
+    /// Names of the devices.
+    pub names: Vec<String>,
+    /// Of each device, measured seconds by neurons (rows of single-column products) and rows of a pass.
+    pub times: Vec<Samples>,
     /// The device has the CPU's bits, so times may decide which of the two computes a neuron.
     pub same_bits: bool,
     /// Seconds per byte copied to separate memory while the device computes.
@@ -63,7 +62,7 @@ impl DeviceTier {
         self.unified && self.same_bits
     }
 
-    /// Number of `hot` clusters in `layers` layers for which the device and the CPU finish at the
+    /// Number of `hot` clusters in `layers` layers for which the devices and the CPU finish at the
     /// same time: the weighted partition of [`split`](crate::split). `computed`: share of a cluster
     /// that the CPU computes.
     ///
@@ -73,20 +72,23 @@ impl DeviceTier {
             launch: 0.0,
             row: computed * self.cpu_cluster,
         };
-        let device = Linear {
-            launch: layers as f64 * self.launch,
-            row: self.cluster,
-        };
-        let both = Pair {
-            first: &cpu,
-            second: &device,
-            sync: 0.0,
-        };
-        let clusters = both.rows_of_second(Product {
-            rows: usize::try_from(hot).unwrap_or(usize::MAX),
+        let of_one = self.times.iter().filter_map(|samples| samples.0.first());
+        let devices: Vec<Linear> = of_one
+            .map(|one| Linear {
+                launch: layers as f64 * one.launch,
+                row: CLUSTER as f64 * one.weight,
+            })
+            .collect();
+        let cpu: &dyn Curve = &cpu;
+        let its = devices.iter().map(|device| device as &dyn Curve);
+        let all: Vec<&dyn Curve> = std::iter::once(cpu).chain(its).collect();
+        let rows = usize::try_from(hot).unwrap_or(usize::MAX);
+        let of = Product {
+            rows,
             cols: 1,
             n: 1,
-        });
+        };
+        let clusters = rows - shares(of, &all)[0];
         if clusters < layers {
             0
         } else {

@@ -4,6 +4,7 @@
 use emberflow_storage::profile::Origin;
 
 use super::budget::{Division, streams};
+use super::devices::device_plans;
 use super::facts::{BATCHES, Planner};
 use super::firing::{Absent, Firing};
 use super::pass::{CostModel, Forecast};
@@ -119,6 +120,7 @@ impl Planner {
             io_core: self.io_core,
             chunk: *chunk,
             predictor: self.predictor,
+            devices: device_plans(self, &pass, division),
             decode: self.expect(&pass, division, &outlook, 1),
             prefill: self.expect(&pass, division, &outlook, (*chunk).max(2)),
             basis: Basis {

@@ -1,5 +1,7 @@
 //! Builds a [`Planner`] from a container, the options and the saved profiles.
 
+use std::sync::Arc;
+
 use emberflow_kernels::{Cpu, DType, Isa};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
@@ -16,7 +18,7 @@ use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::cluster::{CLUSTER, LEAST_BUFFERS};
-use crate::device::{DenseShape, Device, Verdict};
+use crate::device::{DenseShape, Devices, Facts, InUse};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -53,8 +55,8 @@ pub(crate) struct Opened<'a> {
     pub quant: &'a Quant,
     pub ffn: &'a FfnShape,
     pub naming: Naming,
-    /// Result of checking the device against the CPU, if there is a device.
-    pub verdict: Option<Verdict>,
+    /// The devices.
+    pub devices: &'a Devices,
     /// The predictors in use.
     pub stored: Option<&'a StoredPredictors>,
     pub options: &'a Options,
@@ -184,52 +186,51 @@ impl Opened<'_> {
         }
     }
 
-    /// Host memory for the device's buffers.
+    /// Host memory for the devices' buffers.
     fn device_room(&self, room: &FfnRoom) -> u64 {
-        let device = self.options.device.as_ref();
-        let of = |device: &Device| {
-            let (shape, unified) = (
-                DenseShape::of(&self.ffn.format, self.ffn.kind),
-                device.facts().unified,
-            );
-            let products = product_room(self.config, room.rows, self.options.batch, self.gates());
-            let streamed = if self.verdict.is_some_and(|v| v.same_bits) {
-                2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes()
-            } else {
-                0
-            };
-            let width = self.config.bundle_width() as usize;
-            let room = shape.room_bytes(&room.of_device(width), unified);
-            room + products.bytes(unified) + streamed + device.facts().work_bytes
+        let width = self.config.bundle_width() as usize;
+        let products = product_room(self.config, room.rows, self.options.batch, self.gates());
+        let (shape, room) = (
+            DenseShape::of(&self.ffn.format, self.ffn.kind),
+            room.of_device(width),
+        );
+        let of = |device: &Arc<InUse>| {
+            let unified = device.facts().unified;
+            let streamed = 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes();
+            let own = shape.room_bytes(&room, unified) + products.bytes(unified);
+            own + streamed + device.facts().work_bytes
         };
-        device.map_or(0, of)
+        let joined = match self.devices.len() {
+            0 | 1 => 0,
+            _ => 4 * ((room.pairs + room.rows) * width + products.results) as u64,
+        };
+        self.devices.iter().map(of).sum::<u64>() + joined
     }
 
-    /// Clusters per stream buffer of a device that streams the longest chunk. In separate memory
-    /// the two buffers take at most half.
+    /// Clusters per stream buffer of devices that stream the longest chunk. In separate memory
+    /// the two buffers take at most half. 0 where times must not decide.
     fn at_once(&self) -> usize {
-        if self.layout.has_experts() {
+        let same_bits = self.devices.iter().all(|device| device.verdict.same_bits);
+        if self.layout.has_experts() || !same_bits {
             return 0;
         }
         let longest = self.chunks().last().copied().unwrap_or(0);
         let streamed = self.room(longest, self.threads).streamed();
-        let device = self.options.device.as_ref();
-        let of = |device: &Device| {
+        let of = |device: &Arc<InUse>| {
             if device.facts().unified {
                 streamed
             } else {
-                let fit = self.device_memory(device) / 4 / self.device_cluster();
+                let fit = self.device_memory(device.facts()) / 4 / self.device_cluster();
                 streamed.min(usize::try_from(fit).unwrap_or(usize::MAX))
             }
         };
-        device.map_or(0, of)
+        self.devices.iter().map(of).min().unwrap_or(0)
     }
 
     /// Bytes of device memory to use.
-    fn device_memory(&self, device: &Device) -> u64 {
-        let (asked, of) = (self.options.device_memory, device.facts());
+    fn device_memory(&self, of: &Facts) -> u64 {
         // A tenth is left to the driver.
-        asked.unwrap_or(of.memory / 10 * 9)
+        self.options.device_memory.unwrap_or(of.memory / 10 * 9)
     }
 
     /// Bytes of a cluster on a device.
@@ -237,22 +238,32 @@ impl Opened<'_> {
         CLUSTER as u64 * DenseShape::of(&self.ffn.format, self.ffn.kind).neuron_bytes()
     }
 
-    /// The device as a tier of memory.
+    /// The devices as a tier of memory.
     fn tier(&self) -> Option<DeviceTier> {
-        let (device, verdict) = (self.options.device.as_ref()?, self.verdict?);
-        let (unified, cluster_len) = (device.facts().unified, self.device_cluster());
-        let at_once = if verdict.same_bits { self.at_once() } else { 0 };
+        let verdict = self.devices.first()?.verdict;
+        let all = |is: fn(&InUse) -> bool| self.devices.iter().all(|device| is(device));
+        let memory = self
+            .devices
+            .iter()
+            .map(|device| self.device_memory(device.facts()));
         Some(DeviceTier {
-            unified,
-            memory: self.device_memory(device),
+            unified: all(|device| device.facts().unified),
+            memory: memory.min().unwrap_or(0),
             asked: self.options.device_memory.is_some(),
-            cluster_len,
-            launch: verdict.speed.launch,
-            cluster: CLUSTER as f64 * verdict.speed.neuron,
-            times: verdict.times(),
-            same_bits: verdict.same_bits,
+            cluster_len: self.device_cluster(),
+            names: self
+                .devices
+                .iter()
+                .map(|device| device.facts().name.clone())
+                .collect(),
+            times: self
+                .devices
+                .iter()
+                .map(|device| device.verdict.times())
+                .collect(),
+            same_bits: all(|device| device.verdict.same_bits),
             copy: verdict.copy,
-            at_once,
+            at_once: self.at_once(),
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }
@@ -392,7 +403,8 @@ impl Opened<'_> {
     /// Memory of chunks of `chunk` tokens, without the weights.
     fn scratched(&self, chunk: usize) -> ChunkMemory {
         let (o, room) = (self.options, self.room(chunk, self.threads));
-        let lanes = (self.threads + emberflow_storage::trace::OTHERS) as u64;
+        let lanes = self.threads + emberflow_storage::trace::OTHERS + self.devices.len();
+        let lanes = lanes as u64;
         let batch = o.batch as u64;
         let row = self.config.d_model as usize + streams::aux_width(self.config);
         let parts = [

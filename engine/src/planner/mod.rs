@@ -8,6 +8,7 @@
 mod budget;
 pub mod cores;
 mod cost;
+mod devices;
 mod explain;
 mod facts;
 mod firing;
@@ -29,5 +30,5 @@ pub use budget::Division;
 pub use facts::Planner;
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};
-pub use plan::{Basis, HotCut, Plan};
+pub use plan::{Basis, DevicePlan, HotCut, LayerTime, Plan};
 pub(crate) use search::{Candidates, FORECAST_MARGIN};

@@ -18,6 +18,30 @@ pub struct HotCut {
     pub share: f64,
 }
 
+/// A device's measured times, and what it computes of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DevicePlan {
+    /// Name of the device.
+    pub name: String,
+    /// By rows of a pass: one, all texts, a prompt chunk.
+    pub layers: Vec<LayerTime>,
+}
+
+/// A layer's FFN on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LayerTime {
+    /// Rows of the pass.
+    pub rows: usize,
+    /// Milliseconds of the device for all clusters, by its measured times, launch included.
+    pub device_ms: f64,
+    /// Milliseconds of the CPU's threads without devices, if nothing is read.
+    pub cpu_ms: f64,
+    /// Clusters that the device computes.
+    pub clusters: usize,
+    /// Rows for which the devices compute all clusters; 0 if they compute those that they hold for all rows.
+    pub streamed: usize,
+}
+
 /// The plan for one model, machine and budget.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
@@ -52,6 +76,8 @@ pub struct Plan {
     pub predictor: PredictorNeeds,
     /// Expected share of the visited experts' clusters that is resident; `null` without experts.
     pub expert_hit_rate: Option<f64>,
+    /// Each device's measured times beside the CPU's, and its share; none without devices.
+    pub devices: Vec<DevicePlan>,
     /// Decode in the middle of the context.
     pub decode: Forecast,
     /// Prefill.

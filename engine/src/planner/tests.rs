@@ -14,6 +14,7 @@ use super::rates::Rates;
 use super::search::Candidates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
+use crate::device::shared::{Sample, Samples};
 use crate::memory::{Needs, SlotContents};
 use crate::mixer::state_shape;
 use crate::scratch::{Scratch, ScratchRoom};
@@ -547,37 +548,6 @@ fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
 }
 
 #[test]
-fn a_device_gets_what_makes_both_end_at_once() {
-    let tier = DeviceTier {
-        unified: false,
-        memory: 1 << 30,
-        asked: false,
-        cluster_len: 1 << 20,
-        launch: 50e-6,
-        cluster: 10e-6,
-        cpu_cluster: 30e-6,
-        ..DeviceTier::default()
-    };
-    for (hot, computed) in [(1000, 1.0), (1000, 0.6), (333, 1.0)] {
-        let clusters = tier.balanced(hot, computed, 10);
-        let time = |d: u64| {
-            let device = 10.0 * tier.launch + d as f64 * tier.cluster;
-            device.max((hot - d) as f64 * computed * tier.cpu_cluster)
-        };
-        // No other number is faster.
-        let best = (0..=hot).map(time).fold(f64::INFINITY, f64::min);
-        assert!(time(clusters) <= best + tier.cluster.max(tier.cpu_cluster));
-    }
-    // A launch costs more than the CPU needs for everything.
-    assert_eq!(tier.balanced(16, 1.0, 10), 0);
-    let slow = DeviceTier {
-        cluster: 1.0,
-        ..tier
-    };
-    assert_eq!(slow.balanced(1000, 1.0, 10), 0);
-}
-
-#[test]
 fn what_a_device_holds_is_in_no_other_region() {
     let mut p = planner(Profile::Ufs4, sparse());
     let budget = p.needs.budget_for_share(0.5);
@@ -589,8 +559,11 @@ fn what_a_device_holds_is_in_no_other_region() {
             memory: 40 * cluster_len + 5,
             asked: true,
             cluster_len,
-            launch: 0.0,
-            cluster: 1e-6,
+            times: vec![Samples(vec![Sample {
+                n: 1,
+                launch: 0.0,
+                weight: 1e-6 / CLUSTER as f64,
+            }])],
             cpu_cluster: 1e-6,
             ..DeviceTier::default()
         });

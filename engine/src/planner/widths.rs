@@ -1,14 +1,16 @@
 //! The device's part of a layer, by the number of rows of a pass: the device and the CPU should
 //! finish at the same time, by the device's measured times and the CPU's forecast.
 
+use arrayvec::ArrayVec;
+
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
 use super::pass::{CostModel, DevicePart};
 use crate::cluster::CLUSTER;
-use crate::device::{LEAST_STREAMED, Width, Widths};
+use crate::device::{LEAST_STREAMED, MOST_DEVICES, Width, Widths};
 use crate::ffn::RECENT;
-use crate::split::{Curve, Product, pieces_of_second};
+use crate::split::{self, Curve, Product, pieces_of_second};
 
 /// Bytes per nanosecond that one thread copies to a device buffer: half of a typical bandwidth, since
 /// a copy reads and writes.
@@ -203,13 +205,16 @@ impl Planner {
 }
 
 impl DeviceTier {
-    /// Seconds of the device for `neurons` neurons and `rows` rows.
+    /// Seconds of the devices together for `neurons` neurons and `rows` rows.
     fn seconds(&self, neurons: usize, rows: usize) -> f64 {
-        self.times.seconds(Product {
+        let of = Product {
             rows: neurons,
             cols: 1,
             n: rows,
-        })
+        };
+        let curves = self.times.iter().map(|times| times as &dyn Curve);
+        let curves: ArrayVec<&dyn Curve, MOST_DEVICES> = curves.collect();
+        split::seconds(of, &curves)
     }
 }
 
@@ -219,7 +224,7 @@ mod tests {
 
     use super::super::tests::{planner, sparse};
     use super::*;
-    use crate::device::products::{Sample, Samples};
+    use crate::device::shared::{Sample, Samples};
 
     /// A 7B model on a phone with a device that takes `neuron[i]` seconds per neuron for 1, 8 and
     /// 64 rows.
@@ -234,10 +239,10 @@ mod tests {
             unified: true,
             memory: u64::MAX,
             cluster_len: CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len),
-            launch: 100e-6,
-            cluster: CLUSTER as f64 * neuron[0],
             cpu_cluster: 100e-6,
-            times: Samples([1, 8, 64].into_iter().zip(neuron).map(sample).collect()),
+            times: vec![Samples(
+                [1, 8, 64].into_iter().zip(neuron).map(sample).collect(),
+            )],
             same_bits: true,
             ..DeviceTier::default()
         });

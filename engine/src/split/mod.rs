@@ -1,35 +1,65 @@
-//! How two processors share the rows of a product of matrices: HeteroInfer's partition by weights (§4.2) on the finest grid.
-//! Its other partitions, and the solver that chooses among them, are in `benches/src/bench/split/solver.rs`.
+//! How processors share the rows of a product of matrices: HeteroInfer's partition by weights (§4.2) on the finest grid, for
+//! any number of processors. Its other partitions, and the solver that chooses among them, are in
+//! `benches/src/bench/split/solver.rs`.
+//!
+//! ```text
+//! T(p₁ … pₖ, rows) = min over r of max(p₁(rows − r), T(p₂ … pₖ, r))      T(p₁, rows) = p₁(rows)
+//! ```
 
 mod curve;
 #[cfg(test)]
 mod tests;
 
+use arrayvec::ArrayVec;
+
 pub use curve::{Curve, Linear, Product};
 
-/// Two processors.
-pub struct Pair<'a> {
-    /// The one that has all rows but those of the other.
-    pub first: &'a dyn Curve,
-    /// The one that takes the last rows, if it is worth it.
-    pub second: &'a dyn Curve,
-    /// Seconds to synchronise and copy whenever the second takes part: `T_sync + T_copy`.
-    pub sync: f64,
+/// Most processors that share a product.
+pub const MOST: usize = 5;
+
+/// Rows of each processor, in their order.
+pub type Shares = ArrayVec<usize, MOST>;
+
+/// How many of a product's rows each processor takes so that the last one ends as early as it can, if any number may be
+/// chosen. A processor that does not pay gets none.
+///
+/// # Panics
+/// With more processors than [`MOST`].
+pub fn shares(of: Product, all: &[&dyn Curve]) -> Shares {
+    let (mut shares, mut left) = (Shares::new(), of.rows);
+    for n in 0..all.len() {
+        let others = rows_of_others(Product { rows: left, ..of }, &all[n..]);
+        shares.push(left - others);
+        left = others;
+    }
+    shares
 }
 
-impl Pair<'_> {
-    /// How many of a product's rows the second takes so that both end as early as they can, if any number
-    /// may be chosen: the partition by weights on the finest grid. 0 if it does not pay.
-    ///
-    /// The time of the first falls with this number and that of the second rises; bisection finds
-    /// where they meet.
-    pub fn rows_of_second(&self, of: Product) -> usize {
-        let rows = |rows| Product { rows, ..of };
-        pieces_of_second(
+/// Seconds until the last processor has ended, if they [share](shares) a product. Increasing in rows.
+pub fn seconds(of: Product, all: &[&dyn Curve]) -> f64 {
+    let rows = |rows| Product { rows, ..of };
+    match all {
+        [] => 0.0,
+        [one] => one.seconds(of),
+        [first, others @ ..] => {
+            let theirs = rows_of_others(of, all);
+            let own = first.seconds(rows(of.rows - theirs));
+            own.max(seconds(rows(theirs), others))
+        }
+    }
+}
+
+/// How many of a product's rows all processors but the first take. The time of the first falls with this number and that
+/// of the others rises; bisection finds where they meet.
+fn rows_of_others(of: Product, all: &[&dyn Curve]) -> usize {
+    let rows = |rows| Product { rows, ..of };
+    match all {
+        [] | [_] => 0,
+        [first, others @ ..] => pieces_of_second(
             of.rows,
-            |theirs| self.first.seconds(rows(of.rows - theirs)),
-            |theirs| self.second.seconds(rows(theirs)) + self.sync,
-        )
+            |theirs| first.seconds(rows(of.rows - theirs)),
+            |theirs| seconds(rows(theirs), others),
+        ),
     }
 }
 

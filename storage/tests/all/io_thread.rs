@@ -165,7 +165,7 @@ fn the_first_failure_stops_everything_and_every_slot_comes_back() {
 
 /// Drops a thread midway through `batch`; then it and its device's threads are gone.
 fn drop_with(source: FileSource, choice: IoChoice, limits: Limits, mut batch: Vec<Read>) -> Trace {
-    let trace = Arc::new(Trace::new(1, 8192));
+    let trace = Arc::new(Trace::new(1, 0, 8192));
     let options = IoOptions {
         limits,
         trace: Arc::clone(&trace).into(),
@@ -266,7 +266,7 @@ fn wide_reads_cannot_keep_urgent_ones_waiting() {
 #[test]
 fn what_is_read_can_be_traced() {
     let file = patterned(FILE);
-    let trace = Arc::new(Trace::new(1, 256));
+    let trace = Arc::new(Trace::new(1, 0, 256));
     let options = IoOptions {
         trace: Arc::clone(&trace).into(),
         ..IoOptions::default()

@@ -26,7 +26,7 @@ fn text(len: u32) -> Vec<u32> {
 /// The demo model with a device that holds `bytes`.
 fn with(device: Device, bytes: u64, options: Options) -> Engine {
     let options = Options {
-        device: Some(device),
+        devices: vec![device],
         device_memory: Some(bytes),
         ..options
     };
@@ -199,7 +199,7 @@ fn families_and_formats_on_a_device() {
             }
             for bytes in [100 << 10, 100 << 20] {
                 let options = Options {
-                    device: Some(device.clone()),
+                    devices: vec![device.clone()],
                     device_memory: Some(bytes),
                     ..roomy(64)
                 };
@@ -233,7 +233,7 @@ fn experts_on_a_device_change_no_bit() {
         let tokens = Golden::load(&case, "golden.json").tokens;
         let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
         let on = |device: &Device, bytes: u64| Options {
-            device: Some(device.clone()),
+            devices: vec![device.clone()],
             device_memory: Some(bytes),
             ..roomy(64)
         };
@@ -321,7 +321,7 @@ fn products_on_a_device_change_no_bit() {
             for lost_at in [usize::MAX - 1, 0, 7] {
                 let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
                 let options = Options {
-                    device: Some(Faulty::armed_by(device, fault, Arc::clone(&left))),
+                    devices: vec![Faulty::armed_by(device, fault, Arc::clone(&left))],
                     device_memory: Some(0),
                     ..roomy(64)
                 };
@@ -427,7 +427,7 @@ fn every_family_is_served_or_refused_by_name() {
             _ => None,
         };
         let options = Options {
-            device: Some(cpu()),
+            devices: vec![cpu()],
             device_memory: Some(16 << 10),
             ..roomy(64)
         };
@@ -464,7 +464,7 @@ fn what_a_device_cannot_do_is_refused() {
         Ok(_) => panic!("was not refused"),
     };
     let on = |fault| Options {
-        device: Some(Faulty::device(fault)),
+        devices: vec![Faulty::device(fault)],
         ..some(0.5)
     };
     let wrong = refused(demo(), on(Fault::Wrong));
@@ -477,7 +477,7 @@ fn what_a_device_cannot_do_is_refused() {
     let lost = refused(demo(), on(Fault::Submit(3)));
     assert!(lost.contains("was reset"), "{lost}");
     let cpu = || Options {
-        device: DeviceChoice::Cpu.open().unwrap(),
+        devices: Vec::from_iter(DeviceChoice::Cpu.open().unwrap()),
         ..some(0.5)
     };
     let mapped = Options {

@@ -43,7 +43,7 @@ fn demo(options: Options) -> Engine {
 
 fn on(device: Device, share: f64, held: u64) -> Options {
     Options {
-        device: Some(device),
+        devices: vec![device],
         device_memory: Some(held),
         ..some(share)
     }
@@ -136,12 +136,16 @@ fn texts_of_a_device_with_rows_in_tiles_have_the_same_bits() {
         for device in tiled_devices() {
             let mut engine = demo(on(device, share, memory));
             let report = engine.device().unwrap();
-            assert!(report.kernels.starts_with("tiles"), "{report:?}");
+            assert!(report.devices[0].kernels.starts_with("tiles"), "{report:?}");
             assert!(report.clusters > 0, "{report:?}");
             assert!(report.bytes + report.streamed.bytes <= memory, "{report:?}");
             for chunk in [CHUNK, 1] {
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
-                assert!(&found == expected, "{}: {share} by {chunk}", report.kernels);
+                assert!(
+                    &found == expected,
+                    "{}: {share} by {chunk}",
+                    report.devices[0].kernels
+                );
             }
             assert_eq!(engine.device().unwrap().lost, None);
         }
@@ -242,7 +246,7 @@ fn totals_in_pieces_change_no_bit() {
         for fault in faults.into_iter().chain([Fault::Never]) {
             let (device, done) = Faulty::counted(&Faulty::discrete(Fault::Never), fault);
             let options = Options {
-                device: Some(device),
+                devices: vec![device],
                 device_memory: Some(held),
                 ..long()
             };

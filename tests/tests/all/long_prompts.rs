@@ -192,7 +192,7 @@ fn a_device_without_room_for_more_rows_is_kept() {
     let expected = generate(&mut open(options()), &long);
     let with = |fault| {
         open(Options {
-            device: Some(Faulty::device(fault)),
+            devices: vec![Faulty::device(fault)],
             device_memory: Some(256 << 10),
             budget: Budget::FfnShare(0.75),
             ..options()
@@ -215,7 +215,7 @@ fn devices_follow_and_change_no_bit() {
     let expected = generate(&mut open(options()), &long);
     for device in devices() {
         let mut engine = open(Options {
-            device: Some(device),
+            devices: vec![device],
             device_memory: Some(256 << 10),
             budget: Budget::FfnShare(0.75),
             ..options()

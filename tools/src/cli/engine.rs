@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use emberflow_engine::device::DeviceChoice;
+use emberflow_engine::device::DeviceChoices;
 use emberflow_engine::{Budget, Lab, Sparsity};
 use emberflow_models::demo::Demo;
 
@@ -74,11 +74,12 @@ pub struct EngineArgs {
     /// Which FFN neurons to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub sparsity: SparsityArg,
-    /// Device that holds and computes the hottest neurons: none, opencl or opencl:N (see doctor), npu or
+    /// Devices that hold and compute the hottest neurons: none, opencl or opencl:N (see doctor), npu or
     /// npu:PROVIDER (by ONNX Runtime: openvino, qnn, coreml, cpu), cpu (a second CPU backend, for tests), auto
-    /// (a GPU if there is one). =SIZE limits its memory, as in opencl=2GiB; the default follows its speed. Memory shared with the CPU counts towards --memory.
+    /// (a GPU if there is one); several with commas, as in opencl,npu. =SIZE limits their memory, as in opencl=2GiB; the
+    /// default follows their speed. Memory shared with the CPU counts towards --memory.
     /// Experts are computed there only if SIZE is given.
-    #[arg(long, value_name = "DEVICE[=SIZE]", default_value = "none")]
+    #[arg(long, value_name = "DEVICE[,DEVICE...][=SIZE]", default_value = "none")]
     pub device: DeviceArg,
     /// Lock the weights in memory (mlock), as far as the system allows (see doctor).
     #[arg(long)]
@@ -91,12 +92,12 @@ pub struct EngineArgs {
     pub lab: Lab,
 }
 
-/// A device and its memory limit.
+/// Devices and their memory limit.
 #[derive(Debug, Clone)]
 pub struct DeviceArg {
-    /// The device.
-    pub choice: DeviceChoice,
-    /// Maximum bytes of neurons on it; `None` to choose by its speed.
+    /// The devices.
+    pub choices: DeviceChoices,
+    /// Maximum bytes of neurons on them; `None` to choose by their speed.
     pub memory: Option<u64>,
 }
 
@@ -108,8 +109,8 @@ impl FromStr for DeviceArg {
             Some((name, size)) => (name, Some(size::parse(size)?)),
             None => (text, None),
         };
-        let choice = name.parse()?;
-        Ok(Self { choice, memory })
+        let choices = name.parse()?;
+        Ok(Self { choices, memory })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use emberflow_engine::device::check::Speed;
 use emberflow_engine::device::{
-    DenseShape, DeviceChoice, DeviceError, Entry, Found, Kept, Listed, Verdict, checked, list,
+    DenseShape, DeviceChoice, DeviceError, Entry, Found, Listed, Verdict, Verdicts, checked, list,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -32,7 +32,7 @@ fn rate(speed: Speed) -> f64 {
 fn verdict(number: usize) -> Result<Verdict, DeviceError> {
     let choice = DeviceChoice::OpenCl(number);
     match choice.open()? {
-        Some(device) => checked(&device.keeping(choice.kept()).lease()?, &SHAPE),
+        Some(device) => checked(&device.with_verdicts(choice.verdicts()).lease()?, &SHAPE),
         None => Err(DeviceError {
             device: format!("opencl:{number}"),
             what: "is no longer available".into(),
@@ -160,19 +160,19 @@ fn stored_json(entry: &Entry) -> Value {
 /// Tests all OpenCL devices; `again` discards stored results first.
 pub(super) fn devices(again: bool) -> Check {
     const NAME: &str = "devices";
-    let store = Kept::here();
+    let verdicts = Verdicts::here();
     if again
-        && let Some(store) = &store
-        && let Err(e) = store.forget()
+        && let Some(verdicts) = &verdicts
+        && let Err(e) = verdicts.forget()
     {
-        let path = store.path().display();
+        let path = verdicts.path().display();
         return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
     }
     let found = list();
     if found.is_empty() {
         return Check::ok(NAME, "none: no OpenCL driver found").with("devices", json!([]));
     }
-    let all = || store.as_ref().map_or_else(Vec::new, Kept::all);
+    let all = || verdicts.as_ref().map_or_else(Vec::new, Verdicts::all);
     let known: Vec<Known> = (found.into_iter().enumerate())
         .map(|(number, of)| Known::new(number, of, &all))
         .collect();

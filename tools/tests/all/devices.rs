@@ -31,6 +31,10 @@ fn a_device_computes_the_same_text_within_the_budget() {
     }
     if has_onnxruntime() {
         devices.push("npu:cpu");
+        devices.push("cpu,npu:cpu");
+        if has_opencl() {
+            devices.push("opencl:0,npu:cpu");
+        }
     }
     for device in devices {
         for share in ["0.45", "1"] {
@@ -45,6 +49,8 @@ fn a_device_computes_the_same_text_within_the_budget() {
             assert!(held["clusters"].as_u64() > Some(0), "{report}");
             assert!(held["bytes"].as_u64() <= Some(2 << 20), "{report}");
             assert_eq!(held["lost"], Value::Null);
+            let each = held["devices"].as_array().unwrap();
+            assert_eq!(each.len(), device.split(',').count(), "{report}");
             if device != "opencl:0" {
                 assert_eq!(held["numerics"], "cpu");
             }
@@ -59,6 +65,8 @@ fn devices_that_are_not_there_are_refused() {
         ("gpu", "opencl:N"),
         ("opencl:", "opencl:N"),
         ("npu:gpu", "npu:openvino"),
+        ("cpu,cpu", "named twice"),
+        ("cpu,none", "stand alone"),
     ] {
         let output = call(&["run", "-p", "x", "-n", "1", "--device", name]);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -157,4 +165,19 @@ fn verdicts_are_kept_and_tried_anew_on_demand() {
     // an unreadable entry is measured again
     std::fs::write(&path, "{").unwrap();
     report(run());
+}
+
+/// Of each device the plan gives its times beside the CPU's, and what follows from them.
+#[test]
+fn a_plan_says_what_devices_are_given_and_why() {
+    let output = call(&["plan", "--device", "cpu", "--memory", "auto"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let line = said.lines().find(|line| line.starts_with("device "));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    let told = [
+        "cpu: a layer for 1 rows takes",
+        "on the CPU alone: computes",
+    ];
+    assert!(told.iter().all(|told| line.contains(told)), "{line}");
 }

@@ -1,9 +1,9 @@
 //! The Snapdragon 8 Gen 3 as measured in HeteroInfer, with 4-bit weights and 16-bit activations,
 //! for simulation. None of it was measured by us.
 
-use emberflow_engine::split::{Pair, Product};
+use emberflow_engine::split::Product;
 
-use super::solver::Grid;
+use super::solver::{Grid, Pair};
 
 use super::measured::{MeasuredCurve, Point, WeightShape};
 

@@ -12,7 +12,17 @@
 //! *hybrid* partition is a partition by weights with a padded number of tokens. [`Solver::solve`]
 //! returns the fastest.
 
-use emberflow_engine::split::{Pair, Product};
+use emberflow_engine::split::{Curve, Product};
+
+/// Two processors.
+pub struct Pair<'a> {
+    /// The one that has all rows but those of the other.
+    pub first: &'a dyn Curve,
+    /// The one that takes the last rows, if that is faster.
+    pub second: &'a dyn Curve,
+    /// Seconds to synchronise and copy whenever the second takes part: `T_sync + T_copy`.
+    pub sync: f64,
+}
 
 /// A partition of a product between two processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

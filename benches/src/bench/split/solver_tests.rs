@@ -1,7 +1,7 @@
-use emberflow_engine::split::{Curve, Pair, Product};
+use emberflow_engine::split::{Curve, Product};
 use proptest::prelude::*;
 
-use super::solver::{Grid, Solver};
+use super::solver::{Grid, Pair, Solver};
 
 #[test]
 fn numbers_of_tokens_are_padded_to_whole_graphs() {

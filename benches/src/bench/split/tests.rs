@@ -1,8 +1,8 @@
 //! The solver reproduces the published table from the published curves.
 
-use emberflow_engine::split::{Curve, Pair, Product};
+use emberflow_engine::split::{Curve, Product};
 
-use super::solver::{Partition, Solution, Solver};
+use super::solver::{Pair, Partition, Solution, Solver};
 
 use super::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC, TABLE};
 

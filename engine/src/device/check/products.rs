@@ -106,7 +106,7 @@ impl<'d> Compared<'d> {
 
 impl Lease {
     /// Makes kernels for products with rows of `cols` elements, and compares them with the CPU: whether they have the same
-    /// bits. Wrong ones are kept, and not run again.
+    /// bits. Wrong ones are saved, and not run again.
     ///
     /// # Errors
     /// The driver's, or products that are wrong.
@@ -115,8 +115,8 @@ impl Lease {
         let facts = device.facts().clone();
         let kernels = facts.kernels(dtype);
         let of = format!("products of {dtype}, width {cols}; {kernels}");
-        let known = match self.kept() {
-            Some(kept) => kept.find(&facts, &of)?,
+        let known = match self.verdicts() {
+            Some(verdicts) => verdicts.find(&facts, &of)?,
             None => None,
         };
         device.prepare(&Program::Products { dtype, cols })?;
@@ -124,8 +124,8 @@ impl Lease {
         device.clear();
         device.prepare(&Program::ProductRoom(ProductRoom::default()))?;
         let found = wrong(&facts, apart).map_or(Found::Right, Found::Wrong);
-        if let Some(kept) = self.kept().filter(|_| known.as_ref() != Some(&found)) {
-            kept.put(&facts, &of, found);
+        if let Some(verdicts) = self.verdicts().filter(|_| known.as_ref() != Some(&found)) {
+            verdicts.put(&facts, &of, found);
         }
         accept(&facts, apart)?;
         Ok(apart == 0.0)

@@ -34,7 +34,7 @@ impl BegunGates {
     ) -> Option<Self> {
         let device = resident.matrix(bank)?.device()?;
         let products = Arc::clone(&device.of);
-        let begun = products.begin(&[(device.matrix, neurons)], input)?;
+        let begun = products.begin(&[(&device.matrices, neurons)], input)?;
         let row = *begun.left.first()?;
         Some(Self {
             products,

@@ -8,14 +8,14 @@ use super::passing::Passing;
 use super::{DeviceLane, PassRows};
 use crate::bundle::NeuronRows;
 use crate::cluster::{CLUSTER, prefixes};
-use crate::device::{DeviceError, InUse, PartKind, ProductRoom, Program, Room, Widths};
+use crate::device::{DeviceError, DeviceSet, Devices, ProductRoom, Program, Room, Widths};
 use crate::error::Error;
 use crate::store::{Layout, NeuronStore, Outside};
 
 /// What a device is to hold and to compute.
 pub(crate) struct Setup {
-    /// The device.
-    pub device: Arc<InUse>,
+    /// The devices.
+    pub devices: Devices,
     /// Clusters of all banks.
     pub clusters: u64,
     /// How many of them it computes.
@@ -42,7 +42,7 @@ impl DeviceLane {
         };
         let mut lane = Self {
             latch: Arc::clone(&store.latch),
-            tracer: store.tracer.clone(),
+            set: DeviceSet::new(setup.devices, layout.format.d, store.tracer.clone()),
             gates: None,
             parts: vec![None; prefix.len()],
             uploaded: prefix.iter().map(|&n| vec![false; n as usize]).collect(),
@@ -52,25 +52,20 @@ impl DeviceLane {
             layer: 0,
             rows: PassRows::default(),
             passing: Passing::default(),
-            underway: None,
             each: VecDeque::new(),
             lost: false,
             fired: 0,
             bytes: 0,
             waited: Duration::ZERO,
-            device: setup.device,
             layout,
         };
-        let device = Arc::clone(&lane.device);
-        let mut backend = device.backend();
-        backend.prepare(&Program::Room(setup.room))?;
+        lane.set.prepare(&Program::Room(setup.room))?;
         for (bank, part) in lane.parts.iter_mut().enumerate() {
             let neurons = held_neurons(&lane.layout, bank as u32, &prefix);
             if neurons > 0 {
-                *part = Some(backend.memory(PartKind::Held(neurons))?);
+                *part = Some(lane.set.held(neurons)?);
             }
         }
-        drop(backend);
         lane.reserve_buffers(setup.room.rows)?;
         Ok((lane, Outside::new(prefix)))
     }
@@ -90,23 +85,21 @@ impl DeviceLane {
             return Ok(());
         };
         let first = self.layout.cluster_neurons(bank, cluster).start as usize;
-        self.device.backend().upload(part, first, rows)?;
-        *uploaded = true;
-        Ok(())
+        *uploaded = self.set.upload(part, first, rows)?.is_some();
+        match self.set.failure() {
+            Some(failure) => Err(failure.clone().into()),
+            None => Ok(()),
+        }
     }
 
-    /// Finds the bytes that the CPU may read, once all are uploaded.
+    /// Shares what was uploaded among the devices, and finds the bytes that the CPU may read.
     ///
     /// # Errors
     /// The driver's, unless the CPU can go on.
-    pub fn settle(&self, outside: &mut Outside) -> Result<(), Error> {
-        if self.widths.0.is_empty() {
-            return Ok(());
-        }
+    pub fn settle(&mut self, outside: &mut Outside) -> Result<(), Error> {
         for (bank, part) in self.parts.iter().enumerate() {
             if let Some(part) = part {
-                let found = self.device.backend().host(*part);
-                let bytes = self.device.or_lost(found)?.flatten();
+                let bytes = self.set.settle(*part)?;
                 let neurons = held_neurons(&self.layout, bank as u32, outside.prefix());
                 outside.bytes[bank] = bytes.map(|bytes| (bytes, neurons));
             }
@@ -128,14 +121,14 @@ impl DeviceLane {
             return Ok(());
         }
         (self.widths, self.rows) = (widths.clone(), PassRows::default());
-        self.device.backend().prepare(&Program::Room(*room))?;
+        self.set.prepare(&Program::Room(*room))?;
         let reserved = self.reserve_buffers(room.rows);
         if reserved.is_err() {
             // Not again for each prompt.
             self.at_once = 0;
         }
         reserved?;
-        (self.device.backend()).prepare(&Program::ProductRoom(products))?;
+        self.set.prepare(&Program::ProductRoom(products))?;
         if let Some(gates) = &self.gates {
             gates.set_results(products.results);
         }
@@ -145,15 +138,7 @@ impl DeviceLane {
     /// Makes the buffers that others pass through, if passes of `rows` rows do that.
     fn reserve_buffers(&mut self, rows: usize) -> Result<(), DeviceError> {
         if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
-            let mut device = self.device.backend();
-            let first = device.memory(PartKind::Passing(self.at_once * CLUSTER))?;
-            match device.memory(PartKind::Passing(self.at_once * CLUSTER)) {
-                Ok(second) => self.buffers = Some([first, second]),
-                Err(e) => {
-                    device.release(first);
-                    return Err(e);
-                }
-            }
+            self.buffers = Some(self.set.buffers(self.at_once * CLUSTER)?);
         }
         Ok(())
     }

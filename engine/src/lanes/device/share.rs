@@ -1,4 +1,4 @@
-//! Which resident matrices a device multiplies too, and how many rows. Each format and width is
+//! Which resident matrices devices multiply too, and how many rows. Each format and width is
 //! timed when the engine is opened, while the CPU computes.
 
 use std::sync::Arc;
@@ -8,9 +8,11 @@ use emberflow_kernels::{Activations, Compute, DType};
 use emberflow_storage::trace::Tracer;
 
 use crate::device::check::Numbers;
-use crate::device::products::{OnDevice, ProductRoom, Products, Sample, Samples};
+use crate::device::products::{Matrices, OnDevice, Products};
+use crate::device::shared::{ProductRoom, Sample, Samples};
 use crate::device::{
-    Block, DeviceError, InUse, OfProducts, Part, PartKind, Program, Times, Work, token_bytes,
+    Block, DeviceError, Devices, InUse, OfProducts, Part, PartKind, Program, Times, Work,
+    token_bytes,
 };
 use crate::error::Error;
 use crate::input::Input;
@@ -25,21 +27,22 @@ const FEW: usize = 64;
 /// Timed runs of each product; the fastest counts.
 const RUNS: usize = 3;
 
-/// Matrices with one format and width that the device stores, and their numbers on the device.
+/// Matrices with one format and width that devices store, and their numbers there.
 struct Kind<'m> {
     dtype: DType,
     cols: usize,
-    matrices: Vec<(&'m mut Matrix, Part)>,
+    devices: Devices,
+    matrices: Vec<(&'m mut Matrix, Matrices)>,
 }
 
-/// A device, and the resources for timing it.
+/// Devices, and the resources for timing them.
 pub(crate) struct Sharing<'a> {
-    pub device: &'a Arc<InUse>,
+    pub devices: &'a Devices,
     pub on: &'a Compute,
     pub scratch: &'a mut [Vec<f32>],
     pub room: ProductRoom,
     pub tracer: Tracer,
-    /// Bytes of device memory for matrices.
+    /// Bytes of device memory for matrices, where it is not the machine's.
     pub spare: u64,
 }
 
@@ -52,11 +55,13 @@ impl Sharing<'_> {
         &mut self,
         matrices: impl Iterator<Item = &'m mut Matrix>,
     ) -> Result<(), Error> {
-        (self.device.backend()).prepare(&Program::ProductRoom(self.room))?;
+        for device in self.devices {
+            (device.backend()).prepare(&Program::ProductRoom(self.room))?;
+        }
         self.share(matrices)
     }
 
-    /// Shares matrices with the device whose products have the CPU's bits, as many as have room in its memory.
+    /// Shares matrices with the devices whose products have the CPU's bits, as many as have room in their memory.
     ///
     /// # Errors
     /// The driver's.
@@ -64,52 +69,66 @@ impl Sharing<'_> {
         &mut self,
         matrices: impl Iterator<Item = &'m mut Matrix>,
     ) -> Result<(), Error> {
-        let at_once = self.device.backend().facts().rows_at_once;
         let mut kinds: Vec<Kind<'m>> = Vec::new();
         for matrix in matrices {
             let (dtype, cols) = (matrix.dtype(), matrix.cols());
+            let multiplies = |device: &&Arc<InUse>| device.multiplies(dtype, cols);
+            let devices: Devices = self.devices.iter().filter(multiplies).cloned().collect();
+            let at_once = devices.iter().map(|device| device.facts().rows_at_once);
             // In tiles the last one may have places without rows.
-            let places = matrix.rows().next_multiple_of(at_once);
+            let places = matrix.rows().next_multiple_of(at_once.max().unwrap_or(1));
             let len = matrix.len() + ((places - matrix.rows()) * dtype.row_bytes(cols)) as u64;
-            if !self.device.multiplies(dtype, cols) || len > self.spare {
+            if devices.is_empty() || len > self.spare {
                 continue;
             }
             self.spare -= len;
-            let shared = PartKind::Matrix(matrix.shared());
-            let number = self.device.backend().memory(shared)?;
+            let shared = |device: &Arc<InUse>| {
+                let matrix = PartKind::Matrix(matrix.shared());
+                device.backend().memory(matrix)
+            };
+            let numbers = devices.iter().map(shared).collect::<Result<_, _>>()?;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
             match kinds.iter_mut().find(same) {
-                Some(kind) => kind.matrices.push((matrix, number)),
+                Some(kind) => kind.matrices.push((matrix, numbers)),
                 None => kinds.push(Kind {
                     dtype,
                     cols,
-                    matrices: vec![(matrix, number)],
+                    devices,
+                    matrices: vec![(matrix, numbers)],
                 }),
             }
         }
         for kind in kinds {
             let products = Arc::new(self.timed(&kind)?);
-            for (matrix, number) in kind.matrices {
+            for (matrix, matrices) in kind.matrices {
                 matrix.set_device(Some(OnDevice {
                     of: Arc::clone(&products),
-                    matrix: number,
+                    matrices,
                 }));
             }
         }
         Ok(())
     }
 
-    /// What multiplies matrices of a kind, by times that are known, or taken now.
+    /// What multiplies matrices of a kind, by times that are known, or taken now, one device after the other. Those of the
+    /// CPU are the longest.
     fn timed(&mut self, kind: &Kind<'_>) -> Result<Products, Error> {
-        let (of, device) = (self.compared(kind), Arc::clone(self.device));
-        let times = device
-            .lease()
-            .times_of_products(of, || self.measured(kind, of))?;
-        tracing::info!(dtype = %kind.dtype, rows = of.rows, cols = kind.cols, cpu = ?times.cpu,
-            device = ?times.device, "products");
-        let samples = [times.cpu, times.device];
+        let (of, mut cpu) = (self.compared(kind), Samples::default());
+        let mut devices = Vec::new();
+        for (number, device) in kind.devices.iter().enumerate() {
+            let measured = || self.measured(kind, number, of);
+            let times = device.lease().times_of_products(of, measured)?;
+            tracing::info!(device = device.facts().name, dtype = %kind.dtype, rows = of.rows, cols = kind.cols,
+                cpu = ?times.cpu, its = ?times.device, "products");
+            devices.push((Arc::clone(device), times.device));
+            let all =
+                |samples: &Samples| samples.0.iter().map(|s| s.launch + s.weight).sum::<f64>();
+            if all(&times.cpu) > all(&cpu) {
+                cpu = times.cpu;
+            }
+        }
         let (results, tracer) = (self.room.results, self.tracer.clone());
-        Ok(Products::new(device, samples, results, tracer))
+        Ok(Products::new(devices, cpu, results, tracer))
     }
 
     /// Size of the compared products: the largest matrices of a kind.
@@ -129,7 +148,7 @@ impl Sharing<'_> {
     }
 
     /// Takes the times of products, each of another matrix, so that they come from memory as they will.
-    fn measured(&mut self, kind: &Kind<'_>, of: OfProducts) -> Result<Times, Error> {
+    fn measured(&mut self, kind: &Kind<'_>, device: usize, of: OfProducts) -> Result<Times, Error> {
         let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == of.rows);
         let mut next = largest.cycle();
         let mut times = Times {
@@ -141,10 +160,11 @@ impl Sharing<'_> {
             let mut best = [[f64::INFINITY; 2]; 2];
             for _ in 0..RUNS {
                 for (best, count) in best.iter_mut().zip([few, of.rows]) {
-                    let Some((matrix, number)) = next.next() else {
+                    let Some((matrix, numbers)) = next.next() else {
                         continue;
                     };
-                    let times = self.one(matrix, *number, count, n)?;
+                    let (on, number) = (&kind.devices[device], numbers[device]);
+                    let times = self.one(on, number, matrix, count, n)?;
                     for (best, time) in best.iter_mut().zip(times) {
                         *best = best.min(time.as_secs_f64());
                     }
@@ -164,12 +184,13 @@ impl Sharing<'_> {
         Ok(times)
     }
 
-    /// The times of the CPU's threads and of the device for the first `rows` rows of a matrix and `n` tokens,
+    /// The times of the CPU's threads and of a device for the first `rows` rows of a matrix and `n` tokens,
     /// both at work at once where they share a memory.
     fn one(
         &mut self,
-        matrix: &Matrix,
+        device: &InUse,
         number: Part,
+        matrix: &Matrix,
         rows: usize,
         n: usize,
     ) -> Result<[Duration; 2], Error> {
@@ -186,9 +207,9 @@ impl Sharing<'_> {
         let start = Instant::now();
         let work = [block];
         let work = Work::Products(&work, input);
-        let ticket = self.device.backend().submit(&work)?;
+        let ticket = device.backend().submit(&work)?;
         let mut take = || -> Result<Duration, DeviceError> {
-            let took = self.device.backend().take(ticket, &mut found)?.took;
+            let took = device.backend().take(ticket, &mut found)?.took;
             Ok(match took.is_zero() {
                 // It has no clock of its own.
                 true => start.elapsed(),
@@ -196,7 +217,7 @@ impl Sharing<'_> {
             })
         };
         // What has a memory of its own is not slowed by the CPU, and need not have a clock.
-        let apart = !self.device.backend().facts().unified;
+        let apart = !device.backend().facts().unified;
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();
         matrix.matmul_rows(self.on, input, 0..rows, self.scratch, &mut own);

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::COMPILE_BYTES;
 use super::library::{begin, factory};
 use crate::Failure;
-use crate::child::{self, Limits};
+use crate::child::{self, ChildBounds, Limits};
 
 /// CPU time limit in seconds.
 const SECONDS: u64 = 1;
@@ -37,9 +37,13 @@ impl Trials {
         if known().contains(&hash) {
             return Ok(());
         }
-        let ended = child::ask("check-grammar", &input, 1 << 16);
+        let bounds = ChildBounds {
+            bytes: 1 << 16,
+            time: child::LONGEST,
+        };
+        let ended = child::ask(child::this_program(), &["check-grammar"], input, bounds);
         let ended = ended.map_err(|e| format!("the test process failed: {e}"))?;
-        if !ended.status.success() {
+        if !ended.succeeded() {
             return Err(format!(
                 "it needs more than {SECONDS} second or {} MiB",
                 COMPILE_BYTES >> 20

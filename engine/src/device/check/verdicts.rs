@@ -1,4 +1,4 @@
-//! Verdicts on devices, kept in a file of the cache folder, so that a device is tried out once for each
+//! Verdicts on devices, saved in a file of the cache folder, so that a device is tried out once for each
 //! driver and kernel: a wrong one is refused ever after, and the times of the others do not vary from
 //! start to start.
 //!
@@ -12,7 +12,7 @@ use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
 use super::{Verdict, accept, agrees, check, compared, wrong};
-use crate::device::products::{Sample, Samples};
+use crate::device::shared::{Sample, Samples};
 use crate::device::{DenseShape, DeviceError, Facts, Lease};
 
 /// Version of the file's form; others are ignored.
@@ -68,7 +68,7 @@ struct File {
 
 /// A file of verdicts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept(PathBuf);
+pub struct Verdicts(PathBuf);
 
 /// The version of everything that a verdict depends on besides device and driver.
 fn program() -> String {
@@ -139,7 +139,7 @@ impl Found {
     }
 }
 
-impl Kept {
+impl Verdicts {
     /// Verdicts in this file.
     pub fn at(path: PathBuf) -> Self {
         Self(path)
@@ -200,7 +200,7 @@ impl Kept {
             Some(Found::Wrong(how)) => Err(DeviceError {
                 device: device.name.clone(),
                 what: format!(
-                    "computed wrong results before and is not tried again: {how} ({kernels}; kept in {}); \
+                    "computed wrong results before and is not tried again: {how} ({kernels}; saved in {}); \
                      `emberflow doctor --retry-devices` tries it anew, --device none does without it",
                     self.0.display()
                 ),
@@ -209,7 +209,7 @@ impl Kept {
         }
     }
 
-    /// Keeps a verdict. Where it cannot be kept, the next start measures again.
+    /// Saves a verdict. Where it cannot be saved, the next start measures again.
     pub(super) fn put(&self, device: &Facts, kernels: &str, found: Found) {
         let mut verdicts = self.load();
         verdicts.retain(|e| {
@@ -226,24 +226,24 @@ impl Kept {
         });
         let version = VERSION;
         if let Err(e) = save_json(&self.0, &File { version, verdicts }) {
-            tracing::warn!(error = %e, "the verdict on the device is not kept");
+            tracing::warn!(error = %e, "the verdict on the device is not saved");
         }
     }
 }
 
-/// Prepares a leased device for `shape` and compares it with the CPU: in all ways where no verdict is kept,
+/// Prepares a leased device for `shape` and compares it with the CPU: in all ways where no verdict is saved,
 /// else in one, so that its driver has run the kernels, with the times of the verdict.
 ///
 /// # Errors
 /// The driver's, or a device whose sums are wrong, also if they were before.
 pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError> {
     let mut device = lease.backend();
-    let Some(kept) = lease.kept() else {
+    let Some(verdicts) = lease.verdicts() else {
         return check(device.as_mut(), shape);
     };
     let facts = device.facts().clone();
     let kernels = of_sums(&facts, shape);
-    if let Some(Found::Sums(verdict)) = kept.find(&facts, &kernels)? {
+    if let Some(Found::Sums(verdict)) = verdicts.find(&facts, &kernels)? {
         if agrees(device.as_mut(), shape, &verdict)? {
             return Ok(verdict);
         }
@@ -258,13 +258,13 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
     };
-    kept.put(&facts, &kernels, found);
+    verdicts.put(&facts, &kernels, found);
     accept(&facts, verdict.worst)?;
     Ok(verdict)
 }
 
 impl Lease {
-    /// The kept times of products, or what `measured` finds.
+    /// The saved times of products, or what `measured` finds.
     ///
     /// # Errors
     /// Those of `measured`.
@@ -273,15 +273,15 @@ impl Lease {
         of: OfProducts,
         measured: impl FnOnce() -> Result<Times, E>,
     ) -> Result<Times, E> {
-        let Some(kept) = self.kept() else {
+        let Some(verdicts) = self.verdicts() else {
             return measured();
         };
         let facts = self.backend().facts().clone();
-        if let Some(Found::Products(times)) = kept.find(&facts, &of.name())? {
+        if let Some(Found::Products(times)) = verdicts.find(&facts, &of.name())? {
             return Ok(times);
         }
         let times = measured()?;
-        kept.put(&facts, &of.name(), Found::Products(times.clone()));
+        verdicts.put(&facts, &of.name(), Found::Products(times.clone()));
         Ok(times)
     }
 }
@@ -327,14 +327,14 @@ mod tests {
     #[test]
     fn verdicts_come_back_and_each_has_its_place() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept::at(dir.path().join("cache").join("devices.json"));
+        let file = Verdicts::at(dir.path().join("cache").join("devices.json"));
         let facts = facts();
         let name = of_sums(&facts, &shape());
-        assert_eq!(kept.find(&facts, &name), Ok(None));
-        kept.put(&facts, &name, Found::Sums(verdict()));
-        kept.put(&facts, "others", Found::Wrong("by 0.1".into()));
-        assert_eq!(kept.find(&facts, &name), Ok(Some(Found::Sums(verdict()))));
-        let wrong = kept.find(&facts, "others").unwrap_err().to_string();
+        assert_eq!(file.find(&facts, &name), Ok(None));
+        file.put(&facts, &name, Found::Sums(verdict()));
+        file.put(&facts, "others", Found::Wrong("by 0.1".into()));
+        assert_eq!(file.find(&facts, &name), Ok(Some(Found::Sums(verdict()))));
+        let wrong = file.find(&facts, "others").unwrap_err().to_string();
         assert!(
             wrong.contains("by 0.1") && wrong.contains("--retry-devices"),
             "{wrong}"
@@ -344,25 +344,25 @@ mod tests {
             driver: "2".into(),
             ..facts.clone()
         };
-        assert_eq!(kept.find(&updated, "others"), Ok(None));
-        kept.put(&facts, &name, Found::Wrong("since then".into()));
-        assert_eq!(kept.all().len(), 2);
-        kept.forget().unwrap();
-        kept.forget().unwrap();
-        assert_eq!(kept.find(&facts, "others"), Ok(None));
+        assert_eq!(file.find(&updated, "others"), Ok(None));
+        file.put(&facts, &name, Found::Wrong("since then".into()));
+        assert_eq!(file.all().len(), 2);
+        file.forget().unwrap();
+        file.forget().unwrap();
+        assert_eq!(file.find(&facts, "others"), Ok(None));
     }
 
     #[test]
     fn damaged_files_and_numbers_that_cannot_be_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept::at(dir.path().join("devices.json"));
+        let file = Verdicts::at(dir.path().join("devices.json"));
         let facts = facts();
         let name = of_sums(&facts, &shape());
-        kept.put(&facts, &name, Found::Sums(verdict()));
-        let text = std::fs::read_to_string(kept.path()).unwrap();
+        file.put(&facts, &name, Found::Sums(verdict()));
+        let text = std::fs::read_to_string(file.path()).unwrap();
         for len in 0..text.len() - 2 {
-            std::fs::write(kept.path(), &text[..len]).unwrap();
-            assert_eq!(kept.find(&facts, &name), Ok(None), "{len} bytes");
+            std::fs::write(file.path(), &text[..len]).unwrap();
+            assert_eq!(file.find(&facts, &name), Ok(None), "{len} bytes");
         }
         for (from, to) in [
             ("0.001", "-1.0"),
@@ -372,18 +372,18 @@ mod tests {
         ] {
             let changed = text.replace(from, to);
             assert!(changed != text, "{from} in {text}");
-            std::fs::write(kept.path(), changed).unwrap();
-            assert_eq!(kept.find(&facts, &name), Ok(None), "{to}");
+            std::fs::write(file.path(), changed).unwrap();
+            assert_eq!(file.find(&facts, &name), Ok(None), "{to}");
         }
         // And replaced.
-        kept.put(&facts, &name, Found::Sums(verdict()));
-        assert!(kept.find(&facts, &name).unwrap().is_some());
+        file.put(&facts, &name, Found::Sums(verdict()));
+        assert!(file.find(&facts, &name).unwrap().is_some());
     }
 
     #[test]
     fn files_do_not_grow_without_end() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept::at(dir.path().join("devices.json"));
+        let file = Verdicts::at(dir.path().join("devices.json"));
         let entry = |n: usize| Entry {
             device: "d".into(),
             driver: "1".into(),
@@ -393,19 +393,19 @@ mod tests {
         };
         let verdicts = (0..2 * MOST).map(entry).collect();
         let version = VERSION;
-        save_json(kept.path(), &File { version, verdicts }).unwrap();
-        kept.put(&facts(), "new", Found::Sums(verdict()));
-        let all = kept.all();
+        save_json(file.path(), &File { version, verdicts }).unwrap();
+        file.put(&facts(), "new", Found::Sums(verdict()));
+        let all = file.all();
         assert_eq!(all.len(), MOST);
         assert_eq!(all[MOST - 1].kernels, "new");
         assert_eq!(all[0].kernels, (MOST + 1).to_string());
     }
 
     #[test]
-    fn a_kept_verdict_decides() {
+    fn a_saved_verdict_decides() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept::at(dir.path().join("devices.json"));
-        let device = Device::new(Box::new(CpuDevice::new())).keeping(Some(kept.clone()));
+        let file = Verdicts::at(dir.path().join("devices.json"));
+        let device = Device::new(Box::new(CpuDevice::new())).with_verdicts(Some(file.clone()));
         let first = checked(&device.lease().unwrap(), &shape()).unwrap();
         // Its times are those of the first check, as JSON has them.
         let second = checked(&device.lease().unwrap(), &shape()).unwrap();
@@ -419,14 +419,14 @@ mod tests {
             ..first
         };
         let name = of_sums(device.facts(), &shape());
-        kept.put(device.facts(), &name, Found::Sums(other));
+        file.put(device.facts(), &name, Found::Sums(other));
         assert!(
             !checked(&device.lease().unwrap(), &shape())
                 .unwrap()
                 .same_bits
         );
         // A wrong one is not tried.
-        kept.put(device.facts(), &name, Found::Wrong("by 1".into()));
+        file.put(device.facts(), &name, Found::Wrong("by 1".into()));
         let refused = checked(&device.lease().unwrap(), &shape()).unwrap_err();
         assert!(refused.to_string().contains("not tried again"), "{refused}");
     }

@@ -1,0 +1,92 @@
+//! What decides on a provider's results besides ONNX Runtime's build: libraries of the provider and of the NPU's driver.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Libraries of NPU drivers, where distributions put them.
+const DRIVERS: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu/libze_intel_npu.so.1",
+    "/usr/lib/x86_64-linux-gnu/libze_intel_vpu.so.1",
+    "/usr/lib64/libze_intel_npu.so.1",
+    "/usr/lib64/libze_intel_vpu.so.1",
+];
+
+/// What says which driver the kernel has.
+const KERNEL: [&str; 3] = [
+    "/proc/sys/kernel/osrelease",
+    "/sys/module/intel_vpu/srcversion",
+    "/sys/module/amdxdna/srcversion",
+];
+
+/// A name for the versions of all of them: the libraries in the folder of ONNX Runtime's, by name, length and time, those of
+/// drivers, and the kernel's drivers. Another name where one of them was replaced.
+pub fn driver(library: &Path) -> String {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    let beside = library
+        .parent()
+        .and_then(|folder| fs::read_dir(folder).ok());
+    let beside = beside.into_iter().flatten().filter_map(Result::ok);
+    let mut files: Vec<PathBuf> = beside.map(|entry| entry.path()).collect();
+    files.extend(DRIVERS.map(PathBuf::from));
+    files.sort();
+    for file in files.iter().filter(|file| is_library(file)) {
+        // The file that a link leads to.
+        let Ok(found) = fs::metadata(file) else {
+            continue;
+        };
+        let since = |time: std::time::SystemTime| time.duration_since(UNIX_EPOCH).ok();
+        let time = found.modified().ok().and_then(since).unwrap_or_default();
+        hash.add(file.as_os_str().as_encoded_bytes());
+        hash.add(&found.len().to_le_bytes());
+        hash.add(&time.as_nanos().to_le_bytes());
+    }
+    for file in KERNEL {
+        hash.add(&fs::read(file).unwrap_or_default());
+    }
+    format!("driver {:016x}", hash.0)
+}
+
+/// Whether a file is a library, by its name.
+fn is_library(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    [".so", ".dylib", ".dll"]
+        .iter()
+        .any(|end| name.contains(end))
+}
+
+/// Fowler, Noll and Vo's hash, 1a.
+struct Fnv(u64);
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_library_gives_another_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("libonnxruntime.so.1");
+        let provider = dir.path().join("libonnxruntime_providers_openvino.so");
+        fs::write(&library, "a").unwrap();
+        fs::write(dir.path().join("notes.txt"), "a").unwrap();
+        let alone = driver(&library);
+        assert_eq!(alone, driver(&library));
+        fs::write(&provider, "1").unwrap();
+        let first = driver(&library);
+        fs::write(&provider, "22").unwrap();
+        let second = driver(&library);
+        assert!(alone != first && first != second);
+        fs::write(dir.path().join("notes.txt"), "bb").unwrap();
+        assert_eq!(second, driver(&library));
+        // Not an error without a folder.
+        assert_ne!(driver(Path::new("libonnxruntime.so")), second);
+    }
+}
