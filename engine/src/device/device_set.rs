@@ -65,6 +65,8 @@ pub(crate) struct DeviceSet {
     /// Sums of a device's clusters, and what the pieces so far come to.
     sums: Vec<f32>,
     total: Vec<f32>,
+    /// The total under way is the only device's.
+    total_alone: bool,
     tracer: Tracer,
 }
 
@@ -80,6 +82,7 @@ impl DeviceSet {
             underway: None,
             sums: Vec::new(),
             total: Vec::new(),
+            total_alone: false,
             tracer,
         }
     }
@@ -169,7 +172,6 @@ impl DeviceSet {
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<Option<()>, Error> {
-        let mut done = None;
         let has = |device: &&Arc<InUse>| self.parts[part.0].each[device.number].is_some();
         let having: ArrayVec<&Arc<InUse>, MOST_DEVICES> = self.live().filter(has).collect();
         let upload = |device: &Arc<InUse>, neurons: &mut dyn Iterator<Item = NeuronRows<'_>>| {
@@ -183,10 +185,11 @@ impl DeviceSet {
             return upload(device, neurons);
         }
         let neurons: ArrayVec<NeuronRows<'_>, CLUSTER> = neurons.take(CLUSTER).collect();
+        let mut all = (!having.is_empty()).then_some(());
         for device in having {
-            done = upload(device, &mut neurons.iter().copied())?.or(done);
+            all = all.and(upload(device, &mut neurons.iter().copied())?);
         }
-        Ok(done)
+        Ok(all)
     }
 
     /// Shares what was uploaded to a part that is held among all devices, and finds the bytes that the CPU may read;
@@ -227,9 +230,16 @@ impl DeviceSet {
             layer: layer as u64,
             start,
         };
-        if let (Sums::Total { begins: true, .. }, false) = (work.sums, alone) {
-            self.total.clear();
-            self.total.resize(underway.width, 0.0);
+        match work.sums {
+            Sums::Total { begins: true, .. } => {
+                self.total_alone = alone;
+                self.total.clear();
+                self.total
+                    .resize(if alone { 0 } else { underway.width }, 0.0);
+            }
+            // A total of several is here, and the device that is left has none.
+            Sums::Total { .. } if alone != self.total_alone => return Ok(None),
+            _ => {}
         }
         let curves = live
             .iter()

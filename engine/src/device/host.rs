@@ -15,11 +15,12 @@ use super::{
 };
 use crate::cluster::CLUSTER;
 
-/// Bytes of the thread's stack.
-const STACK: usize = 1 << 20;
+/// Bytes of the thread's stack, on which compilers of drivers run; only touched pages take memory.
+const STACK: usize = 8 << 20;
 
-/// Longest wait for a piece of work, or until graphs are compiled. A driver that takes longer hangs: the device is lost.
-const LONGEST: Duration = Duration::from_secs(30);
+/// Longest wait for a piece of work, or until a model's graphs are compiled, which takes drivers of NPUs seconds to a minute.
+/// A driver that takes longer hangs: the device is lost. One that hangs at once is found by the probe, sooner.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// How a device computes.
 pub trait Arithmetic: Send + 'static {
