@@ -99,6 +99,25 @@ fn equal_texts_are_not_drawn() {
     );
 }
 
+/// A command that samples 12 tokens of a model.
+fn sampled<'a>(model: &'a str, extra: &[&'a str]) -> Vec<&'a str> {
+    let common = [
+        "run",
+        model,
+        "-p",
+        "a b c d",
+        "-n",
+        "12",
+        "--ignore-eos",
+        "--temp",
+        "1",
+        "--seed",
+        "3",
+        "--json",
+    ];
+    [&common[..], extra].concat()
+}
+
 /// Eight sequences of each kind of state, in the smallest budget: keys and values, windows, recurrent blocks, latent
 /// vectors, pools and residual streams.
 #[test]
@@ -126,32 +145,19 @@ fn eight_sequences_of_every_kind_stay_within_the_budget() {
         let model = dir.path().join("model.ember").display().to_string();
         let packed = call(&["pack", &folder, "-o", &model, "--force"]);
         assert!(packed.status.success(), "{name}: {packed:?}");
-        let run = |extra: &[&str]| {
-            let common = [
-                "run",
-                &model,
-                "-p",
-                "a b c d",
-                "-n",
-                "12",
-                "--ignore-eos",
-                "--temp",
-                "1",
-            ];
-            [&common[..], &["--seed", "3", "--json"], extra].concat()
-        };
         let eight = ["--best-of", "8", "--memory"];
-        let refused = call(&run(&[&eight[..], &["1MiB"]].concat()));
+        let refused = call(&sampled(&model, &[&eight[..], &["1MiB"]].concat()));
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         let (_, after) = message.split_once("--memory ").expect(&message);
         let (mib, _) = after.split_once("MiB").expect(&message);
-        let report = json(&run(&[&eight[..], &[&format!("{mib}MiB")]].concat()));
+        let budget = format!("{mib}MiB");
+        let report = json(&sampled(&model, &[&eight[..], &[&budget]].concat()));
         let [peak, allowed] =
             ["peak_rss_bytes", "budget_bytes"].map(|key| report["memory"][key].as_u64().unwrap());
         assert!(peak <= allowed, "{name}: peak {peak} above {allowed}");
         let samples = report["best_of"]["samples"].as_array().unwrap();
         assert_eq!(samples.len(), 8);
-        let alone = json(&run(&[]));
+        let alone = json(&sampled(&model, &[]));
         assert_eq!(samples[0]["logits_hash"], alone["logits_hash"], "{name}");
     }
 }
