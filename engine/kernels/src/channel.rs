@@ -103,7 +103,7 @@ pub fn outlier_channels(importance: &[f32]) -> Vec<u16> {
 
 /// Stores a row in q4c with its outliers at these elements, which ascend.
 ///
-/// The scale of the nibbles is the one with the least squared error of [`CANDIDATES`]; that of the
+/// The scale of the nibbles is the one with the least squared error of `CANDIDATES`; that of the
 /// outliers is their largest magnitude / 127.
 ///
 /// # Errors
