@@ -161,7 +161,7 @@ fn checked_devices(
         return Err(Error::DeviceUse(what));
     }
     if options.devices.len() > MOST_DEVICES {
-        return Err(Error::DeviceUse("a list of four devices at most"));
+        return Err(Error::DeviceUse("a list of three devices at most"));
     }
     let dense = DenseShape::of(&shape.format, shape.kind);
     let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));

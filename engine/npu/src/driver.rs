@@ -23,11 +23,11 @@ const KERNEL: [&str; 3] = [
 /// drivers, and the kernel's drivers. Another name where one of them was replaced.
 pub fn driver(library: &Path) -> String {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-    let beside = library
+    let folder = library
         .parent()
         .and_then(|folder| fs::read_dir(folder).ok());
-    let beside = beside.into_iter().flatten().filter_map(Result::ok);
-    let mut files: Vec<PathBuf> = beside.map(|entry| entry.path()).collect();
+    let entries = folder.into_iter().flatten().filter_map(Result::ok);
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     files.extend(DRIVERS.map(PathBuf::from));
     files.sort();
     for file in files.iter().filter(|file| is_library(file)) {

@@ -1,4 +1,4 @@
-//! Matrices that devices multiply beside the CPU, and the measured times of processors.
+//! Matrices that devices and the CPU multiply together, and the measured times of processors.
 
 use emberflow_kernels::DType;
 use serde::{Deserialize, Serialize};

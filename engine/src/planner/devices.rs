@@ -1,4 +1,4 @@
-//! What the plan says of devices: their measured times for a layer beside the CPU's, and what each is given.
+//! Devices in a plan: measured times for a layer, of each device and of the CPU, and the share of each.
 
 use arrayvec::ArrayVec;
 
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(slow.balanced(1000, 1.0, 10), 0);
     }
 
-    /// A device beside a 7B model on a phone, that takes so many seconds per cluster, whatever the rows.
+    /// A device for a 7B model on a phone that takes this many seconds per cluster, for any number of rows.
     fn device_planner(cluster: f64) -> Planner {
         let mut p = planner(Profile::Ufs4, sparse());
         p.tier = Some(DeviceTier {
