@@ -87,8 +87,9 @@ pub struct Needs {
 }
 
 /// Memory touched later without a ledger entry: thread stacks, code pages, allocator slack.
-/// Verified by the peak-RSS tests.
-pub const RUNTIME_MARGIN: u64 = 2 << 20;
+/// Verified by the peak-RSS tests. Measured: 2.0 to 2.5 MiB of the program file, mapped in units of
+/// 64 KiB and more, and up to 0.5 MiB of the rest.
+pub const RUNTIME_MARGIN: u64 = 4 << 20;
 
 /// 1/128 of the budget is reserved for the kernel: page tables, reads in flight, pages of the
 /// program file. RSS does not include all of it, but control groups do; a group limited to the

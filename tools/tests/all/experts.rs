@@ -193,7 +193,7 @@ fn neurons_inside_experts_are_counted_and_ordered() {
     // Forecasts know how many fire.
     save_rates(&cache());
     let plan = |model: &str| {
-        let plan = json(&["plan", model, "--memory", "29MiB", "--json"]);
+        let plan = json(&["plan", model, "--memory", "33MiB", "--json"]);
         plan["plans"][0]["basis"].clone()
     };
     assert_eq!(plan(&ordered)["neurons_assumed"], false);

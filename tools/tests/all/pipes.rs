@@ -302,7 +302,7 @@ fn a_text_beyond_the_context_is_refused_with_both_numbers_before_it_ends() {
             "{message}"
         );
     };
-    let run = ["run", "--context", "512", "--memory", "30MiB"];
+    let run = ["run", "--context", "512", "--memory", "34MiB"];
     for text in ["y\n", "all the words ", "字", "a"] {
         refused(endlessly_fed(&run, text), text);
     }
