@@ -67,6 +67,12 @@ pub enum Error {
     /// A device cannot be used with these options.
     #[error("a device computes neurons of {0}; --device none runs without it")]
     DeviceUse(&'static str),
+    /// A device that does not know activations with one scale.
+    #[error(
+        "{0} does not know activations with one scale per token, which rows of q8c and q4c take: pack the model with --quant q8 \
+         or q4, or use --device npu or none"
+    )]
+    DeviceScales(String),
     /// The container's predictors are invalid.
     #[error("{}: predictors: {reason}", path.display())]
     Predictor {

@@ -167,8 +167,12 @@ fn checked_devices(
     let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
     let multiplied = multiplied(&layout.container, c).into_iter().chain(of_gates);
     let multiplied: BTreeSet<(DType, usize)> = multiplied.collect();
+    let one_scale = has_rows_with_one_scale(&layout.container, c);
     let mut devices = Devices::new();
     for (number, device) in options.devices.iter().enumerate() {
+        if one_scale && !device.facts().per_channel {
+            return Err(Error::DeviceScales(device.facts().name.clone()));
+        }
         let device = checked_device(device, number, &dense, &multiplied)?;
         if options.devices.len() > 1 {
             together(&device)?;

@@ -5,7 +5,7 @@
 //!
 //! chunk        16 groups of 32, one per chain of a dot product
 //!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
-//!   512   64   scales  16 × f32, the largest magnitude of the group, or of the token, / 127
+//!   512   64   scales  16 × f32, the largest magnitude of the group, or the limit of the token, / 127
 //!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
 //!   640   64   by_128  16 × i32, −128 times that sum
 //!   704   64   sums    16 × f32, that sum times the group's scale
@@ -17,9 +17,13 @@
 //!
 //! The quants are in the order of the nibbles of a q4 row: 64 bytes of such a row hold the first
 //! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
-//! beyond `n` are zero.
+//! beyond `n` are zero. Tokens with one scale also have an [`Excess`] of a few elements (`excess.rs`).
 
-use crate::{LANES, dtype::GROUP};
+use crate::{
+    LANES,
+    dtype::GROUP,
+    excess::{EXCESSES, Excess},
+};
 
 /// Groups of a chunk, and chains of an integer dot product.
 pub(crate) const CHUNK_GROUPS: usize = 16;
@@ -71,6 +75,8 @@ pub struct Activations {
     tokens: usize,
     per_token: bool,
     chunks: Vec<Chunk>,
+    /// Of each token, where tokens have one scale.
+    excess: Vec<[Excess; EXCESSES]>,
 }
 
 impl Activations {
@@ -81,14 +87,20 @@ impl Activations {
             tokens: 0,
             per_token: false,
             chunks: Vec::with_capacity(tokens.saturating_mul(n.div_ceil(CHUNK))),
+            excess: Vec::with_capacity(tokens),
         }
     }
 
     /// Bytes of `tokens` tokens of `n` activations, saturating.
     pub const fn bytes(n: usize, tokens: usize) -> usize {
-        n.div_ceil(CHUNK)
+        Self::chunk_bytes(n)
+            .saturating_add(size_of::<[Excess; EXCESSES]>())
             .saturating_mul(tokens)
-            .saturating_mul(size_of::<Chunk>())
+    }
+
+    /// Bytes of a token's chunks, saturating: what [`ActivationsRef::bytes`] has of each.
+    pub const fn chunk_bytes(n: usize) -> usize {
+        n.div_ceil(CHUNK).saturating_mul(size_of::<Chunk>())
     }
 
     /// Elements that the `n` activations of a token take, padding included.
@@ -103,12 +115,14 @@ impl Activations {
         (self.n, self.tokens, self.per_token) = (n, tokens, false);
         self.chunks
             .resize(tokens.saturating_mul(n.div_ceil(CHUNK)), Chunk::ZERO);
+        self.excess.clear();
     }
 
     /// Empties it and begins to gather tokens of `n` activations.
     pub fn clear(&mut self, n: usize) {
         (self.n, self.tokens) = (n, 0);
         self.chunks.clear();
+        self.excess.clear();
     }
 
     /// Appends one token of other activations with as many elements. The first one decides whether
@@ -130,7 +144,9 @@ impl Activations {
             from.per_token == self.per_token,
             "tokens with one scale, and with one for each group"
         );
-        self.chunks.extend_from_slice(from.range(token, 1).chunks);
+        let from = from.range(token, 1);
+        self.chunks.extend_from_slice(from.chunks);
+        self.excess.extend_from_slice(from.excess);
         self.tokens += 1;
     }
 
@@ -146,9 +162,11 @@ impl Activations {
         self.tokens
     }
 
-    /// Says whether each token has one scale.
-    pub(crate) fn set_per_token(&mut self, per_token: bool) {
-        self.per_token = per_token;
+    /// Gives each token one scale. Returns the chunks of all tokens and what each exceeds its steps by.
+    pub(crate) fn with_excess(&mut self) -> (&mut [Chunk], &mut [[Excess; EXCESSES]]) {
+        self.per_token = true;
+        self.excess.resize(self.tokens, Default::default());
+        (&mut self.chunks, &mut self.excess)
     }
 
     /// Chunks per token: `ceil(n / 512)`.
@@ -171,6 +189,7 @@ impl Activations {
             tokens: self.tokens,
             per_token: self.per_token,
             chunks: &self.chunks,
+            excess: &self.excess,
         }
     }
 
@@ -192,6 +211,8 @@ pub struct ActivationsRef<'a> {
     per_token: bool,
     // `tokens * ceil(n / CHUNK)` chunks, which the kernels rely on.
     chunks: &'a [Chunk],
+    // Of each token if tokens have one scale, otherwise empty.
+    excess: &'a [[Excess; EXCESSES]],
 }
 
 impl<'a> ActivationsRef<'a> {
@@ -231,10 +252,14 @@ impl<'a> ActivationsRef<'a> {
             tokens: count,
             per_token: self.per_token,
             chunks: &self.chunks[first * per_token..(first + count) * per_token],
+            excess: match self.per_token {
+                true => &self.excess[first..first + count],
+                false => &[],
+            },
         }
     }
 
-    /// The quants of token `token`, group after group in the order of its elements, each passed to `then`. Those beyond
+    /// The quants of token `token`, clipped where they have an excess, group after group in the order of its elements, each passed to `then`. Those beyond
     /// `n` in the last group are zero.
     ///
     /// # Panics
@@ -258,17 +283,27 @@ impl<'a> ActivationsRef<'a> {
         Some(chunks.get(i / CHUNK)?.quants[place])
     }
 
-    /// The stored value of element `i` of token `token`: its quant times its group's scale. For
+    /// The stored value of element `i` of token `token`: its steps times its group's scale. For
     /// tests and reports.
     ///
     /// # Panics
     /// If there is no such element.
     pub fn value(&self, token: usize, i: usize) -> f32 {
         assert!(i < self.n, "element {i} of {}", self.n);
-        let chunk = &self.range(token, 1).chunks[i / CHUNK];
+        let token = self.range(token, 1);
+        let chunk = &token.chunks[i / CHUNK];
         let (group, e) = (i % CHUNK / GROUP, i % GROUP);
         let quant = chunk.quants[first_half(group) + e / HALF * SECOND_HALF + e % HALF];
-        f32::from(quant) * chunk.scales[group]
+        let excess = token.excess.iter().flatten();
+        let excess = excess.filter(|excess| excess.element as usize == i);
+        let steps = i32::from(quant) + excess.map(|excess| excess.steps).sum::<i32>();
+        steps as f32 * chunk.scales[group]
+    }
+
+    /// What the elements of each token exceed its steps by; empty where groups have scales.
+    #[inline(always)]
+    pub(crate) fn excess(&self) -> &'a [[Excess; EXCESSES]] {
+        self.excess
     }
 
     /// Chunks of all tokens, token after token.

@@ -32,7 +32,8 @@
 //! which it replaces for these formats; the tests bound its loss of accuracy.
 //!
 //! Rows with one scale (q8c, q4c) times activations with one scale per token follow the channel rule: one exact
-//! integer for the row, and one for its outliers (`channel.rs`).
+//! integer for the row, and one for its outliers (`channel.rs`). Tokens with one scale exceed it in up to four
+//! elements, whose products with rows of any of these formats are added in f32 (`excess.rs`).
 //!
 //! NaN is the one exception: the result is NaN everywhere, but its sign and payload depend on the
 //! hardware.
@@ -78,6 +79,7 @@
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
 //! | `channel.rs` | rows with one scale (q8c, q4c), their outliers, the channel rule |
+//! | `excess.rs` | tokens with one scale, and the few activations that exceed it |
 //! | `narrow.rs` | rows in two or three bits, widened to q4 |
 //! | `copy.rs` | copies past the caches |
 //! | `bandwidth.rs` | plain memory reads, the bound of most kernels |
@@ -103,6 +105,7 @@ mod delta;
 mod dtype;
 mod elementwise;
 mod error;
+mod excess;
 mod gate;
 pub mod math;
 mod matrix;

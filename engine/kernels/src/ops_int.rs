@@ -13,9 +13,10 @@ use crate::{
 impl Cpu {
     /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
     ///
-    /// Each group of 32, or each token ([`with_scale_per_token`](crate::with_scale_per_token)), has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded
-    /// half to even. A group whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. A group with a NaN
-    /// or an infinity has the scale NaN, and so has every result that uses it.
+    /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded half to even. With
+    /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) it is that of the fifth largest
+    /// magnitude, and up to four elements exceed it (`excess.rs`). A group or token whose magnitudes are all below
+    /// 2⁻¹⁰⁰ becomes zero. One with a NaN or an infinity has the scale NaN, and so has every result that uses it.
     ///
     /// # Panics
     /// If `xs.len()` is not a multiple of `tokens`.
@@ -27,14 +28,19 @@ impl Cpu {
             xs.len()
         );
         out.reshape(n, tokens);
-        let whole = per_token(self);
-        out.set_per_token(whole);
-        if n > 0 {
-            let per_token = out.chunks_per_token();
-            let chunks = out.chunks_mut().chunks_exact_mut(per_token);
-            for (x, chunks) in xs.chunks_exact(n).zip(chunks) {
-                simd::int::quantize_token(self, x, whole, chunks);
+        if n == 0 {
+            return;
+        }
+        let (of_token, xs) = (out.chunks_per_token(), xs.chunks_exact(n));
+        if !per_token(self) {
+            for (x, chunks) in xs.zip(out.chunks_mut().chunks_exact_mut(of_token)) {
+                simd::int::quantize_token(self, x, chunks);
             }
+            return;
+        }
+        let (chunks, excess) = out.with_excess();
+        for ((x, chunks), excess) in xs.zip(chunks.chunks_exact_mut(of_token)).zip(excess) {
+            simd::int::quantize_whole_token(self, x, chunks, excess);
         }
     }
 
@@ -45,7 +51,7 @@ impl Cpu {
     /// If `chunks.len()` is not `ceil(x.len() / 512)`.
     #[inline]
     pub fn quantize_token(self, x: &[f32], chunks: &mut [Chunk]) {
-        simd::int::quantize_token(self, x, false, chunks);
+        simd::int::quantize_token(self, x, chunks);
     }
 
     /// Sum of `row[i] * x[i]` for a q4, q4k, q8 or mxfp4 row and one token of quantised activations,

@@ -72,7 +72,7 @@ pub struct Facts {
     pub rows_at_once: usize,
     /// It knows rows of floats.
     pub floats: bool,
-    /// It knows rows with one scale.
+    /// It knows rows with one scale, and tokens with one scale of which some elements exceed it.
     pub per_channel: bool,
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
@@ -174,7 +174,7 @@ pub(crate) fn multiplies(dtype: DType) -> bool {
 /// Bytes of the activations of a token for rows of `d` elements.
 pub(crate) fn token_bytes(dtype: DType, d: usize) -> usize {
     match dtype.is_grouped() {
-        true => emberflow_kernels::Activations::bytes(d, 1),
+        true => emberflow_kernels::Activations::chunk_bytes(d),
         false => 4 * d,
     }
 }

@@ -121,7 +121,8 @@ proptest! {
             prop_assert_eq!((got.n(), got.tokens()), (n, count));
             for t in 0..count {
                 let x = Quantised::new(&xs[t * n..][..n], per_token);
-                let value = |i: usize| x.quants[i] as f32 * x.scales[i / GROUP];
+                let excess = |i: usize| x.excess.iter().filter(move |its| its.0 == i).map(|its| its.1).sum::<i32>();
+                let value = |i: usize| (x.quants[i] + excess(i)) as f32 * x.scales[i / GROUP];
                 let expected: Vec<f32> = (0..n).map(value).collect();
                 let got: Vec<f32> = (0..n).map(|i| got.all().value(t, i)).collect();
                 prop_assert_eq!(bits(&got), bits(&expected), "{} token {}", cpu.name(), t);

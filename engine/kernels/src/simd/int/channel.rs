@@ -4,8 +4,10 @@
 use crate::{
     ActivationsRef, Chunk, Row,
     channel::{Outliers, scale_of},
-    dtype::MAX_OUTLIERS,
+    dtype::{DType, MAX_OUTLIERS},
+    excess::{EXCESSES, element},
     matrix::Rows,
+    q4k::nibble,
 };
 
 /// The scale of a token; 0 of one without elements.
@@ -60,5 +62,85 @@ pub(super) fn add_outliers<R: Rows>(
             }
         }
         first += count;
+    }
+}
+
+/// What a token exceeds its steps by, as floats.
+#[derive(Clone, Copy, Default)]
+struct Gathered {
+    count: usize,
+    elements: [usize; EXCESSES],
+    values: [f32; EXCESSES],
+    /// Which outlier of the rows stands for the element, if one does.
+    outliers: [Option<usize>; EXCESSES],
+}
+
+impl Gathered {
+    /// That of the only token. `None` if two outliers stand for one element.
+    #[inline(always)]
+    fn of(x: ActivationsRef<'_>, outliers: Outliers<'_>) -> Option<Gathered> {
+        let (mut all, scale) = (Gathered::default(), scale_of_token(x.chunks()));
+        for its in x.excess().iter().flatten().filter(|its| its.steps != 0) {
+            let element = its.element as usize;
+            let mut here = outliers.each().enumerate();
+            let mut here = here.by_ref().filter(|&(_, (_, at))| at == element);
+            all.elements[all.count] = element;
+            all.values[all.count] = its.steps as f32 * scale;
+            all.outliers[all.count] = here.next().map(|(place, _)| place);
+            all.count += 1;
+            if here.next().is_some() {
+                return None;
+            }
+        }
+        Some(all)
+    }
+
+    /// The product with the row of which an element, with its outlier, is `weight`.
+    #[inline(always)]
+    fn product(&self, weight: impl Fn(usize, Option<usize>) -> f32) -> f32 {
+        let of = |i: usize| weight(self.elements[i], self.outliers[i]) * self.values[i];
+        (0..self.count).fold(0.0, |sum, i| sum + of(i))
+    }
+}
+
+/// Calls `place` with row, token and the product of the row with what the token exceeds its steps by, for
+/// all rows and tokens that do.
+#[inline(always)]
+pub(super) fn add_excess<R: Rows>(
+    rows: R,
+    xs: ActivationsRef<'_>,
+    mut place: impl FnMut(usize, usize, f32),
+) {
+    if rows.count() == 0 {
+        return;
+    }
+    let outliers = Outliers::of(rows.at(0));
+    for t in 0..xs.tokens() {
+        let x = xs.range(t, 1);
+        let gathered = Gathered::of(x, outliers);
+        if gathered.is_some_and(|gathered| gathered.count == 0) {
+            continue;
+        }
+        for r in 0..rows.count() {
+            let row = rows.at(r);
+            let (quants, scale) = (row.quants(), scale_of(row));
+            let product = match (row.dtype(), gathered) {
+                (DType::Q8c, Some(all)) => all.product(|i, _| f32::from(quants[i] as i8) * scale),
+                (DType::Q4c, Some(all)) if Outliers::of(row).channels == outliers.channels => {
+                    let its = Outliers::of(row);
+                    all.product(|i, outlier| {
+                        let dense = f32::from(nibble(quants, i) as i8 - 8) * scale;
+                        let quant = outlier.map(|place| f32::from(its.quants[place] as i8));
+                        quant.map_or(dense, |quant| dense + quant * its.scale)
+                    })
+                }
+                _ => {
+                    let none = Outliers::of(Row::f32(&[]));
+                    let all = Gathered::of(x, none).unwrap_or_default();
+                    all.product(|i, _| element(row, i))
+                }
+            };
+            place(r, t, product);
+        }
     }
 }

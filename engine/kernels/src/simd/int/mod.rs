@@ -9,12 +9,26 @@
 /// The integer kernels of one instruction set.
 macro_rules! entry_points {
     ([$($feature:tt)*] $unit:ty) => {
-        use $crate::{ActivationsRef, Chunk, Columns, Row, matrix::Rows};
+        use $crate::{
+            ActivationsRef, Chunk, Columns, Row,
+            excess::{EXCESSES, Excess},
+            matrix::Rows,
+        };
 
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd::int) fn quantize_token(x: &[f32], whole: bool, chunks: &mut [Chunk]) {
+        pub(in crate::simd::int) fn quantize_token(x: &[f32], chunks: &mut [Chunk]) {
             // SAFETY: the features are enabled here.
-            unsafe { $crate::simd::int::quantize::quantize_token::<$unit>(x, whole, chunks) }
+            unsafe { $crate::simd::int::quantize::quantize_token::<$unit>(x, chunks) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn quantize_whole_token(
+            x: &[f32],
+            chunks: &mut [Chunk],
+            excess: &mut [Excess; EXCESSES],
+        ) {
+            // SAFETY: the features are enabled here.
+            unsafe { $crate::simd::int::quantize::quantize_whole_token::<$unit>(x, chunks, excess) }
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -53,6 +67,15 @@ macro_rules! entry_points {
             place: impl FnMut(usize, usize, f32),
         ) {
             $crate::simd::int::channel::add_outliers(rows, xs, place);
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn add_excess<R: Rows>(
+            rows: R,
+            xs: ActivationsRef<'_>,
+            place: impl FnMut(usize, usize, f32),
+        ) {
+            $crate::simd::int::channel::add_excess(rows, xs, place);
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -163,6 +186,7 @@ use crate::{
     activations::CHUNK,
     cpu::{Cpu, Isa},
     dtype::DType,
+    excess::{EXCESSES, Excess},
     matrix::{Matrix, Rows},
 };
 
@@ -206,21 +230,36 @@ impl<'a> ActivationsRef<'a> {
     }
 }
 
-/// With one scale for the token if `whole`, otherwise one for each group.
-pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], whole: bool, chunks: &mut [Chunk]) {
+/// With a scale for each group.
+pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], chunks: &mut [Chunk]) {
     check_len("chunks", chunks.len(), x.len().div_ceil(CHUNK));
-    dispatch!(cpu, quantize_token(x, whole, chunks))
+    dispatch!(cpu, quantize_token(x, chunks))
 }
 
-/// Calls `place` with row, token and what the outliers of q4c rows add to their product.
+/// With one scale for the token.
+pub(crate) fn quantize_whole_token(
+    cpu: Cpu,
+    x: &[f32],
+    chunks: &mut [Chunk],
+    excess: &mut [Excess; EXCESSES],
+) {
+    check_len("chunks", chunks.len(), x.len().div_ceil(CHUNK));
+    dispatch!(cpu, quantize_whole_token(x, chunks, excess))
+}
+
+/// Calls `place` with row, token and what is added to their product: for the outliers of q4c rows, and for
+/// activations that exceed their token's steps.
 fn add_outliers<R: Rows>(
     cpu: Cpu,
     rows: R,
     xs: ActivationsRef<'_>,
-    place: impl FnMut(usize, usize, f32),
+    mut place: impl FnMut(usize, usize, f32),
 ) {
     if rows.count() > 0 && rows.at(0).dtype() == DType::Q4c {
-        dispatch!(cpu, add_outliers(rows, xs, place))
+        dispatch!(cpu, add_outliers(rows, xs, &mut place));
+    }
+    if !xs.excess().is_empty() {
+        dispatch!(cpu, add_excess(rows, xs, place));
     }
 }
 
@@ -236,7 +275,11 @@ pub(crate) fn of_sums(cpu: Cpu, row: Row<'_>, sums: &[i32], x: ActivationsRef<'_
     check_token(x);
     check_row(row, x);
     check_len("sums", sums.len(), row.dtype().sums(row.len()));
-    dispatch!(cpu, of_sums(row, sums, x.chunks()))
+    let mut product = dispatch!(cpu, of_sums(row, sums, x.chunks()));
+    if !x.excess().is_empty() {
+        dispatch!(cpu, add_excess(&[row][..], x, |_, _, more| product += more));
+    }
+    product
 }
 
 pub(crate) fn dot_rows(cpu: Cpu, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mut [f32]) {

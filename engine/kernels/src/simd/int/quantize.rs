@@ -4,6 +4,7 @@ use crate::{
     Chunk,
     activations::{CHUNK, CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     dtype::GROUP,
+    excess::{EXCESSES, Excess, Largest},
 };
 
 /// Largest quant. −128 is not used, so that a quant can be negated.
@@ -44,44 +45,79 @@ pub(super) trait Quantize {
     }
 }
 
-/// Quantises one token; see [`crate::Cpu::quantize_activations`].
+/// Quantises one token with a scale for each group; see [`crate::Cpu::quantize_activations`].
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.
 #[inline(always)]
-pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], whole: bool, chunks: &mut [Chunk]) {
+pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]) {
     debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
-    // SAFETY: passed on from the caller.
-    let all = whole.then(|| unsafe { largest_of_token::<Q>(x) });
     for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
         // SAFETY: passed on from the caller.
         unsafe {
             if let Ok(x) = x.try_into() {
-                quantize_chunk::<Q>(x, all, chunk);
+                quantize_chunk::<Q>(x, None, chunk);
             } else {
                 let mut padded = [0.0; CHUNK];
                 padded[..x.len()].copy_from_slice(x);
-                quantize_chunk::<Q>(&padded, all, chunk);
+                quantize_chunk::<Q>(&padded, None, chunk);
             }
         }
     }
 }
 
-/// The bits of the largest magnitude of a token.
+/// Quantises one token with one scale, and finds what it exceeds its steps by.
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.
 #[inline(always)]
-unsafe fn largest_of_token<Q: Quantize>(x: &[f32]) -> u32 {
+pub(super) unsafe fn quantize_whole_token<Q: Quantize>(
+    x: &[f32],
+    chunks: &mut [Chunk],
+    excess: &mut [Excess; EXCESSES],
+) {
+    debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
+    // SAFETY: passed on from the caller.
+    let found = unsafe { largest_of_token::<Q>(x) };
+    let (largest, mut limit) = found.limits();
+    *excess = Default::default();
+    if !largest.is_finite() || largest < SMALLEST {
+        limit = largest;
+    } else {
+        *excess = found.excess(x, limit);
+    }
+    for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
+        let mut clipped = [0.0; CHUNK];
+        for (to, &x) in clipped.iter_mut().zip(x) {
+            *to = x.max(-limit).min(limit);
+        }
+        // SAFETY: passed on from the caller.
+        unsafe { quantize_chunk::<Q>(&clipped, Some(limit.to_bits()), chunk) };
+    }
+}
+
+/// The elements of largest magnitude.
+///
+/// # Safety
+/// The CPU has the instruction set of `Q`.
+#[inline(always)]
+unsafe fn largest_of_token<Q: Quantize>(x: &[f32]) -> Largest {
     let (groups, rest) = x.as_chunks::<GROUP>();
     let mut last = [0.0; GROUP];
     last[..rest.len()].copy_from_slice(rest);
-    let groups = groups.iter().chain([&last]);
-    // SAFETY: passed on from the caller.
-    groups.fold(0, |max, group| max.max(unsafe { Q::largest(group) }))
+    let mut found = Largest::NONE;
+    for (g, group) in groups.iter().chain([&last]).enumerate() {
+        // SAFETY: passed on from the caller.
+        if unsafe { Q::largest(group) } > found.least() {
+            for (i, x) in group.iter().enumerate() {
+                found.add(x.to_bits() & MAGNITUDE, g * GROUP + i);
+            }
+        }
+    }
+    found
 }
 
-/// Quantises 512 activations, by the largest of each group or of `all` groups of the token.
+/// Quantises 512 activations, by the largest of each group or by `all`, the bits of the token's limit.
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.

@@ -203,16 +203,24 @@ pub const CHAINS: usize = 16;
 pub struct Quantised {
     pub quants: Vec<i32>,
     pub scales: Vec<f32>,
+    /// Elements beyond ±127, and by how much.
+    pub excess: Vec<(usize, i32)>,
 }
 
 impl Quantised {
     /// With one scale for all groups if `per_token`.
     pub fn new(x: &[f32], per_token: bool) -> Quantised {
         let (mut quants, mut scales) = (Vec::new(), Vec::new());
+        let mut order: Vec<usize> = (0..x.len()).collect();
+        order.sort_by(|&a, &b| x[b].abs().total_cmp(&x[a].abs()));
         for group in x.chunks(GROUP) {
             let all = group;
             let group = if per_token { x } else { group };
-            let largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let mut largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            if per_token && largest >= 2f32.powi(-100) {
+                let fifth = order.get(4).map_or(0.0, |&i| x[i].abs());
+                largest = fifth.max(largest / 256.0);
+            }
             if group.iter().any(|x| !x.is_finite()) {
                 scales.push(f32::NAN);
                 quants.extend(all.iter().map(|_| 0));
@@ -225,7 +233,17 @@ impl Quantised {
                 quants.extend(all.iter().map(|x| (x * inverse).round_ties_even() as i32));
             }
         }
-        Quantised { quants, scales }
+        let first = order.into_iter().take(4);
+        let excess = first.map(|i| (i, quants[i] - quants[i].clamp(-127, 127)));
+        let excess: Vec<_> = excess.filter(|&(_, steps)| steps != 0).collect();
+        for quant in &mut quants {
+            *quant = (*quant).clamp(-127, 127);
+        }
+        Quantised {
+            quants,
+            scales,
+            excess,
+        }
     }
 }
 
@@ -243,6 +261,19 @@ pub fn channel_sums(row: Row<'_>, x: &Quantised) -> [i32; 2] {
 
 /// Sum of `row · x` by the rule of the row's format.
 pub fn dot_q(row: Row<'_>, x: &Quantised) -> f32 {
+    let product = clipped(row, x);
+    if x.excess.is_empty() {
+        return product;
+    }
+    let by = x.scales[0];
+    let more = x.excess.iter().fold(0.0, |sum, &(i, steps)| {
+        sum + value(row, i) * (steps as f32 * by)
+    });
+    product + more
+}
+
+/// The part of [`dot_q`] without excess.
+fn clipped(row: Row<'_>, x: &Quantised) -> f32 {
     if row.dtype().is_per_channel() {
         let token = x.scales.first().copied().unwrap_or(0.0);
         let [all, more] = channel_sums(row, x);

@@ -1,0 +1,122 @@
+//! Activations that are too large for a token's steps, as in the shadow outlier execution of llm.npu (§3.3).
+//!
+//! A few channels of a token are tens of times as large as the others. With one scale for all, by the largest, the
+//! others would have few steps: perplexity rises by 2 to 6 % (`benches/token_scales.py`). So the scale is that of the
+//! largest magnitude but for [`EXCESSES`] elements; these are clipped, and what is cut off is their *excess*:
+//!
+//! ```text
+//! a = max(fifth largest |x|, largest |x| / 256) / 127      q = round(x / a)
+//! row · x = row · clip(q) · a + Σ w[j] · (q − clip(q))[j] · a      clip to −127 … 127
+//! ```
+//!
+//! The first product is that of integers, on any device; the second, of a few elements, is the CPU's, in floats, in the
+//! order of magnitudes.
+
+use crate::{
+    channel::{Outliers, scale_of},
+    dtype::{DType, E2M1_DOUBLED, GROUP, MXFP4_SCALES, SUPER_GROUPS},
+    math::f16_to_f32,
+    q4k::{nibble, super_blocks},
+    row::Row,
+};
+
+/// Elements of a token that may exceed its steps. Four of SmolLM2-135M's and Gemma 3 270M's leave a tenth of what one
+/// scale costs, eight a twentieth (`benches/NOTEBOOK.md`, "One scale per row").
+pub(crate) const EXCESSES: usize = 4;
+
+/// Most steps of the largest element, in clipped ones: what it exceeds by has 16 bits.
+const MOST_TIMES: f32 = 256.0;
+
+/// What an element exceeds a token's steps by. Without excess, zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Excess {
+    /// The element.
+    pub element: u32,
+    /// Steps beyond ±127.
+    pub steps: i32,
+}
+
+/// The largest elements of a token, as bits of their magnitudes, and where they are.
+pub(crate) struct Largest {
+    magnitudes: [u32; EXCESSES + 1],
+    elements: [u32; EXCESSES + 1],
+}
+
+impl Largest {
+    pub(crate) const NONE: Largest = Largest {
+        magnitudes: [0; EXCESSES + 1],
+        elements: [0; EXCESSES + 1],
+    };
+
+    /// The bits that a magnitude must exceed to be among them.
+    #[inline(always)]
+    pub(crate) fn least(&self) -> u32 {
+        self.magnitudes[EXCESSES]
+    }
+
+    /// Counts an element. Of equal ones the first are the largest.
+    #[inline]
+    pub(crate) fn add(&mut self, magnitude: u32, element: usize) {
+        if magnitude <= self.least() {
+            return;
+        }
+        let mut at = EXCESSES;
+        while at > 0 && self.magnitudes[at - 1] < magnitude {
+            self.magnitudes[at] = self.magnitudes[at - 1];
+            self.elements[at] = self.elements[at - 1];
+            at -= 1;
+        }
+        (self.magnitudes[at], self.elements[at]) = (magnitude, element as u32);
+    }
+
+    /// The largest magnitude, and the one that takes 127 steps.
+    pub(crate) fn limits(&self) -> (f32, f32) {
+        let largest = f32::from_bits(self.magnitudes[0]);
+        let fifth = f32::from_bits(self.least());
+        (largest, fifth.max(largest / MOST_TIMES))
+    }
+
+    /// What the elements of `x` exceed `limit` by.
+    pub(crate) fn excess(&self, x: &[f32], limit: f32) -> [Excess; EXCESSES] {
+        std::array::from_fn(|i| {
+            let value = x.get(self.elements[i] as usize).copied().unwrap_or(0.0);
+            if f32::from_bits(self.magnitudes[i]) <= limit {
+                return Excess::default();
+            }
+            let steps = (value * (127.0 / limit)).round_ties_even() as i32;
+            Excess {
+                element: self.elements[i],
+                steps: steps - steps.clamp(-127, 127),
+            }
+        })
+    }
+}
+
+/// Element `i` of a row of integers, as [`Cpu::dequantize`](crate::Cpu::dequantize) has it.
+#[inline(always)]
+pub(crate) fn element(row: Row<'_>, i: usize) -> f32 {
+    let (quants, scales, group) = (row.quants(), row.scales(), i / GROUP);
+    let half = |at: usize| f16_to_f32(u16::from_le_bytes([scales[at], scales[at + 1]]));
+    let nibble = |i| nibble(quants, i);
+    match row.dtype() {
+        DType::Q8 => f32::from(quants[i] as i8) * half(2 * group),
+        DType::Q4 => f32::from(nibble(i) as i8 - 8) * half(2 * group),
+        DType::Q4k => {
+            let block = super_blocks(scales, row.len().div_ceil(GROUP)).nth(group / SUPER_GROUPS);
+            let (by, less) = block.unwrap_or_default().factors(group % SUPER_GROUPS);
+            f32::from(nibble(i)).mul_add(by, -less)
+        }
+        DType::Mxfp4 => {
+            f32::from(E2M1_DOUBLED[usize::from(nibble(i))])
+                * MXFP4_SCALES[usize::from(scales[group])]
+        }
+        DType::Q8c => f32::from(quants[i] as i8) * scale_of(row),
+        DType::Q4c => {
+            let dense = f32::from(nibble(i) as i8 - 8) * scale_of(row);
+            let its = Outliers::of(row);
+            let here = its.each().filter(|&(_, at)| at == i);
+            here.fold(dense, |sum, (quant, _)| sum + f32::from(quant) * its.scale)
+        }
+        DType::F32 | DType::F16 | DType::BF16 => unreachable!("rows of floats take floats"),
+    }
+}
