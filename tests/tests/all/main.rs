@@ -15,6 +15,7 @@ mod long_prompts;
 mod observe;
 mod powerinfer;
 mod predicted;
+mod same_bits;
 mod several_devices;
 mod stepper;
 mod text_golden;

@@ -1,0 +1,102 @@
+//! The same bits whatever the chunks of a prompt, the threads, the memory and the instruction set, for every kind
+//! of state, in texts longer than windows, pools and chunks.
+
+use std::fmt::Write as _;
+use std::process::Command;
+
+use emberflow_engine::{Engine, Lab, Options};
+use emberflow_kernels::Cpu;
+use emberflow_tests::kinds::{KINDS, Kind};
+use emberflow_tests::{all_logits, bits, give, roomy};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Tokens of a prompt.
+const PROMPT: usize = 150;
+
+/// The file for [`hashes`], in a process with another instruction set.
+const FILE: &str = "EMBERFLOW_TEST_HASHES";
+
+fn engine(kind: Kind, threads: usize, chunk: usize) -> Engine {
+    let options = Options {
+        threads,
+        lab: Lab {
+            chunk,
+            ..Lab::default()
+        },
+        ..roomy(PROMPT)
+    };
+    Engine::open(kind.model(), options).unwrap()
+}
+
+#[test]
+fn chunks_change_no_bit() {
+    for kind in KINDS {
+        let prompt = kind.prompt(1, PROMPT);
+        let in_chunks = |chunk| {
+            let mut engine = engine(kind, 2, chunk);
+            assert_eq!(engine.chunk(), chunk);
+            bits(&all_logits(&mut engine, &prompt, chunk))
+        };
+        let expected = in_chunks(PROMPT);
+        for chunk in [1, 7, 64] {
+            assert!(in_chunks(chunk) == expected, "{kind:?}: chunks of {chunk}");
+        }
+    }
+}
+
+/// A line for each kind with a hash of its logits, which are equal for several numbers of threads, with all in memory
+/// and with a part of the FFN on disk.
+fn hashes() -> String {
+    let mut lines = String::new();
+    for kind in KINDS {
+        let prompt = kind.prompt(1, PROMPT);
+        let mut found = Vec::new();
+        for (threads, chunk) in [(1, 64), (2, 7), (4, 64)] {
+            let mut engine = engine(kind, threads, chunk);
+            for share in [1.0, 0.3] {
+                give(&mut engine, share);
+                let before = engine.counters();
+                let logits = all_logits(&mut engine, &prompt, chunk);
+                let read = engine.counters().since(before).misses > 0;
+                assert_eq!(read, share < 1.0, "{kind:?}: {share}");
+                let bytes: Vec<u8> = logits.iter().flat_map(|x| x.to_le_bytes()).collect();
+                found.push(xxh3_64(&bytes));
+            }
+        }
+        found.dedup();
+        let name = Cpu::detect().name();
+        assert_eq!(found.len(), 1, "{kind:?} with {name}: {found:?}");
+        writeln!(lines, "{kind:?} {}", found[0]).unwrap();
+    }
+    lines
+}
+
+/// Writes [`hashes`] if this test's program was started again, and otherwise does nothing.
+#[test]
+fn the_part_of_another_instruction_set() {
+    if let Ok(file) = std::env::var(FILE) {
+        assert_eq!(Cpu::ignored_override(), None);
+        std::fs::write(file, hashes()).unwrap();
+    }
+}
+
+#[test]
+fn threads_memory_and_instruction_sets_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = hashes();
+    for cpu in Cpu::all() {
+        if cpu == Cpu::detect() {
+            continue;
+        }
+        let (name, file) = (cpu.name(), dir.path().join(cpu.name()));
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "same_bits::the_part_of_another_instruction_set"])
+            .env(FILE, &file)
+            .env("EMBERFLOW_ISA", name)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}: {said}");
+        assert_eq!(std::fs::read_to_string(file).unwrap(), expected, "{name}");
+    }
+}
