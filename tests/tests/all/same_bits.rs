@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use emberflow_engine::{Engine, Lab, Options};
-use emberflow_kernels::Cpu;
+use emberflow_kernels::{Cpu, DType};
 use emberflow_tests::kinds::{KINDS, Kind};
 use emberflow_tests::{all_logits, bits, give, roomy};
 use xxhash_rust::xxh3::xxh3_64;
@@ -16,7 +16,10 @@ const PROMPT: usize = 150;
 /// The file for [`hashes`], in a process with another instruction set.
 const FILE: &str = "EMBERFLOW_TEST_HASHES";
 
-fn engine(kind: Kind, threads: usize, chunk: usize) -> Engine {
+/// Formats of the weights; the kinds of models take turns.
+const FORMATS: [DType; 5] = [DType::Q8, DType::F32, DType::Q4k, DType::F16, DType::Q4];
+
+fn engine(kind: Kind, quant: DType, threads: usize, chunk: usize) -> Engine {
     let options = Options {
         threads,
         lab: Lab {
@@ -25,7 +28,7 @@ fn engine(kind: Kind, threads: usize, chunk: usize) -> Engine {
         },
         ..roomy(PROMPT)
     };
-    Engine::open(kind.model(), options).unwrap()
+    Engine::open(kind.model_in(quant), options).unwrap()
 }
 
 #[test]
@@ -33,7 +36,7 @@ fn chunks_change_no_bit() {
     for kind in KINDS {
         let prompt = kind.prompt(1, PROMPT);
         let in_chunks = |chunk| {
-            let mut engine = engine(kind, 2, chunk);
+            let mut engine = engine(kind, DType::Q8, 2, chunk);
             assert_eq!(engine.chunk(), chunk);
             bits(&all_logits(&mut engine, &prompt, chunk))
         };
@@ -48,11 +51,11 @@ fn chunks_change_no_bit() {
 /// and with a part of the FFN on disk.
 fn hashes() -> String {
     let mut lines = String::new();
-    for kind in KINDS {
+    for (kind, quant) in KINDS.into_iter().zip(FORMATS.into_iter().cycle()) {
         let prompt = kind.prompt(1, PROMPT);
         let mut found = Vec::new();
         for (threads, chunk) in [(1, 64), (2, 7), (4, 64)] {
-            let mut engine = engine(kind, threads, chunk);
+            let mut engine = engine(kind, quant, threads, chunk);
             for share in [1.0, 0.3] {
                 give(&mut engine, share);
                 let before = engine.counters();
@@ -65,8 +68,12 @@ fn hashes() -> String {
         }
         found.dedup();
         let name = Cpu::detect().name();
-        assert_eq!(found.len(), 1, "{kind:?} with {name}: {found:?}");
-        writeln!(lines, "{kind:?} {}", found[0]).unwrap();
+        assert_eq!(
+            found.len(),
+            1,
+            "{kind:?} in {quant:?} with {name}: {found:?}"
+        );
+        writeln!(lines, "{kind:?} in {quant:?}: {}", found[0]).unwrap();
     }
     lines
 }
