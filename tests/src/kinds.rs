@@ -100,7 +100,7 @@ impl Kind {
 }
 
 /// A packed fixture. It stays readable although its name is removed.
-fn fixture(name: &str, quant: DType) -> Model {
+pub fn fixture(name: &str, quant: DType) -> Model {
     let dir = tempfile::tempdir().expect("a folder");
     let container = packed(&case(name), dir.path(), quant);
     Model::load(container).expect("model")

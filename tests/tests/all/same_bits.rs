@@ -1,12 +1,12 @@
 //! The same bits whatever the chunks of a prompt, the threads, the memory and the instruction set, for every kind
-//! of state, in texts longer than windows, pools and chunks.
+//! of state and of layer, in texts longer than windows, pools and chunks.
 
 use std::fmt::Write as _;
 use std::process::Command;
 
-use emberflow_engine::{Engine, Lab, Options};
+use emberflow_engine::{Engine, Lab, Model, Options};
 use emberflow_kernels::{Cpu, DType};
-use emberflow_tests::kinds::{KINDS, Kind};
+use emberflow_tests::kinds::{KINDS, Kind, fixture};
 use emberflow_tests::{all_logits, bits, give, roomy};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -16,10 +16,41 @@ const PROMPT: usize = 150;
 /// The file for [`hashes`], in a process with another instruction set.
 const FILE: &str = "EMBERFLOW_TEST_HASHES";
 
-/// Formats of the weights; the kinds of models take turns.
+/// Formats of the weights; the models take turns.
 const FORMATS: [DType; 5] = [DType::Q8, DType::F32, DType::Q4k, DType::F16, DType::Q4];
 
-fn engine(kind: Kind, quant: DType, threads: usize, chunk: usize) -> Engine {
+/// Fixtures beside the kinds: predicted streams and cutoffs of gates, an indexer, sinks and experts in MXFP4.
+const OTHERS: [&str; 3] = ["gemma3n", "deepseek_v32", "gpt_oss"];
+
+/// A model to compare.
+#[derive(Debug, Clone, Copy)]
+enum Subject {
+    Kind(Kind),
+    Fixture(&'static str),
+}
+
+impl Subject {
+    fn model(self, quant: DType) -> Model {
+        match self {
+            Self::Kind(kind) => kind.model_in(quant),
+            Self::Fixture(name) => fixture(name, quant),
+        }
+    }
+
+    fn prompt(self) -> Vec<u32> {
+        match self {
+            Self::Kind(kind) => kind.prompt(1, PROMPT),
+            Self::Fixture(_) => Kind::Latent.prompt(1, PROMPT),
+        }
+    }
+}
+
+fn subjects() -> impl Iterator<Item = Subject> {
+    let kinds = KINDS.into_iter().map(Subject::Kind);
+    kinds.chain(OTHERS.into_iter().map(Subject::Fixture))
+}
+
+fn engine(subject: Subject, quant: DType, threads: usize, chunk: usize) -> Engine {
     let options = Options {
         threads,
         lab: Lab {
@@ -28,40 +59,43 @@ fn engine(kind: Kind, quant: DType, threads: usize, chunk: usize) -> Engine {
         },
         ..roomy(PROMPT)
     };
-    Engine::open(kind.model_in(quant), options).unwrap()
+    Engine::open(subject.model(quant), options).unwrap()
 }
 
 #[test]
 fn chunks_change_no_bit() {
-    for kind in KINDS {
-        let prompt = kind.prompt(1, PROMPT);
+    for subject in subjects() {
+        let prompt = subject.prompt();
         let in_chunks = |chunk| {
-            let mut engine = engine(kind, DType::Q8, 2, chunk);
+            let mut engine = engine(subject, DType::Q8, 2, chunk);
             assert_eq!(engine.chunk(), chunk);
             bits(&all_logits(&mut engine, &prompt, chunk))
         };
         let expected = in_chunks(PROMPT);
         for chunk in [1, 7, 64] {
-            assert!(in_chunks(chunk) == expected, "{kind:?}: chunks of {chunk}");
+            assert!(
+                in_chunks(chunk) == expected,
+                "{subject:?}: chunks of {chunk}"
+            );
         }
     }
 }
 
-/// A line for each kind with a hash of its logits, which are equal for several numbers of threads, with all in memory
+/// A line for each model with a hash of its logits, which are equal for several numbers of threads, with all in memory
 /// and with a part of the FFN on disk.
 fn hashes() -> String {
     let mut lines = String::new();
-    for (kind, quant) in KINDS.into_iter().zip(FORMATS.into_iter().cycle()) {
-        let prompt = kind.prompt(1, PROMPT);
+    for (subject, quant) in subjects().zip(FORMATS.into_iter().cycle()) {
+        let prompt = subject.prompt();
         let mut found = Vec::new();
-        for (threads, chunk) in [(1, 64), (2, 7), (4, 64)] {
-            let mut engine = engine(kind, quant, threads, chunk);
-            for share in [1.0, 0.3] {
+        for (threads, chunk) in [(1, 64), (2, 16), (4, PROMPT)] {
+            let mut engine = engine(subject, quant, threads, chunk);
+            for share in [1.0, 0.1] {
                 give(&mut engine, share);
                 let before = engine.counters();
                 let logits = all_logits(&mut engine, &prompt, chunk);
                 let read = engine.counters().since(before).misses > 0;
-                assert_eq!(read, share < 1.0, "{kind:?}: {share}");
+                assert_eq!(read, share < 1.0, "{subject:?}: {share}");
                 let bytes: Vec<u8> = logits.iter().flat_map(|x| x.to_le_bytes()).collect();
                 found.push(xxh3_64(&bytes));
             }
@@ -71,9 +105,9 @@ fn hashes() -> String {
         assert_eq!(
             found.len(),
             1,
-            "{kind:?} in {quant:?} with {name}: {found:?}"
+            "{subject:?} in {quant:?} with {name}: {found:?}"
         );
-        writeln!(lines, "{kind:?} in {quant:?}: {}", found[0]).unwrap();
+        writeln!(lines, "{subject:?} in {quant:?}: {}", found[0]).unwrap();
     }
     lines
 }
