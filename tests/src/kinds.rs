@@ -53,8 +53,14 @@ pub const KINDS: [Kind; 12] = [
 ];
 
 impl Kind {
-    /// The model.
+    /// The model, with a fixture's weights in q8.
     pub fn model(self) -> Model {
+        self.model_in(DType::Q8)
+    }
+
+    /// The model, with a fixture's weights in a format.
+    pub fn model_in(self, quant: DType) -> Model {
+        let fixture = |name| fixture(name, quant);
         match self {
             Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
             Self::ShortConv => fixture("lfm2"),
@@ -94,8 +100,8 @@ impl Kind {
 }
 
 /// A packed fixture. It stays readable although its name is removed.
-fn fixture(name: &str) -> Model {
+pub fn fixture(name: &str, quant: DType) -> Model {
     let dir = tempfile::tempdir().expect("a folder");
-    let container = packed(&case(name), dir.path(), DType::Q8);
+    let container = packed(&case(name), dir.path(), quant);
     Model::load(container).expect("model")
 }

@@ -73,7 +73,11 @@ pub struct Golden {
     pub logits: String,
     /// `[positions, vocab]`.
     pub shape: [usize; 2],
-    /// The greedy continuation of the prompt.
+    /// The positions whose logits are kept; empty for all of them.
+    #[serde(default)]
+    pub positions: Vec<usize>,
+    /// The greedy continuation of the prompt; empty in long texts.
+    #[serde(default)]
     pub greedy: Vec<u32>,
 }
 
@@ -84,7 +88,7 @@ impl Golden {
         serde_json::from_str(&text).expect("golden json")
     }
 
-    /// The logits, `[positions × vocab]`.
+    /// The logits, of the shape [`Golden::shape`].
     pub fn logits(&self, case: &Path) -> Vec<f32> {
         let bytes = std::fs::read(case.join(&self.logits)).expect("golden logits");
         let values: Vec<f32> = bytes

@@ -99,6 +99,33 @@ fn every_family_agrees_with_transformers() {
     }
 }
 
+/// Texts longer than the chunks in which transformers computes recurrences, and than several pools.
+#[test]
+fn long_texts_agree_with_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut seen = 0;
+    for case in cases() {
+        if !case.join("golden-long.json").exists() {
+            continue;
+        }
+        seen += 1;
+        let golden = Golden::load(&case, "golden-long.json");
+        let (expected, vocab) = (golden.logits(&case), golden.shape[1]);
+        let container = packed(&case, dir.path(), DType::F32);
+        let mut engine = open(&container, roomy(golden.tokens.len()));
+        let logits = all_logits(&mut engine, &golden.tokens, 16);
+        assert_eq!(golden.positions.len(), golden.shape[0]);
+        for (&position, expected) in golden.positions.iter().zip(expected.chunks(vocab)) {
+            let difference = largest_difference(&logits[position * vocab..][..vocab], expected);
+            assert!(
+                difference <= TOLERANCE,
+                "{case:?}: logits of position {position} differ by {difference}"
+            );
+        }
+    }
+    assert!(seen >= 10, "only {seen} long texts");
+}
+
 #[test]
 fn quantised_gguf_agrees_with_transformers_on_the_same_values() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! `emberflow run --best-of`, as a user runs it.
 
-use crate::common::{call, json};
+use crate::common::{call, json, smallest_budget};
 use serde_json::Value;
 
 const RUN: [&str; 9] = [
@@ -23,11 +23,8 @@ fn run(seed: u64, extra: &[&str]) -> Value {
 /// Each text is the one that its seed gives alone, within a budget that fits all of them.
 #[test]
 fn every_text_is_what_its_seed_gives_alone() {
-    let refused = call(&[&RUN[..], &["3", "--best-of", "4", "--memory", "1MiB"]].concat());
-    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    let (_, after) = message.split_once("--memory ").expect(&message);
-    let (mib, _) = after.split_once("MiB").expect(&message);
-    let smallest = format!("{mib}MiB");
+    let least = smallest_budget(&[&RUN[..], &["3", "--best-of", "4"]].concat());
+    let smallest = format!("{least}MiB");
     let alone: Vec<Value> = (3..7).map(|seed| run(seed, &[])).collect();
     for budget in [
         ["--memory", &smallest],
@@ -118,11 +115,22 @@ fn sampled<'a>(model: &'a str, extra: &[&'a str]) -> Vec<&'a str> {
     [&common[..], extra].concat()
 }
 
-/// Eight sequences of each kind of state, in the smallest budget: keys and values, windows, recurrent blocks, latent
-/// vectors, pools and residual streams.
+/// The report of a command in its smallest budget, which its peak does not exceed.
+fn in_the_smallest_budget(name: &str, command: &[&str]) -> Value {
+    let memory = format!("{}MiB", smallest_budget(command));
+    let report = json(&[command, &["--memory", &memory]].concat());
+    let [peak, allowed] =
+        ["peak_rss_bytes", "budget_bytes"].map(|key| report["memory"][key].as_u64().unwrap());
+    assert!(peak <= allowed, "{name}: peak {peak} above {allowed}");
+    report
+}
+
+/// Eight sequences of each kind of state, and a long prompt, in the smallest budget: keys and values, windows,
+/// recurrent blocks, latent vectors, pools and residual streams.
 #[test]
 fn eight_sequences_of_every_kind_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
+    let long = "a b c d ".repeat(40);
     for name in [
         "bailing_hybrid",
         "deepseek_v3",
@@ -130,11 +138,16 @@ fn eight_sequences_of_every_kind_stay_within_the_budget() {
         "gemma3",
         "gemma4_inputs",
         "glm_moe_dsa",
+        "gpt_oss",
+        "granitehybrid_dense",
         "granitemoehybrid",
         "kimi_linear",
+        "lfm2",
         "lfm2_moe",
         "llama4",
+        "nemotron_h",
         "nemotron_h_moe",
+        "qwen3_5",
         "qwen3_next",
         "qwen4_exp",
     ] {
@@ -145,19 +158,17 @@ fn eight_sequences_of_every_kind_stay_within_the_budget() {
         let model = dir.path().join("model.ember").display().to_string();
         let packed = call(&["pack", &folder, "-o", &model, "--force"]);
         assert!(packed.status.success(), "{name}: {packed:?}");
-        let eight = ["--best-of", "8", "--memory"];
-        let refused = call(&sampled(&model, &[&eight[..], &["1MiB"]].concat()));
-        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        let (_, after) = message.split_once("--memory ").expect(&message);
-        let (mib, _) = after.split_once("MiB").expect(&message);
-        let budget = format!("{mib}MiB");
-        let report = json(&sampled(&model, &[&eight[..], &[&budget]].concat()));
-        let [peak, allowed] =
-            ["peak_rss_bytes", "budget_bytes"].map(|key| report["memory"][key].as_u64().unwrap());
-        assert!(peak <= allowed, "{name}: peak {peak} above {allowed}");
+        let eight = sampled(&model, &["--best-of", "8"]);
+        let report = in_the_smallest_budget(name, &eight);
         let samples = report["best_of"]["samples"].as_array().unwrap();
         assert_eq!(samples.len(), 8);
         let alone = json(&sampled(&model, &[]));
         assert_eq!(samples[0]["logits_hash"], alone["logits_hash"], "{name}");
+        let mut prompted = sampled(&model, &[]);
+        prompted[3] = &long;
+        let report = in_the_smallest_budget(name, &prompted);
+        let free = json(&prompted);
+        assert_eq!(report["logits_hash"], free["logits_hash"], "{name}");
+        assert!(free["prompt_tokens"].as_u64().unwrap() > 128, "{name}");
     }
 }

@@ -3,7 +3,7 @@
 use crate::common;
 use std::process::Stdio;
 
-use crate::common::{call, json};
+use crate::common::{call, json, smallest_budget};
 
 const PROMPT: &str = "A vector is a contiguous";
 
@@ -11,18 +11,6 @@ fn generate(extra: &[&str]) -> serde_json::Value {
     let mut args = vec!["point", "-p", PROMPT, "-n", "24", "--ignore-eos", "--json"];
     args.extend(extra);
     json(&args)
-}
-
-/// The smallest budget that works, as named in the error for a smaller one.
-fn smallest_budget(extra: &[&str]) -> u64 {
-    let mut args = vec!["point", "-p", PROMPT, "-n", "24", "--memory", "1MiB"];
-    args.extend(extra);
-    let output = call(&args);
-    assert_eq!(output.status.code(), Some(1));
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    let (_, after) = message.split_once("--memory ").expect(&message);
-    let (mib, _) = after.split_once("MiB").expect(&message);
-    mib.parse().expect(&message)
 }
 
 #[test]
@@ -303,7 +291,8 @@ fn the_budget_is_kept_and_changes_nothing_but_speed() {
     ];
     for [sparsity, threads, io] in variants {
         let variant = ["--sparsity", sparsity, "--threads", threads, "--io", io];
-        let smallest = smallest_budget(&variant);
+        let plain = ["point", "-p", PROMPT, "-n", "24"];
+        let smallest = smallest_budget(&[&plain[..], &variant].concat());
         assert!(
             full >= smallest + 2,
             "{variant:?}: {smallest} of {full} MiB"
@@ -345,11 +334,7 @@ fn long_inputs_are_in_the_budget() {
         "600",
         "--json",
     ];
-    let refused = call(&[&args[..], &["--memory", "1MiB"]].concat());
-    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    let (_, after) = message.split_once("--memory ").expect(&message);
-    let (mib, _) = after.split_once("MiB").expect(&message);
-    let memory = format!("{mib}MiB");
+    let memory = format!("{}MiB", smallest_budget(&args));
     let report = json(&[&args[..], &["--memory", &memory]].concat());
     let peak = report["peak_rss_bytes"].as_u64().unwrap();
     let budget = report["budget_bytes"].as_u64().unwrap();
@@ -357,11 +342,8 @@ fn long_inputs_are_in_the_budget() {
 
     let prompt = "fn main() { let x = vec![1, 2, 3]; } ".repeat(40);
     let run = ["run", "-p", &prompt, "-n", "16", "--json"];
-    let refused = call(&[&run[..], &["--memory", "1MiB"]].concat());
-    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    let (_, after) = message.split_once("--memory ").expect(&message);
-    let (mib, _) = after.split_once("MiB").expect(&message);
-    let report = json(&[&run[..], &["--memory", &format!("{mib}MiB")]].concat());
+    let memory = format!("{}MiB", smallest_budget(&run));
+    let report = json(&[&run[..], &["--memory", &memory]].concat());
     let peak = report["memory"]["peak_rss_bytes"].as_u64().unwrap();
     let budget = report["memory"]["budget_bytes"].as_u64().unwrap();
     assert!(peak <= budget, "long prompt: {peak} of {budget}");

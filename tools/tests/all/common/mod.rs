@@ -77,6 +77,16 @@ pub fn json(args: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// The smallest budget of a command in MiB, as its refusal of 1 MiB names it.
+pub fn smallest_budget(args: &[&str]) -> u64 {
+    let output = call(&[args, &["--memory", "1MiB"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (_, after) = message.split_once("--memory ").expect(&message);
+    let (mib, _) = after.split_once("MiB").expect(&message);
+    mib.parse().expect(&message)
+}
+
 /// The bundled model as a Hugging Face folder in `dir`.
 pub fn exported(dir: &Path) -> String {
     let folder = dir.join("demo-hf").display().to_string();
