@@ -7,6 +7,7 @@
 
 pub mod devices;
 pub mod fuzz;
+pub mod gguf;
 pub mod kinds;
 pub mod widen;
 

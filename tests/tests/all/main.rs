@@ -9,6 +9,7 @@ mod edits;
 mod embedding;
 mod experts;
 mod first_tokens;
+mod further_tokens;
 mod gemma3n;
 mod golden_logits;
 mod long_prompts;
