@@ -114,58 +114,6 @@ fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
     assert!(known.all(|known| known == true), "{report}");
 }
 
-/// A plan of `config.json` alone is that of the packed model.
-#[test]
-fn a_description_is_planned_like_the_model() {
-    let dir = tempfile::tempdir().unwrap();
-    save_rates(dir.path());
-    for name in [
-        "qwen3_moe",
-        "gemma4_inputs",
-        "lfm2_moe",
-        "deepseek_v2",
-        // with a `quantization_config`; the wide one's is in the text part of a whole
-        "deepseek_v3_fp8",
-        "deepseek_v4_release",
-        "gpt_oss",
-        "qwen4_exp_fp8",
-        // has a table of integers, so that it is not all floats
-        "deepseek_v4",
-    ] {
-        let folder = Path::new("../tests/fixtures/models").join(name);
-        let config = folder.join("config.json").display().to_string();
-        let folder = folder.display().to_string();
-        let packed = dir.path().join(name).display().to_string();
-        let output = emberflow()
-            .args(["pack", &folder, "-o", &packed])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let [described, real] = [&config, &packed].map(|model| {
-            let args = [
-                "plan",
-                model,
-                "--context",
-                "100",
-                "--memory",
-                "64MiB",
-                "--json",
-            ];
-            report(Some(dir.path()), &args)
-        });
-        // the process's own memory is measured
-        let parts = ["fixed", "scales", "kv", "scratch", "gates", "stream", "hot"];
-        let [a, b] = [&described, &real].map(|plan| {
-            let memory = &plan["plans"][0]["memory"];
-            parts.map(|part| memory[part].as_u64().unwrap())
-        });
-        assert_eq!(a, b, "{name}");
-        assert!(a[0] > 0 && a[3] > 0, "{name}");
-        let [a, b] = [smallest(&described), smallest(&real)];
-        assert!(a.abs_diff(b) <= 4 << 20, "{name}: {a} and {b}");
-    }
-}
-
 /// `quantization_config` decides the formats: q8 for weights in FP8, q4k for floats. What `pack` does not read is
 /// refused by its name.
 #[test]
