@@ -74,6 +74,8 @@ pub struct Golden {
     pub logits: String,
     /// `[positions, vocab]`.
     pub shape: [usize; 2],
+    /// Mean negative log likelihood of the tokens after the first, in nats.
+    pub nll: f64,
     /// The greedy continuation of the prompt.
     pub greedy: Vec<u32>,
 }
