@@ -32,6 +32,7 @@ pub mod tokenizer;
 pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
 pub use error::Error;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
+pub use hf::Description;
 pub use hf::write::{Folder, RowSink, write_folder};
 pub use open::{describe, describe_text, files_of, open};
 pub use rules::TextRules;

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::hf::Description;
 use crate::{gguf, hf};
 
 /// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file next to
@@ -51,7 +51,7 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
 ///
 /// # Errors
 /// As [`open`], of the configuration.
-pub fn describe(config: &Path) -> Result<ModelConfig, Error> {
+pub fn describe(config: &Path) -> Result<Description, Error> {
     hf::describe(config)
 }
 
@@ -59,7 +59,7 @@ pub fn describe(config: &Path) -> Result<ModelConfig, Error> {
 ///
 /// # Errors
 /// As [`describe`].
-pub fn describe_text(text: &str, name: &str) -> Result<ModelConfig, Error> {
+pub fn describe_text(text: &str, name: &str) -> Result<Description, Error> {
     hf::describe_text(Path::new(name), text, name.to_owned())
 }
 

@@ -532,7 +532,7 @@ fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Re
 }
 
 /// Bytes of `rows · cols` elements of a type, including separately stored scales.
-fn source_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
+pub(crate) fn source_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
     let (elements, bytes) = dtype.block();
     let apart = usize::from(dtype == DType::Mxfp4Pairs);
     let blocks = (rows as u64).saturating_mul(cols as u64) / elements as u64;

@@ -7,6 +7,7 @@
 
 pub mod devices;
 pub mod fuzz;
+pub mod gguf;
 pub mod kinds;
 pub mod widen;
 
@@ -76,6 +77,8 @@ pub struct Golden {
     /// The positions whose logits are kept; empty for all of them.
     #[serde(default)]
     pub positions: Vec<usize>,
+    /// Mean negative log likelihood of the tokens after the first, in nats; none in long texts.
+    pub nll: Option<f64>,
     /// The greedy continuation of the prompt; empty in long texts.
     #[serde(default)]
     pub greedy: Vec<u32>,

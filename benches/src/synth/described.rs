@@ -74,7 +74,7 @@ pub fn config(
 
 fn read(name: &str, keys: &Map<String, Value>) -> Result<ModelConfig, Failure> {
     let text = serde_json::to_string(keys).unwrap_or_default();
-    let mut config = describe_text(&text, &format!("synth-{name}"))?;
+    let mut config = describe_text(&text, &format!("synth-{name}"))?.config;
     config.tied_head = false;
     config.add_bos = true;
     // the order of a GGUF file

@@ -57,9 +57,11 @@ const LATENT: Family = Family {
     ..PLAIN
 };
 
-/// `modeling_deepseek_v3.py` (V3, R1). Layers past the last one predict further tokens.
+/// `modeling_deepseek_v3.py` (V3, R1), and the text model of Kimi K2.5. Layers past the last one predict further
+/// tokens.
 const DEEPSEEK_V3: Family = Family {
     name: "deepseek_v3",
+    whole: Some("kimi_k25"),
     class: Some("DeepseekV3ForCausalLM"),
     gguf: Some(Arch {
         name: "deepseek2",
@@ -91,6 +93,7 @@ const INDEXED_EXPERTS: Experts = Experts {
 };
 
 const INDEXED: Family = Family {
+    whole: None,
     further_tokens: FurtherTokens::PastLastOr(".indexer."),
     windows: Windows::None,
     experts: Some(INDEXED_EXPERTS),
@@ -130,7 +133,7 @@ const GLM_MOE_DSA: Family = Family {
     ..INDEXED
 };
 
-/// Kimi K2: DeepSeek-V3 under its own name.
+/// Kimi K2, and the text model of K2.5 in releases: DeepSeek-V3 under its own name.
 const KIMI_K2: Family = Family {
     name: "kimi_k2",
     gguf: None,

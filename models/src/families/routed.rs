@@ -208,7 +208,7 @@ const EXAONE4: Family = Family {
             first: 3,
             windowed: true,
         }),
-        reads: &["attention.sliding_window_pattern"],
+        reads: &["attention.sliding_window_pattern", "nextn_predict_layers"],
         ..PLAIN_ARCH
     }),
     pre_norm: false,

@@ -106,7 +106,9 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             long_factors[long] = Some(read_factors(&config, file, &raw)?);
         } else if is_of_other_inputs(&raw.name) {
             left_out += 1;
-        } else if !is_ignorable(&raw.name) && !is_for_further_tokens(&raw.name, family, &config) {
+        } else if !is_ignorable(&raw.name)
+            && !is_for_further_tokens(&raw.name, family, arch, &config)
+        {
             found.append(&mut identify(raw, file, arch, names, &config)?);
         }
     }
@@ -193,13 +195,12 @@ fn is_ignorable(name: &str) -> bool {
 }
 
 /// Whether a tensor is for multi-token prediction.
-fn is_for_further_tokens(name: &str, family: &Family, config: &ModelConfig) -> bool {
+fn is_for_further_tokens(name: &str, family: &Family, arch: &Arch, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("blk.").and_then(split_index);
     let layer = layer.map(|(layer, _)| layer);
-    let counted = |arch: &Arch| arch.reads.contains(&"nextn_predict_layers");
+    let counted = arch.reads.contains(&"nextn_predict_layers");
     let past_last = layer.is_some_and(|layer| layer >= config.layers);
-    past_last && family.gguf.as_ref().is_some_and(counted)
-        || (family.further_tokens).have(name, layer, config.layers)
+    past_last && counted || (family.further_tokens).have(name, layer, config.layers)
 }
 
 /// Adds the file's name to a vocabulary error.

@@ -3,6 +3,7 @@
 mod added;
 mod config;
 mod delta_net;
+mod described;
 mod experts;
 mod foreign;
 mod form;
@@ -30,6 +31,8 @@ pub mod write;
 
 use std::path::{Path, PathBuf};
 
+pub use self::described::Description;
+pub(crate) use self::described::{describe, describe_text};
 use self::json::MAX_CONFIG;
 pub(crate) use self::latent::NORM_EPS as LATENT_EPS;
 use self::safetensors::DTYPES;
@@ -161,42 +164,6 @@ fn open_with(
         store.expect_the_embedding(head)?;
     }
     Ok(Box::new(store))
-}
-
-/// The model described by a `config.json`.
-pub(crate) fn describe(path: &Path) -> Result<ModelConfig, Error> {
-    let folder = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let text = need_text(path, MAX_CONFIG, "it describes the model")?;
-    let stem = path
-        .file_stem()
-        .map(|stem| stem.to_string_lossy().into_owned());
-    let named = stem.filter(|stem| stem != "config");
-    let name = named.unwrap_or_else(|| model_name(folder.unwrap_or(Path::new("."))));
-    describe_text(path, &text, name)
-}
-
-/// The same for its text, read from `path`.
-pub(crate) fn describe_text(path: &Path, text: &str, name: String) -> Result<ModelConfig, Error> {
-    let value = json::parse(path, text)?;
-    let quantised = |value: &serde_json::Value| {
-        value
-            .get("quantization_config")
-            .is_some_and(|of| !of.is_null())
-    };
-    if quantised(&value) || value.get("text_config").is_some_and(quantised) {
-        return Err(Error::Unsupported {
-            path: path.to_owned(),
-            key: "quantization_config".into(),
-            found: "present".into(),
-            why: "models are planned from floats; take the config.json of the unquantised one"
-                .into(),
-        });
-    }
-    let config = config::model_config(path, &value, name)?;
-    config.validate(path)?;
-    Ok(config)
 }
 
 /// Kind of a tensor: one of the decoder's, or one for all experts.

@@ -207,8 +207,8 @@ pub(super) fn block_of(keys: &Keys) -> Result<Option<[usize; 2]>, Error> {
     if object.str("quant_method")? != Some("fp8") {
         return Ok(None);
     }
-    if object.str("fmt")?.is_some_and(|fmt| fmt != "e4m3") {
-        return Err(object.unsupported("fmt", "implemented: e4m3"));
+    if (object.str("fmt")?).is_some_and(|fmt| !matches!(fmt, "e4m3" | "float8_e4m3fn")) {
+        return Err(object.unsupported("fmt", "implemented: e4m3, float8_e4m3fn"));
     }
     const BLOCK: &str = "weight_block_size";
     const SIZES: &str = "two sizes above 0, as other scales are not implemented";
@@ -241,6 +241,10 @@ mod tests {
             |quantization: Value| fp8_block(path, &json!({"quantization_config": quantization}));
         let usual = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64]});
         assert_eq!(of(usual.clone()).unwrap(), Some([128, 64]));
+        // as MiniMax-M2 says it
+        let mut by_type = usual.clone();
+        by_type["fmt"] = json!("float8_e4m3fn");
+        assert_eq!(of(by_type).unwrap(), Some([128, 64]));
         let inner = json!({"text_config": {"quantization_config": usual}});
         assert_eq!(fp8_block(path, &inner).unwrap(), Some([128, 64]));
         assert_eq!(of(json!({"quant_method": "mxfp4"})).unwrap(), None);

@@ -75,11 +75,12 @@ pub(super) fn text_part<'a>(
 
 /// The name of a tensor in the text model alone; `None` for a tensor of another part.
 pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>> {
-    const OTHERS: [&str; 7] = [
+    const OTHERS: [&str; 8] = [
         "visual.",
         "vision_model.",
         "vision_tower.",
         "multi_modal_projector.",
+        "mm_projector.",
         "audio_tower.",
         "embed_vision.",
         "embed_audio.",
@@ -135,19 +136,49 @@ mod tests {
 
     #[test]
     fn a_whole_with_another_text_model_is_refused_by_name() {
-        let part = |kind: &str| {
-            let value = json!({"model_type": "mistral3", "text_config": {"model_type": kind}});
+        let part = |whole: &str, kind: &str| {
+            let value = json!({"model_type": whole, "text_config": {"model_type": kind}});
             let part = text_part(Path::new("config.json"), &value);
             part.map(|(part, prefix)| (part["model_type"].clone(), prefix))
         };
-        assert_eq!(
-            part("ministral3").unwrap(),
-            (json!("ministral3"), "text_config.")
-        );
-        let refused = part("llama").unwrap_err().to_string();
-        assert!(
-            refused.contains("text_config.model_type") && refused.contains("ministral3"),
-            "{refused}"
-        );
+        for (whole, kind) in [
+            ("mistral3", "ministral3"),
+            // in releases and in transformers
+            ("kimi_k25", "kimi_k2"),
+            ("kimi_k25", "deepseek_v3"),
+        ] {
+            let expected = (json!(kind), "text_config.");
+            assert_eq!(part(whole, kind).unwrap(), expected, "{whole}");
+            for other in ["llama", "deepseek_v32"] {
+                let refused = part(whole, other).unwrap_err().to_string();
+                assert!(
+                    refused.contains("text_config.model_type") && refused.contains(kind),
+                    "{refused}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn kimis_parts_for_images_are_left_out() {
+        for family in ["kimi_k2", "deepseek_v3"] {
+            let of = |name| text_name(family, name);
+            let inside = "model.layers.1.mlp.gate.weight";
+            for name in [
+                "language_model.model.layers.1.mlp.gate.weight",
+                "model.language_model.layers.1.mlp.gate.weight",
+                inside,
+            ] {
+                assert_eq!(of(name).unwrap(), inside, "{name}");
+            }
+            for name in [
+                "vision_tower.encoder.blocks.0.norm0.weight",
+                "mm_projector.proj.0.weight",
+                "model.vision_tower.patch_embed.proj.bias",
+                "model.mm_projector.pre_norm.weight",
+            ] {
+                assert_eq!(of(name), None, "{name}");
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 56] = [
+const CASES: [&str; 57] = [
     "glm4_moe",
     "glm4_moe_air",
     "dots1",
@@ -50,6 +50,7 @@ const CASES: [&str; 56] = [
     "glm4_moe_lite",
     "mistral4",
     "deepseek_v3_fp8",
+    "kimi_k25",
     "deepseek_v32",
     "glm_moe_dsa",
     "deepseek_v4",

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use emberflow::perplexity::measure;
 use emberflow_engine::{
-    Admission, Event, Lab, Options, Request, Sampling, Sparsity, Stepped, Stepper,
+    Admission, Engine, Event, Lab, Options, Request, Sampling, Sparsity, Stepped, Stepper,
 };
 use emberflow_kernels::DType;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
@@ -12,6 +13,9 @@ use std::ops::ControlFlow;
 
 /// Largest difference allowed to the reference, at every position.
 const TOLERANCE: f32 = 1e-3;
+
+/// Largest difference allowed of the mean negative log likelihood.
+const MEAN_TOLERANCE: f64 = 1e-4;
 
 fn cases() -> Vec<PathBuf> {
     let mut cases: Vec<PathBuf> = std::fs::read_dir(fixtures().join("models"))
@@ -32,8 +36,22 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
         .fold(0.0, f32::max)
 }
 
-/// Packs `checkpoint` in f32 and compares prefill and single steps with the
-/// golden logits. Returns the prefill's logits.
+/// The mean negative log likelihood of the tokens after the first, as `perplexity` measures it.
+fn mean_nll(engine: &mut Engine, tokens: &[u32]) -> f64 {
+    // windows begin with these
+    let lead = engine.text().start_tokens();
+    let mut rest = tokens.strip_prefix(lead).unwrap().to_vec();
+    let mut next = |most: usize| {
+        let later = rest.split_off(rest.len().min(most));
+        Ok(std::mem::replace(&mut rest, later))
+    };
+    let measured = measure(engine, &mut next, tokens.len(), None).unwrap();
+    assert_eq!(measured.tokens as usize, tokens.len() - 1);
+    measured.perplexity.ln()
+}
+
+/// Packs `checkpoint` in f32 and compares prefill, single steps and perplexity with the golden ones.
+/// Returns the prefill's logits.
 fn compare(checkpoint: &Path, case: &Path, golden: &str, dir: &Path) -> Vec<f32> {
     let golden = Golden::load(case, golden);
     let expected = golden.logits(case);
@@ -49,6 +67,12 @@ fn compare(checkpoint: &Path, case: &Path, golden: &str, dir: &Path) -> Vec<f32>
     assert!(
         difference <= TOLERANCE,
         "{checkpoint:?}: logits differ by {difference}"
+    );
+    let nll = mean_nll(&mut engine, &golden.tokens);
+    let reference = golden.nll.unwrap();
+    assert!(
+        (nll - reference).abs() <= MEAN_TOLERANCE,
+        "{checkpoint:?}: the tokens have {nll} nats each, in the reference {reference}"
     );
 
     let mut sequence = engine.new_sequence().unwrap();

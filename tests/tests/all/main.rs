@@ -10,6 +10,7 @@ mod embedding;
 mod expert_reads;
 mod experts;
 mod first_tokens;
+mod further_tokens;
 mod gemma3n;
 mod golden_logits;
 mod long_prompts;

@@ -7,7 +7,7 @@ use emberflow_engine::demo_container;
 use emberflow_engine::meta::ContainerMeta;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::demo::Demo;
-use emberflow_models::names::{TensorId, required};
+use emberflow_models::names::TensorId;
 use emberflow_models::{Checkpoint, Error, TensorInfo};
 use emberflow_storage::container::{Container, Options, Writer};
 
@@ -16,7 +16,7 @@ use super::layout::PackLayout;
 use super::options::PackOptions;
 use crate::Failure;
 
-/// A checkpoint with only a `config.json`; the weights are assumed to be BF16, as in releases.
+/// A checkpoint with only a `config.json`.
 struct Described {
     path: PathBuf,
     config: ModelConfig,
@@ -27,15 +27,7 @@ struct Described {
 impl Described {
     /// Reads the configuration, and the tokenizer next to it if there is one.
     fn open(path: &Path) -> Result<Self, Failure> {
-        let config = emberflow_models::describe(path)?;
-        let tensors = required(&config).into_iter().map(|t| TensorInfo {
-            id: t.id,
-            source_name: t.id.to_string(),
-            rows: t.rows,
-            cols: t.cols,
-            source_dtype: "BF16".into(),
-            source_bytes: 2 * t.rows as u64 * t.cols as u64,
-        });
+        let model = emberflow_models::describe(path)?;
         let tokenizer_path = path.with_file_name("tokenizer.json");
         let tokenizer = match std::fs::read_to_string(&tokenizer_path) {
             Ok(text) => text,
@@ -50,8 +42,8 @@ impl Described {
         };
         Ok(Self {
             path: path.to_owned(),
-            tensors: tensors.collect(),
-            config,
+            tensors: model.tensors(),
+            config: model.config,
             tokenizer,
         })
     }
@@ -86,8 +78,8 @@ impl Checkpoint for Described {
     }
 }
 
-/// The container that `pack` would make by default of the model that `config` describes, from BF16
-/// weights. Its weights are holes: it uses no disk space, and is deleted when it is closed.
+/// The container that `pack` would make by default of the model that `config` describes, from weights in BF16 or
+/// as its `quantization_config` says. Its weights are holes: it uses no disk space, and is deleted when it is closed.
 ///
 /// # Errors
 /// An unsupported configuration, or a file that cannot be created.

@@ -13,6 +13,7 @@ mod devices;
 mod endpoints;
 mod experts;
 mod export;
+mod families;
 mod faults;
 mod fields;
 mod first_hour;

@@ -1,0 +1,96 @@
+//! The commands on a model of each family: packed, verified, profiled and planned.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::common::{cache, json, save_rates};
+
+/// The families with a mixer or a mixture of their own, and checkpoints in FP8 and FP4.
+const MODELS: [&str; 27] = [
+    "bailing_hybrid",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v3_fp8",
+    "deepseek_v4",
+    "deepseek_v4_release",
+    "ernie4_5_moe",
+    "gemma4",
+    "gemma4_inputs",
+    "gemma4_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granitemoehybrid",
+    "hy_v3",
+    "kimi_k25",
+    "kimi_linear",
+    "lfm2_moe",
+    "minimax_m2",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen4_exp_fp8",
+];
+
+/// The container equals its source, also with neurons sorted by the statistics that a profile of it found; a plan
+/// of `config.json` alone divides memory as that of the container does.
+#[test]
+fn every_family_is_packed_verified_profiled_and_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    save_rates(&cache());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let text = std::fs::read_to_string(root.join("models/demo/heldout.txt")).unwrap();
+    let text = &text[..text.floor_char_boundary(600)];
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(at("text"), text).unwrap();
+    for name in MODELS {
+        let folder = root.join("tests/fixtures/models").join(name);
+        let config = folder.join("config.json").display().to_string();
+        let folder = folder.display().to_string();
+        let [plain, sorted, stats] =
+            ["ember", "sorted", "stats"].map(|ending| at(&format!("{name}.{ending}")));
+        let pack = |output: &str, more: &[&str]| {
+            json(&[&["pack", &folder, "-o", output, "--json"], more].concat());
+            let verified = json(&["verify", output, "--source", &folder, "--json"]);
+            assert_eq!(verified["ok"], true, "{name}: {verified}");
+        };
+        pack(&plain, &[]);
+        let profile = ["-f", &at("text"), "-o", &stats, "--window", "32", "--json"];
+        let profile = json(&[&["profile", &plain], &profile[..]].concat());
+        // most tokens of these vocabularies are bytes
+        let tokens = profile["tokens"].as_u64().unwrap();
+        assert!((500..=600).contains(&tokens), "{name}: {profile}");
+        pack(&sorted, &["--stats", &stats]);
+        let summary = &json(&["inspect", &sorted, "--json"])["meta"]["stats"];
+        assert_eq!(summary["tokens"], tokens, "{name}: {summary}");
+        let described = plan(&config);
+        for packed in [&plain, &sorted] {
+            let packed = plan(packed);
+            assert_eq!(parts(&described), parts(&packed), "{name}");
+            // the process's own memory is measured
+            let smallest = |plan: &Value| plan["smallest_bytes"].as_u64().unwrap();
+            let [a, b] = [&described, &packed].map(smallest);
+            assert!(a.abs_diff(b) <= 4 << 20, "{name}: {a} and {b}");
+        }
+    }
+}
+
+/// The plan of a model, in a budget that holds all of it.
+fn plan(model: &str) -> Value {
+    let options = ["--context", "100", "--memory", "64MiB", "--json"];
+    json(&[&["plan", model], &options[..]].concat())
+}
+
+/// Bytes of the parts of memory that are not measured.
+fn parts(plan: &Value) -> [u64; 7] {
+    let memory = &plan["plans"][0]["memory"];
+    let parts = ["fixed", "scales", "kv", "scratch", "gates", "stream", "hot"];
+    let parts = parts.map(|part| memory[part].as_u64().unwrap());
+    assert!(parts[0] > 0 && parts[3] > 0 && parts[6] > 0, "{memory}");
+    parts
+}
