@@ -223,7 +223,6 @@ fn a_device_without_room_leaves_the_other_at_work() {
             let mut engine = open(Options {
                 devices: vec![device(0), device(1)],
                 device_memory: Some(256 << 10),
-                budget: Budget::FfnShare(0.75),
                 ..options()
             });
             // A cluster of a layer is not divided, and products are.
