@@ -14,9 +14,9 @@ use crate::ablation::Ablation;
 use crate::decoder::Decoder;
 use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
-use crate::error::{DeviceError, Error};
+use crate::error::Error;
 use crate::ffn::FfnRoom;
-use crate::lanes::ProductRoom;
+use crate::lanes::{Failures, ProductRoom};
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
@@ -73,7 +73,7 @@ impl Engine {
         self.decoder.ffn.set_plan(&division.memory)?;
         let usual = std::mem::replace(&mut self.division, division);
         self.usual = Some(Box::new(usual));
-        match self.set_rows() {
+        match self.set_rows().result() {
             Ok(()) => Ok(()),
             // A device without memory for more rows computes as many as before.
             Err(e) => {
@@ -95,21 +95,17 @@ impl Engine {
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
         self.division =
             (self.planner()).divide_again(&usual, budget, batch, Candidates::Current)?;
-        let made = self.set_rows();
-        match self.decoder.ffn.lanes.first() {
-            Some(lane) => lane.or_lost(made)?,
-            None => made?,
+        let failures = self.set_rows();
+        if let Some(lane) = self.decoder.ffn.lanes.first() {
+            lane.lose(failures)?;
         }
         // Freed heap memory would count in addition to the cache.
         trim_heap();
         self.decoder.ffn.set_plan(&self.division.memory)
     }
 
-    /// Buffers for the division's chunk.
-    ///
-    /// # Errors
-    /// The device has no memory for them. All other buffers are allocated.
-    fn set_rows(&mut self) -> Result<(), DeviceError> {
+    /// Buffers for the division's chunk. Devices that have no memory for them; all other buffers are allocated.
+    fn set_rows(&mut self) -> Failures {
         self.options.lab.chunk = self.division.chunk;
         let rows = self.most_rows();
         let ffn = FfnRoom {
@@ -128,15 +124,16 @@ impl Engine {
         (decoder.ngrams.iter_mut()).for_each(|of| of.set_rows(c, rows));
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
-        let made = set_device_room(decoder, &ffn, products, &self.division);
+        let failures = set_device_room(decoder, &ffn, products, &self.division);
         let longest = LongChunk {
             rows: self.chunk(),
             streamed: self.decoder.ffn.rows_of_devices(self.chunk()),
         };
-        if made.is_ok() && longest.rows > self.longest.map_or(0, |longest| longest.rows) {
+        let before = self.longest.map_or(0, |longest| longest.rows);
+        if failures.0.is_empty() && longest.rows > before {
             self.longest = Some(longest);
         }
-        made
+        failures
     }
 }
 
@@ -202,19 +199,19 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
     }
 }
 
-/// The same for a device, if there is one.
+/// The same for devices, if there are any.
 fn set_device_room(
     decoder: &mut Decoder,
     room: &FfnRoom,
     products: ProductRoom,
     division: &Division,
-) -> Result<(), DeviceError> {
-    let room = room.of_device(decoder.config.bundle_width() as usize);
-    for lane in &mut decoder.ffn.lanes {
-        lane.set_room(&room, products, &division.widths)?;
-    }
+) -> Failures {
     for held in decoder.weights.products() {
         held.set_results(products.results);
     }
-    Ok(())
+    let room = room.of_device(decoder.config.bundle_width() as usize);
+    match decoder.ffn.lanes.first_mut() {
+        Some(lane) => lane.set_room(&room, products, &division.widths),
+        None => Failures::default(),
+    }
 }

@@ -130,6 +130,10 @@ pub enum Fault {
     TakeProducts,
     /// It has no memory for passes of more rows than this, after its check.
     Room(usize),
+    /// It makes room for passes so many times after its check, and then no more.
+    Rooms(usize),
+    /// Fails at this upload after its check.
+    Upload(usize),
 }
 
 /// A device with a fault. It reports a nanosecond for its work in the check at the start.
@@ -143,6 +147,9 @@ pub struct Faulty {
     rows: Option<usize>,
     /// Products until a fault.
     left: Arc<AtomicUsize>,
+    /// Rooms that it has made, and uploads, since its check.
+    rooms: usize,
+    uploads: usize,
 }
 
 impl Faulty {
@@ -180,6 +187,20 @@ impl Faulty {
             done: Arc::default(),
             rows: None,
             left: never(),
+            rooms: 0,
+            uploads: 0,
+        }
+    }
+
+    /// Whether it has been checked.
+    fn is_checked(&self) -> bool {
+        self.done.load(Ordering::Relaxed) >= CHECKS
+    }
+
+    fn no_memory(&self) -> DeviceError {
+        DeviceError {
+            device: "faulty".into(),
+            what: "has no memory".into(),
         }
     }
 
@@ -197,16 +218,15 @@ impl Backend for Faulty {
     }
 
     fn prepare(&mut self, program: &Program) -> Result<(), DeviceError> {
-        let checked = self.done.load(Ordering::Relaxed) >= CHECKS;
-        match (self.fault, program) {
-            (Fault::Room(most), Program::Room(room)) if checked && room.rows > most => {
-                Err(DeviceError {
-                    device: "faulty".into(),
-                    what: "has no memory".into(),
-                })
+        if let (Program::Room(room), true) = (program, self.is_checked()) {
+            self.rooms += 1;
+            match self.fault {
+                Fault::Room(most) if room.rows > most => return Err(self.no_memory()),
+                Fault::Rooms(most) if self.rooms > most => return Err(self.no_memory()),
+                _ => {}
             }
-            _ => self.inner.backend().prepare(program),
         }
+        self.inner.backend().prepare(program)
     }
 
     fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {
@@ -231,6 +251,12 @@ impl Backend for Faulty {
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<Ticket, DeviceError> {
+        if self.is_checked() {
+            self.uploads += 1;
+            if matches!(self.fault, Fault::Upload(at) if self.uploads > at) {
+                return Err(self.lost());
+            }
+        }
         self.inner.backend().upload(part, first, neurons)
     }
 

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -66,7 +67,7 @@ pub fn this_program() -> Command {
 /// Starts a program with hidden arguments of this one, sends it `input`, and reads what it writes.
 ///
 /// # Errors
-/// The child cannot be started.
+/// The child or a thread for its pipes cannot be started.
 pub fn ask(
     mut program: Command,
     args: &[&str],
@@ -76,12 +77,11 @@ pub fn ask(
     let program = program.args(args).stdin(Stdio::piped());
     let program = program.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = program.spawn()?;
-    let output = child.stdout.take().map(|from| reader(from, bounds.bytes));
-    let errors = child.stderr.take().map(|from| reader(from, bounds.bytes));
-    if let Some(mut to) = child.stdin.take() {
-        // A write to a child that has already ended fails; its status says why.
-        std::thread::spawn(move || _ = to.write_all(&input));
-    }
+    let piped = pipes(&mut child, input, bounds.bytes).inspect_err(|_| {
+        // Nobody would see what it does.
+        ended(&mut child, Duration::ZERO);
+    });
+    let [output, errors] = piped?;
     let status = ended(&mut child, bounds.time);
     // What the child has started may hold its pipes open.
     let wait = if status.is_some() {
@@ -89,7 +89,7 @@ pub fn ask(
     } else {
         KILLED
     };
-    let read = |from: Option<Receiver<Vec<u8>>>| {
+    let read = |from: Written| {
         from.and_then(|from| from.recv_timeout(wait).ok())
             .unwrap_or_default()
     };
@@ -100,10 +100,34 @@ pub fn ask(
     })
 }
 
+/// What will come from a pipe of a child.
+type Written = Option<Receiver<Vec<u8>>>;
+
+/// Sends a child its input, and reads its output and its errors, in threads.
+///
+/// # Errors
+/// A thread cannot be started.
+fn pipes(child: &mut Child, input: Vec<u8>, most: usize) -> std::io::Result<[Written; 2]> {
+    let output = (child.stdout.take()).map(|from| reader(from, most));
+    let errors = (child.stderr.take()).map(|from| reader(from, most));
+    let both = [output.transpose()?, errors.transpose()?];
+    if let Some(mut to) = child.stdin.take() {
+        // A write to a child that has already ended fails; its status says why.
+        thread(move || _ = to.write_all(&input))?;
+    }
+    Ok(both)
+}
+
+/// Does some work in a thread.
+fn thread(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let thread = Builder::new().name("ember-pipe".into());
+    thread.spawn(work).map(|_| ())
+}
+
 /// Reads what a child writes to its end, and holds the last `most` bytes, in a thread.
-fn reader(mut from: impl Read + Send + 'static, most: usize) -> Receiver<Vec<u8>> {
+fn reader(mut from: impl Read + Send + 'static, most: usize) -> std::io::Result<Receiver<Vec<u8>>> {
     let (send, receive) = channel();
-    std::thread::spawn(move || {
+    thread(move || {
         let mut bytes = Vec::new();
         // What was read until an error counts.
         while let Ok(1..) = from.by_ref().take(CHUNK).read_to_end(&mut bytes) {
@@ -111,8 +135,8 @@ fn reader(mut from: impl Read + Send + 'static, most: usize) -> Receiver<Vec<u8>
         }
         // The receiver may be gone.
         let _ = send.send(bytes);
-    });
-    receive
+    })?;
+    Ok(receive)
 }
 
 /// How a child ended; `None` if it was killed because its time was over.

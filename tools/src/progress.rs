@@ -1,7 +1,7 @@
 //! Progress bars on standard error; hidden if it is not a terminal.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use emberflow_storage::mem;
@@ -47,7 +47,9 @@ impl Loading {
             };
         };
         let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || {
+        // Without a thread there is no bar.
+        let thread = Builder::new().name("ember-progress".into());
+        let thread = thread.spawn(move || {
             let grown = || mem::rss().unwrap_or(0).saturating_sub(before);
             bar.tick();
             while stopped.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout)
@@ -58,7 +60,7 @@ impl Loading {
         });
         Self {
             stop: Some(stop),
-            thread: Some(thread),
+            thread: thread.ok(),
         }
     }
 }

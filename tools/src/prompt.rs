@@ -7,6 +7,7 @@ use std::io::{BufRead, ErrorKind, IsTerminal, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::Builder;
 use std::time::Duration;
 
 use emberflow_engine::{Error, Text};
@@ -162,7 +163,7 @@ impl PromptReader<'_> {
             return self.read(std::io::stdin(), input());
         }
         let failed = |e| Failure::file(input())(e);
-        let pieces = listen();
+        let pieces = listen().map_err(failed)?;
         match (pieces.recv_timeout(PATIENCE), default) {
             (Ok(piece), _) => taken.take(&piece.map_err(failed)?)?,
             (Err(RecvTimeoutError::Disconnected), _) => return Ok(taken),
@@ -254,9 +255,12 @@ fn line_end(text: &str) -> usize {
 }
 
 /// Reads standard input on a separate thread, which a silent pipe may block forever.
-fn listen() -> Receiver<std::io::Result<Vec<u8>>> {
+///
+/// # Errors
+/// The thread cannot be started.
+fn listen() -> std::io::Result<Receiver<std::io::Result<Vec<u8>>>> {
     let (tell, pieces) = sync_channel(WAITING);
-    std::thread::spawn(move || {
+    Builder::new().name("ember-input".into()).spawn(move || {
         let mut buffer = vec![0; BLOCK];
         loop {
             let piece = match std::io::stdin().read(&mut buffer) {
@@ -270,8 +274,8 @@ fn listen() -> Receiver<std::io::Result<Vec<u8>>> {
                 return;
             }
         }
-    });
-    pieces
+    })?;
+    Ok(pieces)
 }
 
 #[cfg(test)]

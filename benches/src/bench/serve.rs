@@ -14,6 +14,7 @@ mod simulated;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::{Engine, Request};
@@ -194,7 +195,8 @@ fn serve(
     let vocab = engine.config().vocab;
     std::thread::scope(|scope| {
         let (clients, all) = (shared.clone(), arrivals.to_vec());
-        let clients = scope.spawn(move || {
+        let thread = Builder::new().name("ember-clients".into());
+        let clients = thread.spawn_scoped(scope, move || {
             let start = Instant::now();
             runtime.block_on(async {
                 let ask = |arrival: Arrival| {
@@ -212,7 +214,7 @@ fn serve(
                 drop(sender);
                 waiting
             })
-        });
+        })?;
         work(engine, &jobs, &shared, scheduling, || {})?;
         match clients.join() {
             Ok(served) => served.into_iter().collect(),

@@ -76,6 +76,7 @@ pub struct Npu {
     provider: Provider,
     listed: Listed,
     sessions: HashMap<Key, Session>,
+    compiled: u64,
     runs: u64,
     /// Operands of a short tile, padded.
     rows: Vec<u8>,
@@ -103,6 +104,7 @@ impl Npu {
             provider,
             listed,
             sessions: HashMap::new(),
+            compiled: 0,
             runs: 0,
             rows: Vec::new(),
             tokens: Vec::new(),
@@ -115,12 +117,18 @@ impl Npu {
         &self.listed
     }
 
+    /// Graphs compiled so far.
+    pub fn compiled(&self) -> u64 {
+        self.compiled
+    }
+
     /// Graphs run so far.
     pub fn runs(&self) -> u64 {
         self.runs
     }
 
-    /// Makes the graphs for rows of a form, unless there are some.
+    /// Makes the graphs for rows of a form, unless there are some: of all sizes, so that none is compiled while a token is
+    /// computed (PowerInfer-2 §4.1.3 makes that of the next batch size ready during attention).
     ///
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
@@ -130,6 +138,7 @@ impl Npu {
             if !self.sessions.contains_key(&key) {
                 let session = self.session(&form.model(tile))?;
                 self.sessions.insert(key, session);
+                self.compiled += 1;
             }
         }
         Ok(())

@@ -27,6 +27,37 @@ use crate::error::Error;
 use crate::split::{Curve, Product, shares};
 use crate::trace;
 
+/// A failure of one of the devices.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// Its number among the devices.
+    device: usize,
+    why: DeviceError,
+}
+
+/// Failures, of each device one at most.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(pub ArrayVec<Failure, MOST_DEVICES>);
+
+impl Failures {
+    /// The first one as an error.
+    ///
+    /// # Errors
+    /// There is one.
+    pub fn result(&self) -> Result<(), DeviceError> {
+        match self.0.first() {
+            Some(failure) => Err(failure.why.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<Failure> for DeviceError {
+    fn from(failure: Failure) -> Self {
+        failure.why
+    }
+}
+
 /// A part of each device.
 #[derive(Default)]
 struct EachPart {
@@ -110,13 +141,28 @@ impl DeviceSet {
         self.devices.iter().find_map(|device| device.lost())
     }
 
-    /// Has each device make what a program needs.
+    /// Has each device make what programs need, in their order. Devices that could not.
+    pub fn prepare(&self, programs: &[Program]) -> Failures {
+        let failure = |device: &Arc<InUse>| {
+            let mut backend = device.backend();
+            let made = programs.iter().try_for_each(|of| backend.prepare(of));
+            made.err().map(|why| Failure {
+                device: device.number,
+                why,
+            })
+        };
+        Failures(self.live().filter_map(failure).collect())
+    }
+
+    /// Goes on without devices that failed.
     ///
     /// # Errors
-    /// A driver's.
-    pub fn prepare(&self, program: &Program) -> Result<(), DeviceError> {
-        self.live()
-            .try_for_each(|device| device.backend().prepare(program))
+    /// The first failure, unless the CPU can go on.
+    pub fn lose(&self, failures: Failures) -> Result<(), Error> {
+        failures.0.into_iter().try_for_each(|failure| {
+            let device = &self.devices[failure.device];
+            device.or_lost::<()>(Err(failure.why)).map(|_| ())
+        })
     }
 
     /// Memory for neurons that are uploaded once: the first device's, until all have it with [`DeviceSet::settle`].
@@ -138,25 +184,29 @@ impl DeviceSet {
     /// Two buffers for neurons that are replaced again and again, on each device.
     ///
     /// # Errors
-    /// Not enough memory.
-    pub fn buffers(&mut self, neurons: usize) -> Result<[Part; 2], DeviceError> {
+    /// One of them has not enough memory; none has buffers then.
+    pub fn buffers(&mut self, neurons: usize) -> Result<[Part; 2], Failure> {
         let mut both = [(); 2].map(|()| EachPart {
             neurons,
             ..EachPart::default()
         });
         let made = both.iter_mut().try_for_each(|parts| {
             self.live().try_for_each(|device| {
-                let part = device.backend().memory(PartKind::Passing(neurons))?;
+                let made = device.backend().memory(PartKind::Passing(neurons));
+                let part = made.map_err(|why| Failure {
+                    device: device.number,
+                    why,
+                })?;
                 parts.each[device.number] = Some(part);
                 Ok(())
             })
         });
-        if let Err(e) = made {
+        if let Err(failure) = made {
             for device in self.live() {
                 let its = both.iter().filter_map(|parts| parts.each[device.number]);
                 its.for_each(|part| device.backend().release(part));
             }
-            return Err(e);
+            return Err(failure);
         }
         self.parts.extend(both);
         Ok([2, 1].map(|back| Part(self.parts.len() - back)))

@@ -385,8 +385,10 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use emberflow_kernels::{Activations, quantize_row, with_scale_per_token};
+    use emberflow_models::config::{Activation, FfnKind};
 
     use super::*;
+    use crate::device::{DenseShape, ProductRoom, Room};
 
     #[test]
     fn tokens_at_once_fit_their_bytes() {
@@ -397,16 +399,74 @@ mod tests {
         assert!(tokens_at_once(0) > 0 && tokens_at_once(2 * TOKEN_BYTES) == 1);
     }
 
+    /// Graphs on ONNX Runtime's own kernels.
+    fn opened() -> Option<npu::Npu> {
+        let opened = npu::Npu::open(Provider::Cpu);
+        let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
+        assert!(opened.is_ok() || !needed, "ONNX Runtime is missing");
+        opened.ok()
+    }
+
+    /// A batch whose size changes from token to token, with room for it, runs graphs that are ready.
+    #[test]
+    fn a_batch_that_changes_its_size_compiles_nothing() {
+        const N: usize = 96;
+        const ROWS: usize = 200;
+        let Some(opened) = opened() else { return };
+        let mut graphs = Graphs::of(opened);
+        let dtype = DType::Q8;
+        let kind = FfnKind {
+            activation: Activation::Relu,
+            relu_on_up: false,
+            ungated: false,
+        };
+        let of_open = [
+            Program::Ffn(DenseShape { dtype, d: N, kind }),
+            Program::Products { dtype, cols: N },
+            Program::Products { dtype, cols: 2 * N },
+        ];
+        of_open.iter().for_each(|of| graphs.prepare(of).unwrap());
+        let compiled = graphs.npu.compiled();
+        // Two widths of rows, of each a graph for each number of tokens at least.
+        assert!(compiled >= 2 * npu::WIDTHS.len() as u64);
+        let bytes = vec![1; ROWS * dtype.row_bytes(2 * N)];
+        let cpu = Cpu::detect();
+        for tokens in [1, 3, 1, 40, 2, 130, 300, 32, 257, 1] {
+            let room = Room {
+                rows: tokens,
+                clusters: 2,
+                pairs: 2 * tokens,
+            };
+            graphs.prepare(&Program::Room(room)).unwrap();
+            let room = ProductRoom {
+                input: tokens * 2 * N,
+                results: tokens * ROWS,
+            };
+            graphs.prepare(&Program::ProductRoom(room)).unwrap();
+            for n in [N, 2 * N] {
+                let mut quantized = Activations::default();
+                cpu.quantize_activations(&vec![1.0; tokens * n], tokens, &mut quantized);
+                let of = Multiplied {
+                    dtype,
+                    bytes: &bytes[..ROWS * dtype.row_bytes(n)],
+                    x: quantized.all(),
+                };
+                let (before, mut seen) = (graphs.npu.runs(), 0);
+                graphs.multiply(&of, |_, _, _| seen += 1).unwrap();
+                assert_eq!(seen, ROWS * tokens);
+                assert!(graphs.npu.runs() > before);
+                assert_eq!(graphs.npu.compiled(), compiled, "{tokens} tokens");
+            }
+        }
+    }
+
     /// Rows of which each has its outliers in channels of its own, a few beyond the row.
     #[test]
     fn rows_with_other_outliers_need_no_runs_of_their_own() {
         const N: usize = 300;
         const ROWS: usize = 40;
         const TOKENS: usize = 3;
-        let opened = npu::Npu::open(Provider::Cpu);
-        let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
-        assert!(opened.is_ok() || !needed, "ONNX Runtime is missing");
-        let Ok(opened) = opened else { return };
+        let Some(opened) = opened() else { return };
         let mut random = fastrand::Rng::with_seed(5);
         let (dtype, len) = (DType::Q4c, DType::Q4c.row_bytes(N));
         let mut bytes = vec![0; ROWS * len];

@@ -30,8 +30,8 @@ use crate::trace;
 /// Most matrices that are multiplied by the same input.
 pub(crate) const TOGETHER: usize = 4;
 
-/// A matrix on each device of a [`Products`].
-pub(crate) type Matrices = ArrayVec<Part, MOST_DEVICES>;
+/// A matrix on each device of a [`Products`]; `None` on one that does not have it.
+pub(crate) type Matrices = ArrayVec<Option<Part>, MOST_DEVICES>;
 
 /// A matrix of a [`Products`].
 #[derive(Clone)]
@@ -44,7 +44,9 @@ impl OnDevice {
     /// Has the devices forget the matrix.
     pub fn give_back(self) {
         for ((device, _), matrix) in self.of.devices.iter().zip(self.matrices) {
-            device.backend().release(matrix);
+            if let Some(matrix) = matrix {
+                device.backend().release(matrix);
+            }
         }
     }
 }
@@ -147,13 +149,12 @@ impl Products {
         self.shares(of, &self.live())[1..].iter().sum()
     }
 
-    /// Begins products of `matrices`, with the rows to be multiplied, with the same input. `None` where the CPU computes
-    /// all of it: it is faster alone, or the devices are lost.
+    /// Begins products of `matrices`, with the rows to be multiplied, with the same input: on devices that have them all.
+    /// `None` where the CPU computes all of it: it is faster alone, or no device is left.
     pub fn begin(&self, matrices: &[(&Matrices, Range<usize>)], input: Input<'_>) -> Option<Begun> {
-        let (live, all) = (
-            self.live(),
-            matrices.iter().map(|(_, rows)| rows.len()).sum(),
-        );
+        let mut live = self.live();
+        live.retain(|device| matrices.iter().all(|(parts, _)| parts[*device].is_some()));
+        let all = matrices.iter().map(|(_, rows)| rows.len()).sum();
         let shares = self.shares(
             Product {
                 rows: all,
@@ -258,26 +259,17 @@ impl Products {
         self.results(begun, tokens, place).is_some()
     }
 
-    /// Makes another matrix known to the devices. `None` if one has no room for it, or is lost.
-    pub fn share(self: &Arc<Self>, matrix: SharedMatrix) -> Option<OnDevice> {
-        let mut shared = OnDevice {
-            of: Arc::clone(self),
-            matrices: Matrices::new(),
+    /// Makes another matrix known to the devices that are not lost and have room for it. `None` if none has.
+    pub fn share(self: &Arc<Self>, matrix: &SharedMatrix) -> Option<OnDevice> {
+        let known = |(device, _): &(Arc<InUse>, Samples)| match device.lost() {
+            None => (device.backend().memory(PartKind::Matrix(matrix.clone()))).ok(),
+            Some(_) => None,
         };
-        for (device, _) in &self.devices {
-            let known = match device.lost() {
-                None => (device.backend().memory(PartKind::Matrix(matrix.clone()))).ok(),
-                Some(_) => None,
-            };
-            match known {
-                Some(part) => shared.matrices.push(part),
-                None => {
-                    shared.give_back();
-                    return None;
-                }
-            }
-        }
-        Some(shared)
+        let matrices: Matrices = self.devices.iter().map(known).collect();
+        matrices.iter().any(Option::is_some).then(|| OnDevice {
+            of: Arc::clone(self),
+            matrices,
+        })
     }
 
     /// Time that its products were waited for.
@@ -298,10 +290,10 @@ impl Begun {
         for ((parts, rows), &left) in matrices.iter().zip(&self.left).rev() {
             let all = rows.end - left;
             let rows = some.start.max(before)..some.end.min(before + all);
-            if !rows.is_empty() {
+            if let (Some(matrix), false) = (parts[device], rows.is_empty()) {
                 let rows = rows.start - before..rows.end - before;
                 blocks.push(Block {
-                    matrix: parts[device],
+                    matrix,
                     rows: left + rows.start..left + rows.end,
                 });
                 places.push(ResultPlace { before, all, rows });
@@ -332,7 +324,7 @@ mod tests {
     #[test]
     fn results_of_several_devices_lie_as_those_of_one() {
         let (tokens, matrices) = (3, [0..7, 0..5, 0..9]);
-        let parts = Matrices::from_iter([Part(0), Part(1)]);
+        let parts = Matrices::from_iter([0, 1].map(|device| Some(Part(device))));
         let of: Vec<_> = matrices.iter().map(|rows| (&parts, rows.clone())).collect();
         let left = ArrayVec::from_iter([4, 0, 2]);
         let begun = Begun {

@@ -33,7 +33,9 @@ pub(crate) use self::share::Sharing;
 use super::{LayerRows, Rect, UnitRows, mask};
 use crate::cluster::CLUSTER;
 use crate::device::products::Products;
-use crate::device::{Clusters, DeviceError, DeviceSet, Devices, NeuronRows, Part, Sums, Widths};
+use crate::device::{
+    Clusters, DeviceError, DeviceSet, Devices, Failures, NeuronRows, Part, Sums, Widths,
+};
 use crate::error::Error;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
 
@@ -101,13 +103,12 @@ pub(crate) struct DeviceLane {
 }
 
 impl DeviceLane {
-    /// Goes on without the devices where they have no memory.
+    /// Goes on without devices that failed; the others stay.
     ///
     /// # Errors
-    /// The failure, unless the CPU can go on.
-    pub fn or_lost(&self, made: Result<(), DeviceError>) -> Result<(), Error> {
-        let mut devices = self.set.devices().iter();
-        devices.try_for_each(|device| device.or_lost(made.clone()).map(|_| ()))
+    /// A failure, unless the CPU can go on.
+    pub fn lose(&self, failures: Failures) -> Result<(), Error> {
+        self.set.lose(failures)
     }
 
     fn is_lost(&self) -> bool {

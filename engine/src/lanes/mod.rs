@@ -19,7 +19,7 @@ pub(crate) use self::device::{
     BegunGates, DeviceLane, Each, GateProducts, PassRows, Setup, Sharing, Wait,
 };
 use crate::cluster::CLUSTER;
-pub(crate) use crate::device::{LEAST_STREAMED, ProductRoom, Room};
+pub(crate) use crate::device::{Failures, LEAST_STREAMED, ProductRoom, Room};
 use crate::input::Input;
 
 /// A unit, for some rows of a pass.

@@ -179,16 +179,20 @@ fn families_and_formats_stream_through_a_device() {
                 if !device.facts().multiplies(dtype) {
                     continue;
                 }
-                let mut engine = open(&path, on(device, share, held));
-                let report = engine.device().unwrap();
-                let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
-                assert!(
-                    found == expected,
-                    "{name} in {dtype} at {share}: {report:?}"
-                );
+                // What a device streams follows from measured times, of which some are far off on a busy machine.
+                let mut reports = (0..3).map(|_| {
+                    let mut engine = open(&path, on(device.clone(), share, held));
+                    let report = engine.device().unwrap();
+                    let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+                    assert!(
+                        found == expected,
+                        "{name} in {dtype} at {share}: {report:?}"
+                    );
+                    report
+                });
                 // held clusters need not be streamed
-                let some = report.streamed.rows > 0 || held > 0;
-                assert!(some, "{name}: {report:?}");
+                let some = reports.any(|report| report.streamed.rows > 0 || held > 0);
+                assert!(some, "{name} at {share} streams nothing through {device:?}");
             }
         }
     }

@@ -9,7 +9,7 @@ use emberflow_engine::{
     Admission, Budget, Engine, Event, Finished, Lab, Options, Request, RequestId, Stepped, Stepper,
 };
 use emberflow_storage::io::{IoChoice, Profile, SimOptions};
-use emberflow_tests::devices::{Fault, Faulty, devices};
+use emberflow_tests::devices::{Fault, Faulty, devices, never, plain_devices};
 
 const PROMPT: usize = 500;
 
@@ -206,6 +206,44 @@ fn a_device_without_room_for_more_rows_is_kept() {
     }
     let report = engine.device().expect("a device");
     assert!(report.lost.is_none() && report.clusters > 0, "{report:?}");
+}
+
+/// One of two devices that has no memory for shorter passes after a long prompt is lost, and the other goes on.
+#[test]
+fn a_device_without_room_leaves_the_other_at_work() {
+    let long = prompt(&open(options()), PROMPT);
+    let expected = generate(&mut open(options()), &long);
+    // Room for the plan's passes and for those of a prompt.
+    for fault in [Fault::Rooms(2), Fault::Never] {
+        for number in [0, 1] {
+            let device = |n| {
+                let fault = if n == number { fault } else { Fault::Never };
+                Faulty::armed_by(&plain_devices()[0], fault, never())
+            };
+            let mut engine = open(Options {
+                devices: vec![device(0), device(1)],
+                device_memory: Some(256 << 10),
+                ..options()
+            });
+            // A cluster of a layer is not divided, and products are.
+            let rows = |engine: &Engine| {
+                let report = engine.device().expect("devices");
+                report.devices[1 - number].rows
+            };
+            assert_eq!(generate(&mut engine, &long), expected);
+            assert!(engine.prompt_chunk() > engine.chunk());
+            let before = rows(&engine);
+            assert_eq!(generate(&mut engine, &long), expected);
+            let report = engine.device().expect("devices");
+            let lost = [0, 1].map(|n| report.devices[n].lost.is_some());
+            let fails = fault != Fault::Never;
+            assert_eq!(lost, [0, 1].map(|n| fails && n == number), "{report:?}");
+            assert!(
+                report.lost.is_none() && rows(&engine) > before,
+                "{report:?}"
+            );
+        }
+    }
 }
 
 /// A device's buffers follow, and it gets rows of the long chunks.

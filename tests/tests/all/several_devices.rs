@@ -258,6 +258,69 @@ fn products_of_a_lost_device_are_those_of_the_others() {
     }
 }
 
+/// A device that fails while clusters of a prompt pass to it: the other goes on.
+#[test]
+fn a_failed_upload_leaves_the_others_at_work() {
+    let tokens = text(200);
+    let expected = expected(&tokens);
+    for at in [0, 1, 7] {
+        for first in [true, false] {
+            let faulty = Faulty::armed_by(&plain_devices()[0], Fault::Upload(at), never());
+            let mut list = vec![faulty, fast(&plain_devices()[0])];
+            if !first {
+                list.reverse();
+            }
+            // It holds nothing, so that all uploads are those of a prompt.
+            let mut engine = demo(on(list, 0, some(0.2, 128)));
+            for _ in 0..2 {
+                let found = bits(&all_logits(&mut engine, &tokens, 128));
+                assert!(found == expected, "{at} {first}");
+            }
+            let report = engine.device().unwrap();
+            let lost: Vec<bool> = report.devices.iter().map(|of| of.lost.is_some()).collect();
+            assert_eq!(lost, [first, !first], "{report:?}");
+            let [other, failed] = [first, !first].map(|n| &report.devices[usize::from(n)]);
+            assert!(other.clusters > failed.clusters, "{report:?}");
+        }
+    }
+    // Where it fails before there is a text, the engine says so.
+    let faulty = Faulty::armed_by(&plain_devices()[0], Fault::Upload(0), never());
+    let refused = Engine::open(
+        Model::demo().unwrap(),
+        on(vec![faulty], 1 << 20, some(0.5, 16)),
+    );
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("was reset"), "{refused}");
+}
+
+/// Gates that are resident again after one of the devices was lost: the other multiplies them as before.
+#[test]
+fn gates_are_shared_again_with_the_devices_that_are_left() {
+    let tokens = text(24);
+    let expected = expected(&tokens);
+    let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
+    let lost = Faulty::armed_by(&plain_devices()[0], Fault::Multiply, Arc::clone(&left));
+    let list = vec![lost, fast(&plain_devices()[0])];
+    let mut engine = demo(on(list, 0, some(1.0, 16)));
+    let rows = |engine: &mut Engine| {
+        let of = |engine: &Engine| engine.device().unwrap().devices[1].rows;
+        let before = of(engine);
+        assert!(bits(&all_logits(engine, &tokens, 16)) == expected);
+        of(engine) - before
+    };
+    left.store(0, Ordering::Relaxed);
+    rows(&mut engine);
+    assert!(engine.device().unwrap().devices[0].lost.is_some());
+    let shared = rows(&mut engine);
+    let budget = engine.memory().budget();
+    squeeze(&mut engine, 0.0);
+    let without = rows(&mut engine);
+    engine.set_budget(budget).unwrap();
+    let again = rows(&mut engine);
+    assert!(without < shared * 9 / 10, "{without} {shared}");
+    assert!(again > (without + shared) / 2, "{without} {again} {shared}");
+}
+
 #[test]
 fn a_trace_has_a_lane_for_each_device() {
     let list = vec![fast(&plain_devices()[0]), fast(&plain_devices()[0])];

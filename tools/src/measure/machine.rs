@@ -2,6 +2,7 @@
 //! bookkeeping.
 
 use std::hint::black_box;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::CLUSTER;
@@ -87,7 +88,7 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
         lab.kernels(&pools, &sets, &mut threads, &mut tick);
     }
     let cold = cache::measure(cache::USUAL, effort.time)?;
-    let (wake_ns, tell_ns) = wake(effort.time);
+    let (wake_ns, tell_ns) = wake(effort.time)?;
     Ok(Rates {
         version: VERSION,
         machine,
@@ -368,17 +369,20 @@ fn name(time: Duration) -> f64 {
 
 /// Median nanoseconds until a sleeping thread receives a message, and to send it, some hundred microseconds after the
 /// last one, as for the I/O thread.
-fn wake(time: Duration) -> (f64, f64) {
+///
+/// # Errors
+/// There is no thread to wake.
+fn wake(time: Duration) -> std::io::Result<(f64, f64)> {
     const PAUSE: Duration = Duration::from_micros(200);
     let (send, receive) = std::sync::mpsc::channel::<Instant>();
     let median = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or_default()
     };
-    let sleeper = std::thread::spawn(move || {
+    let sleeper = Builder::new().name("ember-sleeper".into()).spawn(move || {
         let all = receive.iter().map(|sent| sent.elapsed().as_nanos() as f64);
         median(all.collect())
-    });
+    })?;
     let (start, mut sent) = (Instant::now(), Vec::new());
     while start.elapsed() < time {
         let pause = Instant::now();
@@ -392,7 +396,7 @@ fn wake(time: Duration) -> (f64, f64) {
         sent.push(now.elapsed().as_nanos() as f64);
     }
     drop(send);
-    (sleeper.join().unwrap_or_default(), median(sent))
+    Ok((sleeper.join().unwrap_or_default(), median(sent)))
 }
 
 /// Nanoseconds per element of a norm and what follows it.

@@ -56,6 +56,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
 use std::time::Instant;
 
 use emberflow_engine::{Error, Model};
@@ -138,7 +139,8 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     })?;
     let address = listener.local_addr()?;
     let closing = shared.clone();
-    let http = std::thread::spawn(move || runtime.block_on(listen(listener, app, closing)));
+    let http = Builder::new().name("ember-http".into());
+    let http = http.spawn(move || runtime.block_on(listen(listener, app, closing)))?;
     let wanted = Use {
         context,
         prompt: 0,

@@ -98,7 +98,7 @@ impl DeviceLane {
     pub fn share_gates_again(&self, store: &mut NeuronStore) {
         let Some(products) = &self.gates else { return };
         for matrix in store.residency.gates_mut().matrices_mut() {
-            let device = products.share(matrix.shared());
+            let device = products.share(&matrix.shared());
             matrix.set_device(device);
         }
     }

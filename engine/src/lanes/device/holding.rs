@@ -8,7 +8,9 @@ use super::passing::Passing;
 use super::{DeviceLane, PassRows};
 use crate::bundle::NeuronRows;
 use crate::cluster::{CLUSTER, prefixes};
-use crate::device::{DeviceError, DeviceSet, Devices, ProductRoom, Program, Room, Widths};
+use crate::device::{
+    DeviceError, DeviceSet, Devices, Failure, Failures, ProductRoom, Program, Room, Widths,
+};
 use crate::error::Error;
 use crate::store::{Layout, NeuronStore, Outside};
 
@@ -59,14 +61,15 @@ impl DeviceLane {
             waited: Duration::ZERO,
             layout,
         };
-        lane.set.prepare(&Program::Room(setup.room))?;
+        lane.set.prepare(&[Program::Room(setup.room)]).result()?;
         for (bank, part) in lane.parts.iter_mut().enumerate() {
             let neurons = held_neurons(&lane.layout, bank as u32, &prefix);
             if neurons > 0 {
                 *part = Some(lane.set.held(neurons)?);
             }
         }
-        lane.reserve_buffers(setup.room.rows)?;
+        let reserved = lane.reserve_buffers(setup.room.rows);
+        reserved.map_err(DeviceError::from)?;
         Ok((lane, Outside::new(prefix)))
     }
 
@@ -107,36 +110,30 @@ impl DeviceLane {
         Ok(())
     }
 
-    /// Makes room for passes of other lengths, of which it computes as much as `widths` say.
-    ///
-    /// # Errors
-    /// It has no memory for that; it is not used before there is room for others.
-    pub fn set_room(
-        &mut self,
-        room: &Room,
-        products: ProductRoom,
-        widths: &Widths,
-    ) -> Result<(), DeviceError> {
+    /// Makes room for passes of other lengths, of which it computes as much as `widths` say. Devices without memory for that
+    /// are not used before there is room for others, or they are [left out](DeviceLane::lose).
+    pub fn set_room(&mut self, room: &Room, products: ProductRoom, widths: &Widths) -> Failures {
         if self.is_lost() {
-            return Ok(());
+            return Failures::default();
         }
         (self.widths, self.rows) = (widths.clone(), PassRows::default());
-        self.set.prepare(&Program::Room(*room))?;
-        let reserved = self.reserve_buffers(room.rows);
-        if reserved.is_err() {
-            // Not again for each prompt.
-            self.at_once = 0;
-        }
-        reserved?;
-        self.set.prepare(&Program::ProductRoom(products))?;
         if let Some(gates) = &self.gates {
             gates.set_results(products.results);
         }
-        Ok(())
+        let programs = [Program::Room(*room), Program::ProductRoom(products)];
+        let mut failures = self.set.prepare(&programs);
+        if failures.0.is_empty()
+            && let Err(failure) = self.reserve_buffers(room.rows)
+        {
+            // Not again for each prompt.
+            self.at_once = 0;
+            failures.0.push(failure);
+        }
+        failures
     }
 
     /// Makes the buffers that others pass through, if passes of `rows` rows do that.
-    fn reserve_buffers(&mut self, rows: usize) -> Result<(), DeviceError> {
+    fn reserve_buffers(&mut self, rows: usize) -> Result<(), Failure> {
         if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
             self.buffers = Some(self.set.buffers(self.at_once * CLUSTER)?);
         }

@@ -84,7 +84,7 @@ impl Sharing<'_> {
             self.spare -= len;
             let shared = |device: &Arc<InUse>| {
                 let matrix = PartKind::Matrix(matrix.shared());
-                device.backend().memory(matrix)
+                device.backend().memory(matrix).map(Some)
             };
             let numbers = devices.iter().map(shared).collect::<Result<_, _>>()?;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
@@ -163,8 +163,10 @@ impl Sharing<'_> {
                     let Some((matrix, numbers)) = next.next() else {
                         continue;
                     };
-                    let (on, number) = (&kind.devices[device], numbers[device]);
-                    let times = self.one(on, number, matrix, count, n)?;
+                    let Some(number) = numbers[device] else {
+                        continue;
+                    };
+                    let times = self.one(&kind.devices[device], number, matrix, count, n)?;
                     for (best, time) in best.iter_mut().zip(times) {
                         *best = best.min(time.as_secs_f64());
                     }
