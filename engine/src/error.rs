@@ -70,7 +70,7 @@ pub enum Error {
     /// A device that does not know activations with one scale.
     #[error(
         "{0} does not know activations with one scale per token, which rows of q8c and q4c take: pack the model with --quant q8 \
-         or q4, or use --device npu or none"
+         or q4, or use --device npu, cpu or none"
     )]
     DeviceScales(String),
     /// The container's predictors are invalid.

@@ -1,11 +1,11 @@
-//! Activations that are too large for a token's steps, as in the shadow outlier execution of llm.npu (§3.3).
+//! Activations beyond a token's 127 steps, as in the shadow outlier execution of llm.npu (§3.3).
 //!
 //! A few channels of a token are tens of times as large as the others. With one scale for all, by the largest, the
 //! others would have few steps: perplexity rises by 2 to 6 % (`benches/token_scales.py`). So the scale is that of the
 //! largest magnitude but for [`EXCESSES`] elements; these are clipped, and what is cut off is their *excess*:
 //!
 //! ```text
-//! a = max(fifth largest |x|, largest |x| / 256) / 127      q = round(x / a)
+//! a = max(fifth largest |x|, largest |x| / 2¹⁶, 2⁻¹⁰⁰) / 127      q = round(x / a)
 //! row · x = row · clip(q) · a + Σ w[j] · (q − clip(q))[j] · a      clip to −127 … 127
 //! ```
 //!
@@ -14,18 +14,22 @@
 
 use crate::{
     channel::{Outliers, scale_of},
-    dtype::{DType, E2M1_DOUBLED, GROUP, MXFP4_SCALES, SUPER_GROUPS},
+    dtype::{DType, E2M1_DOUBLED, GROUP, MXFP4_SCALES, SUPER_BYTES, SUPER_GROUPS},
     math::f16_to_f32,
     q4k::{nibble, super_blocks},
     row::Row,
 };
 
+/// Magnitudes that count: a group or token whose magnitudes are all below this becomes zero. Its part of a sum is far
+/// below its rounding, and the inverse of its scale might be infinite.
+pub(crate) const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
+
 /// Elements of a token that may exceed its steps. Four of SmolLM2-135M's and Gemma 3 270M's leave a tenth of what one
 /// scale costs, eight a twentieth (`benches/NOTEBOOK.md`, "One scale per row").
 pub(crate) const EXCESSES: usize = 4;
 
-/// Most steps of the largest element, in clipped ones: what it exceeds by has 16 bits.
-const MOST_TIMES: f32 = 256.0;
+/// Most times that the largest element is beyond the steps, so that they are integers in f32: 127 · 2¹⁶ < 2²⁴.
+const MOST_TIMES: f32 = 65536.0;
 
 /// What an element exceeds a token's steps by. Without excess, zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +77,7 @@ impl Largest {
     pub(crate) fn limits(&self) -> (f32, f32) {
         let largest = f32::from_bits(self.magnitudes[0]);
         let fifth = f32::from_bits(self.least());
-        (largest, fifth.max(largest / MOST_TIMES))
+        (largest, fifth.max(largest / MOST_TIMES).max(SMALLEST))
     }
 
     /// What the elements of `x` exceed `limit` by.
@@ -102,7 +106,9 @@ pub(crate) fn element(row: Row<'_>, i: usize) -> f32 {
         DType::Q8 => f32::from(quants[i] as i8) * half(2 * group),
         DType::Q4 => f32::from(nibble(i) as i8 - 8) * half(2 * group),
         DType::Q4k => {
-            let block = super_blocks(scales, row.len().div_ceil(GROUP)).nth(group / SUPER_GROUPS);
+            let (block, groups) = (group / SUPER_GROUPS, row.len().div_ceil(GROUP));
+            let bytes = &scales[block * SUPER_BYTES..];
+            let block = super_blocks(bytes, groups - block * SUPER_GROUPS).next();
             let (by, less) = block.unwrap_or_default().factors(group % SUPER_GROUPS);
             f32::from(nibble(i)).mul_add(by, -less)
         }

@@ -32,8 +32,8 @@
 //! which it replaces for these formats; the tests bound its loss of accuracy.
 //!
 //! Rows with one scale (q8c, q4c) times activations with one scale per token follow the channel rule: one exact
-//! integer for the row, and one for its outliers (`channel.rs`). Tokens with one scale exceed it in up to four
-//! elements, whose products with rows of any of these formats are added in f32 (`excess.rs`).
+//! integer for the row, and one for its outliers (`channel.rs`). Up to four elements of such a token may exceed its
+//! scale; their products, with rows of any of these formats, are added in f32 (`excess.rs`).
 //!
 //! NaN is the one exception: the result is NaN everywhere, but its sign and payload depend on the
 //! hardware.

@@ -14,9 +14,8 @@ impl Cpu {
     /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
     ///
     /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded half to even. With
-    /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) it is that of the fifth largest
-    /// magnitude, and up to four elements exceed it (`excess.rs`). A group or token whose magnitudes are all below
-    /// 2⁻¹⁰⁰ becomes zero. One with a NaN or an infinity has the scale NaN, and so has every result that uses it.
+    /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) up to four elements may exceed it
+    /// (`excess.rs` has the rule). A group or token whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. One with a NaN or an infinity has the scale NaN, and so has every result that uses it.
     ///
     /// # Panics
     /// If `xs.len()` is not a multiple of `tokens`.
@@ -28,10 +27,8 @@ impl Cpu {
             xs.len()
         );
         out.reshape(n, tokens);
-        if n == 0 {
-            return;
-        }
-        let (of_token, xs) = (out.chunks_per_token(), xs.chunks_exact(n));
+        // Tokens without elements have no chunks.
+        let (of_token, xs) = (out.chunks_per_token().max(1), xs.chunks_exact(n.max(1)));
         if !per_token(self) {
             for (x, chunks) in xs.zip(out.chunks_mut().chunks_exact_mut(of_token)) {
                 simd::int::quantize_token(self, x, chunks);

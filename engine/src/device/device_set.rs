@@ -35,7 +35,7 @@ pub(crate) struct Failure {
     why: DeviceError,
 }
 
-/// Failures, of each device one at most.
+/// Failures, at most one per device.
 #[derive(Debug, Default)]
 pub(crate) struct Failures(pub ArrayVec<Failure, MOST_DEVICES>);
 
@@ -43,7 +43,7 @@ impl Failures {
     /// The first one as an error.
     ///
     /// # Errors
-    /// There is one.
+    /// The first failure, if any.
     pub fn result(&self) -> Result<(), DeviceError> {
         match self.0.first() {
             Some(failure) => Err(failure.why.clone()),
@@ -141,7 +141,7 @@ impl DeviceSet {
         self.devices.iter().find_map(|device| device.lost())
     }
 
-    /// Has each device make what programs need, in their order. Devices that could not.
+    /// Has each device make what programs need, in their order. Returns the failures of devices that could not.
     pub fn prepare(&self, programs: &[Program]) -> Failures {
         let failure = |device: &Arc<InUse>| {
             let mut backend = device.backend();

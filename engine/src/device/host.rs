@@ -128,7 +128,7 @@ pub struct Tokens {
 
 impl Tokens {
     fn new(grouped: bool, x: &[f32], quantized: ActivationsRef<'_>) -> Self {
-        let mut copy = Activations::default();
+        let mut copy = Activations::with_capacity(quantized.n(), quantized.tokens());
         copy.clear(quantized.n());
         for row in 0..quantized.tokens() {
             copy.push(quantized, row);

@@ -477,7 +477,8 @@ mod tests {
         }
         bytes[7 * len - 2..7 * len].fill(0xff);
         let cpu = with_scale_per_token(Cpu::detect(), true);
-        let x: Vec<f32> = (0..TOKENS * N).map(|_| random.f32() - 0.5).collect();
+        let mut x: Vec<f32> = (0..TOKENS * N).map(|_| random.f32() - 0.5).collect();
+        x.iter_mut().step_by(97).for_each(|x| *x *= 40.0);
         let mut quantized = Activations::default();
         cpu.quantize_activations(&x, TOKENS, &mut quantized);
         let of = Multiplied {

@@ -85,6 +85,9 @@ impl Types {
                 experts: DType::Mxfp4Pairs,
                 others: DType::F8E4M3,
             },
+            (Some("fp8"), Some(other)) if other != "fp8" => {
+                return Err(keys.unsupported("expert_dtype", "experts in FP8 or FP4 are read"));
+            }
             (Some("fp8"), _) => Self {
                 experts: DType::F8E4M3,
                 others: DType::F8E4M3,

@@ -17,7 +17,15 @@ const PROMPT: usize = 150;
 const FILE: &str = "EMBERFLOW_TEST_HASHES";
 
 /// Formats of the weights; the models take turns.
-const FORMATS: [DType; 5] = [DType::Q8, DType::F32, DType::Q4k, DType::F16, DType::Q4];
+const FORMATS: [DType; 7] = [
+    DType::Q8,
+    DType::Q4c,
+    DType::F32,
+    DType::Q4k,
+    DType::Q8c,
+    DType::F16,
+    DType::Q4,
+];
 
 /// Fixtures beside the kinds: predicted streams and cutoffs of gates, an indexer, sinks and experts in MXFP4.
 const OTHERS: [&str; 3] = ["gemma3n", "deepseek_v32", "gpt_oss"];

@@ -4,7 +4,7 @@
 use crate::reference;
 use crate::reference::Quantised;
 use emberflow_kernels::{
-    Activations, Columns, Cpu, DType, GROUP, Row, dot_of_sums, matmul_scratch_q,
+    Activations, Columns, Cpu, DType, GROUP, Row, dot_of_sums, matmul_scratch_q, outliers,
     with_scale_per_token,
 };
 use proptest::prelude::*;
@@ -59,6 +59,8 @@ struct Stored {
     shift: usize,
     stride: usize,
     bytes: Vec<u8>,
+    /// Whether tokens have one scale, as they must for some formats.
+    per_token: bool,
 }
 
 impl Stored {
@@ -82,8 +84,9 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
         DType::Q4c,
     ]);
     let finite = prop::bool::weighted(0.9);
-    (dtype, count, 0usize..67, 0usize..9, any::<u64>(), finite).prop_map(
-        move |(dtype, count, shift, gap, seed, finite)| {
+    let how = (finite, any::<bool>(), any::<bool>());
+    (dtype, count, 0usize..67, 0usize..9, any::<u64>(), how).prop_map(
+        move |(dtype, count, shift, gap, seed, (finite, alike, per_token))| {
             let stride = dtype.row_bytes(n) + gap;
             let mut random = fastrand::Rng::with_seed(seed);
             let mut bytes = vec![0; shift + count * stride];
@@ -92,6 +95,15 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
                 let scales = &mut row[dtype.quants_bytes(n)..dtype.row_bytes(n)];
                 reference::tame(dtype, n, finite, scales);
             }
+            if alike && dtype == DType::Q4c && count > 0 {
+                // as in packed matrices: all rows have the outliers of the first
+                let end = dtype.row_bytes(n);
+                let channels = shift + end - 2 * outliers(n)..shift + end;
+                let first = bytes[channels.clone()].to_vec();
+                for r in 1..count {
+                    bytes[channels.start + r * stride..][..first.len()].copy_from_slice(&first);
+                }
+            }
             Stored {
                 dtype,
                 n,
@@ -99,6 +111,7 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
                 shift,
                 stride,
                 bytes,
+                per_token: per_token || dtype.is_per_channel(),
             }
         },
     )
@@ -134,13 +147,13 @@ proptest! {
     fn dot_products(
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
-        let oracle = Quantised::new(&x, m.dtype.is_per_channel());
+        let oracle = Quantised::new(&x, m.per_token);
         let expected: Vec<f32> = m.rows().iter().map(|&row| reference::dot_q(row, &oracle)).collect();
         // The same rows again, but out of order and with their scales elsewhere.
         let parts: Vec<_> = m.rows().iter().rev().map(|r| (r.quants().to_vec(), r.scales().to_vec())).collect();
         let split: Vec<_> = parts.iter().map(|(q, s)| Row::split(m.dtype, m.n, q, s)).collect();
         let reversed: Vec<f32> = expected.iter().rev().copied().collect();
-        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let x = quantised.token(0);
@@ -159,8 +172,8 @@ proptest! {
     fn products_of_sums(
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
-        let oracle = Quantised::new(&x, m.dtype.is_per_channel());
-        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
+        let oracle = Quantised::new(&x, m.per_token);
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut quantised = Activations::default();
             cpu.quantize_activations(&x, 1, &mut quantised);
             let mut quants = Vec::new();
@@ -190,12 +203,12 @@ proptest! {
         let y_stride = m.count + gap;
         let mut expected = vec![7.0; count * y_stride];
         for t in 0..count {
-            let x = Quantised::new(&xs[t * m.n..][..m.n], m.dtype.is_per_channel());
+            let x = Quantised::new(&xs[t * m.n..][..m.n], m.per_token);
             for (r, &row) in m.rows().iter().enumerate() {
                 expected[t * y_stride + r] = reference::dot_q(row, &x);
             }
         }
-        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut x = Activations::default();
             cpu.quantize_activations(&xs, count, &mut x);
             let mut scratch = vec![f32::NAN; matmul_scratch_q(m.n) + odd];
@@ -226,7 +239,7 @@ proptest! {
         let mut masks = vec![0u64; m.count * words];
         let mut expected = vec![0.0; m.count * count];
         for t in 0..count {
-            let x = Quantised::new(&xs[t * m.n..][..m.n], m.dtype.is_per_channel());
+            let x = Quantised::new(&xs[t * m.n..][..m.n], m.per_token);
             for (r, &row) in m.rows().iter().enumerate() {
                 if random.u8(..) < if sparse { 40 } else { 200 } {
                     masks[r * words + t / 64] |= 1 << (t % 64);
@@ -234,7 +247,7 @@ proptest! {
                 }
             }
         }
-        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.dtype.is_per_channel())) {
+        for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut x = Activations::default();
             cpu.quantize_activations(&xs, count, &mut x);
             let mut out = vec![7.0; expected.len()];

@@ -249,6 +249,11 @@ pub(super) fn cpu_for(dtype: DType) -> Cpu {
     with_scale_per_token(Cpu::detect(), dtype.is_per_channel())
 }
 
+/// Makes a few elements exceed the scale of their token.
+pub(super) fn exceed(x: &mut [f32]) {
+    x.iter_mut().step_by(97).for_each(|x| *x *= 40.0);
+}
+
 impl Timing {
     fn new(dtype: DType, d: usize, rows: usize, clusters: usize) -> Self {
         let x = vec![0.5; rows * d];
@@ -334,9 +339,12 @@ impl Case {
     ) -> Result<Answer, DeviceError> {
         let (rows, all) = (self.rows, CLUSTERS * CLUSTER);
         let mut numbers = Numbers::new(rows as u64 + 1);
-        let x: Vec<f32> = (0..rows * shape.d)
+        let mut x: Vec<f32> = (0..rows * shape.d)
             .map(|_| self.size * numbers.next())
             .collect();
+        if shape.dtype.is_per_channel() {
+            exceed(&mut x);
+        }
         let mut quantized = Activations::default();
         cpu_for(shape.dtype).quantize_activations(&x, rows, &mut quantized);
         let mask: Vec<u64> = (0..all * rows / 64)

@@ -82,8 +82,8 @@ impl Gathered {
         let (mut all, scale) = (Gathered::default(), scale_of_token(x.chunks()));
         for its in x.excess().iter().flatten().filter(|its| its.steps != 0) {
             let element = its.element as usize;
-            let mut here = outliers.each().enumerate();
-            let mut here = here.by_ref().filter(|&(_, (_, at))| at == element);
+            let places = outliers.each().enumerate();
+            let mut here = places.filter(|&(_, (_, at))| at == element);
             all.elements[all.count] = element;
             all.values[all.count] = its.steps as f32 * scale;
             all.outliers[all.count] = here.next().map(|(place, _)| place);
@@ -134,7 +134,8 @@ pub(super) fn add_excess<R: Rows>(
                         quant.map_or(dense, |quant| dense + quant * its.scale)
                     })
                 }
-                _ => {
+                (_, Some(all)) => all.product(|i, _| element(row, i)),
+                (_, None) => {
                     let none = Outliers::of(Row::f32(&[]));
                     let all = Gathered::of(x, none).unwrap_or_default();
                     all.product(|i, _| element(row, i))

@@ -4,14 +4,11 @@ use crate::{
     Chunk,
     activations::{CHUNK, CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
     dtype::GROUP,
-    excess::{EXCESSES, Excess, Largest},
+    excess::{EXCESSES, Excess, Largest, SMALLEST},
 };
 
 /// Largest quant. −128 is not used, so that a quant can be negated.
 const QUANT_MAX: f32 = 127.0;
-/// Groups whose largest magnitude is below this become zero: their contribution to a sum is far
-/// below its rounding, and the inverse of their scale might be infinite.
-const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
 /// Adding it leaves the nearest integer (half to even) of a small number in the lowest bits, in
 /// two's complement.
 const ROUND: f32 = 12_582_912.0; // 1.5 × 2^23

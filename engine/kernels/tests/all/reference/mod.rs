@@ -219,7 +219,7 @@ impl Quantised {
             let mut largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
             if per_token && largest >= 2f32.powi(-100) {
                 let fifth = order.get(4).map_or(0.0, |&i| x[i].abs());
-                largest = fifth.max(largest / 256.0);
+                largest = fifth.max(largest / 65536.0).max(2f32.powi(-100));
             }
             if group.iter().any(|x| !x.is_finite()) {
                 scales.push(f32::NAN);
