@@ -5,6 +5,8 @@
 //! than closures because only a named function can force inlining, and a body compiled separately
 //! would lack the instruction set.
 
+use std::marker::PhantomData;
+
 use super::{
     lanes::Lanes,
     stored::{GROUPS, LastGroup, factors_of},
@@ -97,6 +99,49 @@ unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor
     }
 }
 
+/// Groups of a row of the format `F` that are read one after the other.
+struct Block<F> {
+    /// Their quants.
+    from: *const u8,
+    scales: [f32; GROUPS],
+    mins: [f32; GROUPS],
+    /// Their weights, with outliers in their place, if the format has any.
+    patched: [[f32; GROUP]; GROUPS],
+    format: PhantomData<F>,
+}
+
+// Methods, as only a named function can force inlining.
+impl<F: Format> Block<F> {
+    /// Group `k` without outliers.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `L`, and the block has that group.
+    #[inline(always)]
+    unsafe fn stored<L: Lanes>(&self, k: usize) -> L {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let (scale, min) = (*self.scales.get_unchecked(k), *self.mins.get_unchecked(k));
+            F::load::<L>(self.from.add(k * F::BYTES), scale, min)
+        }
+    }
+
+    /// Group `k`.
+    ///
+    /// # Safety
+    /// As for [`Block::stored`].
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(&self, k: usize) -> L {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if F::OUTLIERS {
+                L::load_f32(self.patched.get_unchecked(k).as_ptr().cast())
+            } else {
+                self.stored(k)
+            }
+        }
+    }
+}
+
 /// [`walk`] of a row in the format `F`.
 ///
 /// # Safety
@@ -106,42 +151,41 @@ unsafe fn walk_as<L: Lanes, F: Format>(row: Row<'_>, groups: usize, visitor: &mu
     let quants = row.quants().as_ptr();
     let mut done = 0;
     while done < groups {
-        let block = GROUPS.min(groups - done);
+        let count = GROUPS.min(groups - done);
         // SAFETY: `Row` holds `groups * BYTES` bytes of quants and one scale per group,
         // and every index below is under `groups`. The caller guarantees the ISA.
         unsafe {
             let (scales, mins) = if F::SCALED {
-                factors_of::<L>(row, done, block)
+                factors_of::<L>(row, done, count)
             } else {
                 ([1.0; GROUPS], [0.0; GROUPS])
             };
-            let stored = |k: usize| {
-                let (scale, min) = (*scales.get_unchecked(k), *mins.get_unchecked(k));
-                F::load::<L>(quants.add((done + k) * F::BYTES), scale, min)
+            let mut block = Block::<F> {
+                from: quants.add(done * F::BYTES),
+                scales,
+                mins,
+                patched: [[0.0; GROUP]; GROUPS],
+                format: PhantomData,
             };
-            let mut patched = [[0.0f32; GROUP]; GROUPS];
             if F::OUTLIERS {
-                for (k, group) in patched[..block].iter_mut().enumerate() {
-                    stored(k).store_f32(group.as_mut_ptr().cast());
+                for k in 0..count {
+                    let weights: L = block.stored(k);
+                    weights.store_f32(block.patched[k].as_mut_ptr().cast());
                 }
-                let weights = &mut patched.as_flattened_mut()[..block * GROUP];
+                let weights = &mut block.patched.as_flattened_mut()[..count * GROUP];
                 Outliers::of(row).patch(done * GROUP, weights);
             }
-            let load = |k: usize| match F::OUTLIERS {
-                true => L::load_f32(patched.get_unchecked(k).as_ptr().cast()),
-                false => stored(k),
-            };
             let mut k = 0;
-            while k + 1 < block {
-                visitor.group::<0>(done + k, load(k));
-                visitor.group::<1>(done + k + 1, load(k + 1));
+            while k + 1 < count {
+                visitor.group::<0>(done + k, block.load(k));
+                visitor.group::<1>(done + k + 1, block.load(k + 1));
                 k += 2;
             }
-            if k < block {
-                visitor.group::<0>(done + k, load(k));
+            if k < count {
+                visitor.group::<0>(done + k, block.load(k));
             }
         }
-        done += block;
+        done += count;
     }
 }
 
