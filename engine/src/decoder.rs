@@ -312,29 +312,27 @@ impl Decoder {
         }
     }
 
-    /// Runs an early router, which reads the layer's input, and starts reading the experts that it
-    /// chooses for a single token, or those that this token's id selects.
+    /// Starts reading the experts that the tokens' ids select, or those of a single token that an early router chooses, which
+    /// reads the layer's input.
     fn route_early(&mut self, number: usize, pass: &Pass) -> Result<(), Error> {
         let (on, c, s) = (&self.on, &self.config, &mut self.scratch);
         let (n, layer) = (pass.rows, &self.weights.layers[number]);
         let place = c.ffn_place(number as u32);
         let store = &mut self.ffn.store;
-        if let (Some(router), 1) = (&layer.router, n)
-            && let Some(chosen) = s.routes.of_token(on, router, 0)
-        {
-            let first = store.layout.banks_of(place).start;
-            return store.read_chosen(place, chosen.iter().map(|choice| first + choice.expert));
-        }
-        let early = c.mixture_of(number as u32).filter(|m| m.early_router);
-        let (Some(router), Some(mixture)) = (&layer.router, early) else {
+        let (Some(router), Some(mixture)) = (&layer.router, c.mixture_of(number as u32)) else {
             return Ok(());
         };
-        store.tracer.section(&trace::ROUTER, [number as u64, 0]);
-        let x = &pass.x[..n * c.d_model as usize];
-        let input = Input::new(on.cpu, x, n, &mut s.input);
-        s.routes.choose(on, router, mixture, input, &mut s.rows);
-        if n > 1 {
-            return Ok(());
+        if !s.routes.choose_by_token(on, router, n) {
+            if !mixture.early_router {
+                return Ok(());
+            }
+            store.tracer.section(&trace::ROUTER, [number as u64, 0]);
+            let x = &pass.x[..n * c.d_model as usize];
+            let input = Input::new(on.cpu, x, n, &mut s.input);
+            s.routes.choose(on, router, mixture, input, &mut s.rows);
+            if n > 1 {
+                return Ok(());
+            }
         }
         let first = store.layout.banks_of(place).start;
         let units = s.routes.visited().map(|expert| first + expert);

@@ -149,8 +149,22 @@ fn checked_devices(
     layout: &Layout,
     c: &ModelConfig,
 ) -> Result<Devices, Error> {
+    let dense = DenseShape::of(&shape.format, shape.kind);
+    let one_scale = has_rows_with_one_scale(&layout.container, c);
+    let scales = |device: &Device| !one_scale || device.facts().per_channel;
+    let knows =
+        |device: &Device| scales(device) && !c.form.has_gate_top() && dense.unsupported().is_none();
+    let wanted = |device: &&Device| {
+        let wanted = !device.is_optional() || knows(device);
+        if !wanted {
+            let device = &device.facts().name;
+            tracing::warn!(device, "left out, as it does not know this model");
+        }
+        wanted
+    };
+    let wanted: Vec<&Device> = options.devices.iter().filter(wanted).collect();
     let refused = match () {
-        () if options.devices.is_empty() => return Ok(Devices::new()),
+        () if wanted.is_empty() => return Ok(Devices::new()),
         // A device activates each gate independently.
         () if c.form.has_gate_top() => Some("models without Gaussian top-k"),
         () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
@@ -160,21 +174,19 @@ fn checked_devices(
     if let Some(what) = refused {
         return Err(Error::DeviceUse(what));
     }
-    if options.devices.len() > MOST_DEVICES {
+    if wanted.len() > MOST_DEVICES {
         return Err(Error::DeviceUse("a list of three devices at most"));
     }
-    let dense = DenseShape::of(&shape.format, shape.kind);
     let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
     let multiplied = multiplied(&layout.container, c).into_iter().chain(of_gates);
     let multiplied: BTreeSet<(DType, usize)> = multiplied.collect();
-    let one_scale = has_rows_with_one_scale(&layout.container, c);
     let mut devices = Devices::new();
-    for (number, device) in options.devices.iter().enumerate() {
-        if one_scale && !device.facts().per_channel {
+    for (number, device) in wanted.iter().enumerate() {
+        if !scales(device) {
             return Err(Error::DeviceScales(device.facts().name.clone()));
         }
         let device = checked_device(device, number, &dense, &multiplied)?;
-        if options.devices.len() > 1 {
+        if wanted.len() > 1 {
             together(&device)?;
         }
         devices.push(Arc::new(device));

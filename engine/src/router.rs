@@ -110,6 +110,16 @@ impl Routes {
         Some(choices)
     }
 
+    /// Chooses the experts of `n` rows, if they follow from their tokens; [`Routes::choose`] adds the weights. Returns whether
+    /// they do.
+    pub fn choose_by_token(&mut self, on: &Compute, router: &Router, n: usize) -> bool {
+        let known = (0..n).all(|row| self.of_token(on, router, row).is_some());
+        if known {
+            self.sort(n);
+        }
+        known
+    }
+
     /// Chooses the experts of every row of `input`.
     pub fn choose(
         &mut self,

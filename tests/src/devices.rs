@@ -166,6 +166,13 @@ impl Faulty {
         Device::new(Box::new(faulty))
     }
 
+    /// The CPU, as if it did not know rows and tokens with one scale.
+    pub fn of_groups() -> Device {
+        let mut faulty = Self::new(&Device::new(Box::new(CpuDevice::new())), Fault::Never);
+        faulty.facts.per_channel = false;
+        Device::new(Box::new(faulty))
+    }
+
     /// A device with a fault, with a countdown of products.
     pub fn armed_by(of: &Device, fault: Fault, left: Arc<AtomicUsize>) -> Device {
         let faulty = Self::new(of, fault);

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use emberflow_engine::meta::Quant;
 use emberflow_engine::planner::{Plan, Planner};
 use emberflow_engine::{Lab, Model, Options};
 use emberflow_storage::mem::Mem;
@@ -23,6 +24,8 @@ struct PlanReport {
     model: String,
     /// Context length of the plans.
     context: usize,
+    /// Formats of the weights; of a description, those that `pack` chooses.
+    quant: Quant,
     smallest_bytes: u64,
     full_bytes: u64,
     plans: Vec<Plan>,
@@ -40,6 +43,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     model.text().encode(prompt::DEFAULT)?;
     let c = model.text().config();
     let (name, context) = (c.name.clone(), args.context.min(c.max_context) as usize);
+    let quant = model.text().meta().quant.clone();
     let planner = Planner::open(model, options(args, context)?)?;
     // The smallest budget that a separate `run` process will accept.
     let smallest = planner.smallest_to_name();
@@ -66,6 +70,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         return print_json(&PlanReport {
             model: name,
             context,
+            quant,
             smallest_bytes: smallest,
             full_bytes: full,
             plans,
@@ -74,8 +79,11 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{name}, context {context}: smallest budget {}, {} for the whole model and the longest \
-         prompt chunks\n",
+        "{name}, FFN in {}, attention in {}, embedding in {}, context {context}: smallest budget {}, {} for the whole \
+         model and the longest prompt chunks\n",
+        quant.ffn,
+        quant.attention,
+        quant.embedding,
         size::show(smallest),
         size::show(full)
     )?;
@@ -126,7 +134,7 @@ fn table(plans: &[Plan]) -> String {
             gates(p),
             held("hot"),
             held("cold"),
-            100.0 * p.decode.cold_hit_rate,
+            100.0 * p.expert_hit_rate.unwrap_or(p.decode.cold_hit_rate),
             p.decode.tokens_per_s,
             p.prefill.tokens_per_s,
             p.decode.limit
@@ -138,6 +146,7 @@ fn table(plans: &[Plan]) -> String {
 /// Location of Gate rows: resident, streamed, or the resident share.
 fn gates(p: &Plan) -> String {
     match p.gates_resident_share {
+        _ if p.ffn_resident_share >= 1.0 => "held".into(),
         1.0 => "held".into(),
         0.0 => "read".into(),
         share => format!("{:.0}%", 100.0 * share),

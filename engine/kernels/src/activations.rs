@@ -17,7 +17,7 @@
 //!
 //! The quants are in the order of the nibbles of a q4 row: 64 bytes of such a row hold the first
 //! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
-//! beyond `n` are zero. Tokens with one scale also have an [`Excess`] of a few elements (`excess.rs`).
+//! beyond `n` are zero. A token with one scale also stores what a few elements exceed it by ([`Excess`]).
 
 use crate::{
     LANES,
@@ -108,9 +108,9 @@ impl Activations {
         n.div_ceil(CHUNK).saturating_mul(CHUNK)
     }
 
-    /// Changes the shape, for tokens with a scale for each group. The contents are unspecified until [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written
-    /// every token. To divide that work among threads, split
-    /// [`chunks_mut`](Activations::chunks_mut) by token.
+    /// Changes the shape, for tokens with a scale for each group. The contents are unspecified until
+    /// [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written every token. To divide that work among threads,
+    /// split [`chunks_mut`](Activations::chunks_mut) by token.
     pub fn reshape(&mut self, n: usize, tokens: usize) {
         (self.n, self.tokens, self.per_token) = (n, tokens, false);
         self.chunks
@@ -162,7 +162,7 @@ impl Activations {
         self.tokens
     }
 
-    /// Gives each token one scale. Returns the chunks of all tokens and what each exceeds its steps by.
+    /// Gives each token one scale. Returns the chunks and the excess of all tokens.
     pub(crate) fn with_excess(&mut self) -> (&mut [Chunk], &mut [[Excess; EXCESSES]]) {
         self.per_token = true;
         self.excess.resize(self.tokens, Default::default());
@@ -259,7 +259,7 @@ impl<'a> ActivationsRef<'a> {
         }
     }
 
-    /// The quants of token `token`, clipped where they have an excess, group after group in the order of its elements, each passed to `then`. Those beyond
+    /// Passes the quants of token `token` to `then`, in the order of its elements; clipped where they have an excess. Those beyond
     /// `n` in the last group are zero.
     ///
     /// # Panics
@@ -300,7 +300,7 @@ impl<'a> ActivationsRef<'a> {
         steps as f32 * chunk.scales[group]
     }
 
-    /// What the elements of each token exceed its steps by; empty where groups have scales.
+    /// The excess of each token; empty where groups have scales.
     #[inline(always)]
     pub(crate) fn excess(&self) -> &'a [[Excess; EXCESSES]] {
         self.excess

@@ -1,16 +1,15 @@
-//! Activations beyond a token's 127 steps, as in the shadow outlier execution of llm.npu (§3.3).
+//! Outlier activations of tokens with one scale: shadow outlier execution (llm.npu, §3.3).
 //!
-//! A few channels of a token are tens of times as large as the others. With one scale for all, by the largest, the
-//! others would have few steps: perplexity rises by 2 to 6 % (`benches/token_scales.py`). So the scale is that of the
-//! largest magnitude but for [`EXCESSES`] elements; these are clipped, and what is cut off is their *excess*:
+//! A few channels of a token are tens of times as large as the others. A scale set by the largest of them leaves the others
+//! few of the 127 steps and raises perplexity by 2 to 6 % (`benches/token_scales.py`). The scale therefore ignores the
+//! [`EXCESSES`] largest elements. They are clipped, and what clipping removes is stored as their *excess*:
 //!
 //! ```text
 //! a = max(fifth largest |x|, largest |x| / 2¹⁶, 2⁻¹⁰⁰) / 127      q = round(x / a)
 //! row · x = row · clip(q) · a + Σ w[j] · (q − clip(q))[j] · a      clip to −127 … 127
 //! ```
 //!
-//! The first product is that of integers, on any device; the second, of a few elements, is the CPU's, in floats, in the
-//! order of magnitudes.
+//! Any device may compute the first product, in integers. The CPU computes the second, in f32, largest magnitude first.
 
 use crate::{
     channel::{Outliers, scale_of},
@@ -20,18 +19,18 @@ use crate::{
     row::Row,
 };
 
-/// Magnitudes that count: a group or token whose magnitudes are all below this becomes zero. Its part of a sum is far
-/// below its rounding, and the inverse of its scale might be infinite.
+/// A group or token whose magnitudes are all smaller becomes zero: its part of a sum is far below the sum's rounding, and
+/// the inverse of its scale might be infinite.
 pub(crate) const SMALLEST: f32 = f32::from_bits((127 - 100) << 23); // 2^-100
 
-/// Elements of a token that may exceed its steps. Four of SmolLM2-135M's and Gemma 3 270M's leave a tenth of what one
-/// scale costs, eight a twentieth (`benches/NOTEBOOK.md`, "One scale per row").
+/// Elements of a token that the scale ignores. With four, SmolLM2-135M loses 0.1 % of perplexity in place of 1.8, Gemma 3
+/// 270M nothing in place of 6.3 (`benches/NOTEBOOK.md`, "One scale per row").
 pub(crate) const EXCESSES: usize = 4;
 
-/// Most times that the largest element is beyond the steps, so that they are integers in f32: 127 · 2¹⁶ < 2²⁴.
+/// Bound on the largest element, in limits. All steps are then exact in f32: 127 · 2¹⁶ < 2²⁴.
 const MOST_TIMES: f32 = 65536.0;
 
-/// What an element exceeds a token's steps by. Without excess, zero.
+/// The part of an element that clipping removes; zero for an element within the scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Excess {
     /// The element.
@@ -40,7 +39,7 @@ pub struct Excess {
     pub steps: i32,
 }
 
-/// The largest elements of a token, as bits of their magnitudes, and where they are.
+/// The largest elements of a token: the bits of their magnitudes, in descending order, and their indices.
 pub(crate) struct Largest {
     magnitudes: [u32; EXCESSES + 1],
     elements: [u32; EXCESSES + 1],
@@ -52,13 +51,13 @@ impl Largest {
         elements: [0; EXCESSES + 1],
     };
 
-    /// The bits that a magnitude must exceed to be among them.
+    /// The smallest of them: a magnitude must exceed it to enter.
     #[inline(always)]
     pub(crate) fn least(&self) -> u32 {
         self.magnitudes[EXCESSES]
     }
 
-    /// Counts an element. Of equal ones the first are the largest.
+    /// Inserts an element. Of equal magnitudes the first stays in front.
     #[inline]
     pub(crate) fn add(&mut self, magnitude: u32, element: usize) {
         if magnitude <= self.least() {
@@ -73,14 +72,14 @@ impl Largest {
         (self.magnitudes[at], self.elements[at]) = (magnitude, element as u32);
     }
 
-    /// The largest magnitude, and the one that takes 127 steps.
+    /// The largest magnitude, and the limit: the magnitude of 127 steps.
     pub(crate) fn limits(&self) -> (f32, f32) {
         let largest = f32::from_bits(self.magnitudes[0]);
         let fifth = f32::from_bits(self.least());
         (largest, fifth.max(largest / MOST_TIMES).max(SMALLEST))
     }
 
-    /// What the elements of `x` exceed `limit` by.
+    /// The excess of the elements of `x` over `limit`.
     pub(crate) fn excess(&self, x: &[f32], limit: f32) -> [Excess; EXCESSES] {
         std::array::from_fn(|i| {
             let value = x.get(self.elements[i] as usize).copied().unwrap_or(0.0);

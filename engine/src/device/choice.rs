@@ -99,7 +99,11 @@ impl DeviceChoice {
             },
         };
         let apart = matches!(self, Self::OpenClApart(_));
-        Ok(Some(Device::new(Box::new(OpenCl::open(number, apart)?))))
+        let device = Device::new(Box::new(OpenCl::open(number, apart)?));
+        Ok(Some(match self {
+            Self::Auto => device.optional(),
+            _ => device,
+        }))
     }
 }
 

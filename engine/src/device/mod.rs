@@ -353,6 +353,7 @@ pub struct Device {
     backend: Arc<Mutex<Box<dyn Backend>>>,
     leased: Arc<AtomicBool>,
     verdicts: Option<Verdicts>,
+    optional: bool,
 }
 
 impl Device {
@@ -363,7 +364,22 @@ impl Device {
             backend: Arc::new(Mutex::new(backend)),
             leased: Arc::default(),
             verdicts: None,
+            optional: false,
         }
+    }
+
+    /// The same, left out where it does not know a model.
+    #[must_use]
+    pub fn optional(self) -> Self {
+        Self {
+            optional: true,
+            ..self
+        }
+    }
+
+    /// Whether an engine goes on without it where it does not know the model.
+    pub fn is_optional(&self) -> bool {
+        self.optional
     }
 
     /// The same, with a file that verdicts on it are saved in from start to start.

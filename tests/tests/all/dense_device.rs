@@ -488,11 +488,32 @@ fn what_a_device_cannot_do_is_refused() {
         ..cpu()
     };
     assert!(refused(demo(), mapped).contains("--policy full"));
-    let dir = tempfile::tempdir().unwrap();
-    let model = |name: &str| {
-        let path = packed(&fixtures().join("models").join(name), dir.path(), DType::Q8);
+    let dirs = tempfile::tempdir().unwrap();
+    let model_in = |name: &str, dtype| {
+        let dir = tempfile::tempdir_in(&dirs).unwrap().keep();
+        let path = packed(&fixtures().join("models").join(name), &dir, dtype);
         Model::open(Container::open(&path).unwrap()).unwrap()
     };
+    let model = |name: &str| model_in(name, DType::Q8);
+    let of_groups = || Options {
+        devices: vec![Faulty::of_groups()],
+        ..some(0.5)
+    };
+    let scales = refused(model_in("llama2", DType::Q8c), of_groups());
+    assert!(scales.contains("--quant q8 or q4"), "{scales}");
+    let optional = || Options {
+        devices: vec![Faulty::of_groups().optional()],
+        ..some(1.0)
+    };
+    for (name, dtype, used) in [
+        ("llama2", DType::Q8, true),
+        ("llama2", DType::Q8c, false),
+        ("gelu", DType::Q8, false),
+        ("gemma3n", DType::Q8, false),
+    ] {
+        let engine = Engine::open(model_in(name, dtype), optional()).unwrap();
+        assert_eq!(engine.device().is_some(), used, "{name} in {dtype}");
+    }
     assert!(refused(model("gelu"), cpu()).contains("Gelu"));
     assert!(refused(model("gemma3n"), cpu()).contains("top-k"));
     let known = Engine::open(model("llama2"), Options { ..cpu() });

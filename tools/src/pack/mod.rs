@@ -161,7 +161,10 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             .collect();
         let (ffn, others) = (&mixed.ffn, others.join(", "));
         writeln!(out, "FFN in {ffn}; other matrices: {others}")?;
-        if mixed.asked_bytes.is_none() && mixed.source_is_float {
+        if mixed.asked_bytes.is_none()
+            && mixed.source_is_float
+            && mixed.is_below(emberflow_kernels::DType::Q8)
+        {
             writeln!(
                 out,
                 "the source has floats: --quant q8 loses less, --quant auto:SIZE makes a container of any \

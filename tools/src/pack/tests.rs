@@ -365,6 +365,10 @@ fn the_report_tells_bits_and_formats() {
     let mixed = report.mixed.unwrap();
     assert!(mixed.source_is_float && mixed.asked_bytes.is_none());
     assert_eq!(mixed.ffn, "q4k");
+    assert!(mixed.is_below(DType::Q8) && !mixed.is_below(DType::Q4k));
+    // Columns that are no multiple of 32 are packed in q8.
+    let eights = packed("qwen3_5_moe").mixed.unwrap();
+    assert!(!eights.is_below(DType::Q8), "{eights:?}");
     let moe = packed("gpt_oss");
     assert_eq!(moe.mixed.unwrap().ffn, "mxfp4");
     assert!(moe.source_bits_per_weight < 32.0);

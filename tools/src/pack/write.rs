@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
 use emberflow_kernels::{
-    DType, QuantizeError, Workers, outlier_channels, quantize_q4c, quantize_row,
+    DType, GROUP, QuantizeError, SUPER_GROUPS, Workers, outlier_channels, quantize_q4c,
+    quantize_row,
 };
 use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_models::{Checkpoint, TensorInfo};
@@ -71,6 +72,20 @@ pub struct MixedReport {
     /// Formats of the other matrices, smallest first.
     pub others: Vec<Share>,
 }
+
+impl MixedReport {
+    /// Whether any of the formats has fewer bits than `dtype`.
+    pub fn is_below(&self, dtype: DType) -> bool {
+        let names = self.others.iter().map(|share| &share.format);
+        let mut formats = names
+            .chain([&self.ffn])
+            .filter_map(|name| DType::parse(name));
+        formats.any(|format| format.row_bytes(SUPER) < dtype.row_bytes(SUPER))
+    }
+}
+
+/// Elements of a row that are whole blocks in every format.
+const SUPER: usize = GROUP * SUPER_GROUPS;
 
 /// Matrices of one format. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]

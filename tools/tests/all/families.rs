@@ -72,6 +72,7 @@ fn every_family_is_packed_verified_profiled_and_planned() {
         for packed in [&plain, &sorted] {
             let packed = plan(packed);
             assert_eq!(parts(&described), parts(&packed), "{name}");
+            assert_eq!(described["quant"], packed["quant"], "{name}");
             // the process's own memory is measured
             let smallest = |plan: &Value| plan["smallest_bytes"].as_u64().unwrap();
             let [a, b] = [&described, &packed].map(smallest);

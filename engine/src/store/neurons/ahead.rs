@@ -51,7 +51,7 @@ impl NeuronStore {
     }
 
     /// Prefetches missing clusters of `banks` in layer `number`, the next one, whose router has
-    /// already chosen. These reads overlap with attention. For passes of one token.
+    /// already chosen. These reads overlap with attention.
     pub fn read_chosen(
         &mut self,
         number: usize,

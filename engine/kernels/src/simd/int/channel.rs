@@ -65,7 +65,7 @@ pub(super) fn add_outliers<R: Rows>(
     }
 }
 
-/// What a token exceeds its steps by, as floats.
+/// The excess of a token, as floats.
 #[derive(Clone, Copy, Default)]
 struct Gathered {
     count: usize,
@@ -76,7 +76,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// That of the only token. `None` if two outliers stand for one element.
+    /// The excess of `x`, one token. `None` if two outliers stand for one element.
     #[inline(always)]
     fn of(x: ActivationsRef<'_>, outliers: Outliers<'_>) -> Option<Gathered> {
         let (mut all, scale) = (Gathered::default(), scale_of_token(x.chunks()));
@@ -103,8 +103,7 @@ impl Gathered {
     }
 }
 
-/// Calls `place` with row, token and the product of the row with what the token exceeds its steps by, for
-/// all rows and tokens that do.
+/// Calls `place` with row, token and the product of the row with the token's excess, for all tokens that have one.
 #[inline(always)]
 pub(super) fn add_excess<R: Rows>(
     rows: R,
@@ -124,6 +123,7 @@ pub(super) fn add_excess<R: Rows>(
         for r in 0..rows.count() {
             let row = rows.at(r);
             let (quants, scale) = (row.quants(), scale_of(row));
+            // By `element` alone, which looks at the format for each of them, prompts in q8c take 1.45 times as long.
             let product = match (row.dtype(), gathered) {
                 (DType::Q8c, Some(all)) => all.product(|i, _| f32::from(quants[i] as i8) * scale),
                 (DType::Q4c, Some(all)) if Outliers::of(row).channels == outliers.channels => {

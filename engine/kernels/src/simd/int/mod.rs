@@ -247,8 +247,7 @@ pub(crate) fn quantize_whole_token(
     dispatch!(cpu, quantize_whole_token(x, chunks, excess))
 }
 
-/// Calls `place` with row, token and what is added to their product: for the outliers of q4c rows, and for
-/// activations that exceed their token's steps.
+/// Calls `place` with row, token and a part of their product: of the outliers of q4c rows, and of the token's excess.
 fn add_outliers<R: Rows>(
     cpu: Cpu,
     rows: R,

@@ -63,7 +63,7 @@ pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]
     }
 }
 
-/// Quantises one token with one scale, and finds what it exceeds its steps by.
+/// Quantises one token with one scale, and finds its excess.
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.
