@@ -32,8 +32,9 @@
 //! which it replaces for these formats; the tests bound its loss of accuracy.
 //!
 //! Rows with one scale (q8c, q4c) times activations with one scale per token follow the channel rule: one exact
-//! integer for the row, and one for its outliers (`channel.rs`). Up to four elements of such a token may exceed its
-//! scale; their products, with rows of any of these formats, are added in f32 (`excess.rs`).
+//! integer for the row, and one for its outliers (`channel.rs`). The scale of such a token ignores its four largest
+//! elements, which are clipped; the products of what clipping removes, with rows of any of these formats, are added in f32
+//! (`excess.rs`).
 //!
 //! NaN is the one exception: the result is NaN everywhere, but its sign and payload depend on the
 //! hardware.
@@ -79,7 +80,7 @@
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
 //! | `channel.rs` | rows with one scale (q8c, q4c), their outliers, the channel rule |
-//! | `excess.rs` | tokens with one scale, and the few activations that exceed it |
+//! | `excess.rs` | outlier activations of tokens with one scale |
 //! | `narrow.rs` | rows in two or three bits, widened to q4 |
 //! | `copy.rs` | copies past the caches |
 //! | `bandwidth.rs` | plain memory reads, the bound of most kernels |

@@ -14,8 +14,9 @@ impl Cpu {
     /// Quantises `tokens` tokens of equal length, stored one after the other in `xs`, into `out`.
     ///
     /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded half to even. With
-    /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) up to four elements may exceed it
-    /// (`excess.rs` has the rule). A group or token whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. One with a NaN or an infinity has the scale NaN, and so has every result that uses it.
+    /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) the scale ignores the four largest
+    /// elements, which are clipped (`excess.rs`). A group or token whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. One
+    /// with a NaN or an infinity has the scale NaN, and so has every result that uses it.
     ///
     /// # Panics
     /// If `xs.len()` is not a multiple of `tokens`.

@@ -72,7 +72,7 @@ pub struct Facts {
     pub rows_at_once: usize,
     /// It knows rows of floats.
     pub floats: bool,
-    /// It knows rows with one scale, and tokens with one scale of which some elements exceed it.
+    /// It knows rows with one scale, and tokens with one scale.
     pub per_channel: bool,
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
