@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use emberflow_engine::device::check::check;
 use emberflow_engine::device::{
-    DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, list_npu,
+    Backend, DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, list_npu,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -53,6 +53,8 @@ pub struct Found {
     pub build: String,
     /// Names of its providers.
     pub providers: Vec<String>,
+    /// Formats of weights that the provider knows.
+    pub formats: Vec<String>,
     /// Whether the provider's results have the CPU's bits.
     pub same_bits: bool,
 }
@@ -174,10 +176,11 @@ fn error(text: &str) -> String {
 pub fn command(provider: Provider) -> Result<(), Failure> {
     let answer = match list_npu() {
         Ok(listed) => match compared(provider) {
-            Ok(same_bits) => json!(Answer::Found(Found {
+            Ok((formats, same_bits)) => json!(Answer::Found(Found {
                 library: listed.path,
                 build: listed.build,
                 providers: listed.providers.iter().map(Provider::to_string).collect(),
+                formats: formats.iter().map(DType::to_string).collect(),
                 same_bits,
             })),
             Err(e) => json!(Answer::Unusable(Unusable::broken(e.what))),
@@ -189,13 +192,24 @@ pub fn command(provider: Provider) -> Result<(), Failure> {
     print_json(&answer)
 }
 
-/// Opens an NPU and compares it with the CPU in each of [`FORMATS`]; returns whether the bits are
+/// Opens an NPU and compares it with the CPU in each of [`FORMATS`] that it knows; returns these, and whether all bits are
 /// equal.
-fn compared(provider: Provider) -> Result<bool, DeviceError> {
+fn compared(provider: Provider) -> Result<(Vec<DType>, bool), DeviceError> {
     let mut device = NpuDevice::open(provider)?;
-    let mut same_bits = true;
-    for dtype in FORMATS {
-        same_bits &= check(&mut device, &DenseShape { dtype, ..SHAPE })?.same_bits;
+    let facts = device.facts().clone();
+    let (mut known, mut same_bits, mut first) = (Vec::new(), true, None);
+    for dtype in FORMATS.into_iter().filter(|&dtype| facts.multiplies(dtype)) {
+        match check(&mut device, &DenseShape { dtype, ..SHAPE }) {
+            Ok(verdict) => {
+                known.push(dtype);
+                same_bits &= verdict.same_bits;
+            }
+            // A format that it does not take; one is enough.
+            Err(e) => first = first.or(Some(e)),
+        }
     }
-    Ok(same_bits)
+    match first.filter(|_| known.is_empty()) {
+        Some(e) => Err(e),
+        None => Ok((known, same_bits)),
+    }
 }

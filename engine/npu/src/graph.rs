@@ -22,6 +22,7 @@
 //! Signed bytes are multiplied by signed bytes, and nibbles by signed bytes: kernels that multiply unsigned by signed bytes add
 //! pairs of products in 16 bits on some processors, which saturates, but not of nibbles.
 
+use crate::floats::Floats;
 use crate::onnx::{Attribute, Element, Graph};
 
 /// Elements of a group.
@@ -37,7 +38,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    fn element(self) -> Element {
+    pub(crate) fn element(self) -> Element {
         match self {
             Self::Bytes => Element::I8,
             Self::Nibbles(_) => Element::U8,
@@ -60,6 +61,15 @@ pub enum Summed {
     ByGroup,
     /// Those of a row, and apart from them those of so many outliers, which are inputs of their own.
     ByRow(usize),
+}
+
+/// What a graph computes with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Numbers {
+    /// Integers: `MatMulInteger`.
+    Integers,
+    /// Floats: `MatMul` (`floats.rs`).
+    Floats(Floats),
 }
 
 /// Rows of weights.
@@ -107,11 +117,12 @@ impl Form {
         }
     }
 
-    /// The model that multiplies a tile.
-    pub(crate) fn model(&self, tile: Tile) -> Vec<u8> {
-        match self.summed {
-            Summed::ByGroup => self.by_group(tile),
-            Summed::ByRow(_) => self.by_row(tile),
+    /// The model that multiplies a tile; `None` if there is none with such numbers.
+    pub(crate) fn model(&self, tile: Tile, numbers: Numbers) -> Option<Vec<u8>> {
+        match (numbers, self.summed) {
+            (Numbers::Integers, Summed::ByGroup) => Some(self.by_group(tile)),
+            (Numbers::Integers, Summed::ByRow(_)) => Some(self.by_row(tile)),
+            (Numbers::Floats(floats), _) => self.float_model(tile, floats),
         }
     }
 

@@ -15,10 +15,12 @@
 
 mod driver;
 mod error;
+mod floats;
 mod graph;
 mod library;
 mod npu;
 mod onnx;
+mod plugin;
 mod provider;
 #[cfg(test)]
 mod tests;
@@ -32,4 +34,4 @@ pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 
 /// Tells versions of the graphs from each other.
-pub const GRAPHS: u32 = 2;
+pub const GRAPHS: u32 = 3;

@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use ort::logging::LogLevel;
 use ort::session::Session;
 use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
 use crate::error::Error;
-use crate::graph::{Form, GROUP, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS, Weights};
+use crate::graph::{
+    Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
+};
 use crate::library::{Library, library};
 use crate::provider::Provider;
 use crate::tiles::divide;
@@ -27,7 +30,7 @@ impl Listed {
     fn of(library: &Library) -> Result<Self, Error> {
         let mut providers = Vec::new();
         for provider in Provider::ALL {
-            if provider.is_available()? {
+            if provider.is_available(library)? {
                 providers.push(provider);
             }
         }
@@ -75,6 +78,8 @@ pub struct Npu {
     library: Library,
     provider: Provider,
     listed: Listed,
+    /// What the graphs of a form compute with.
+    numbers: HashMap<Form, Numbers>,
     sessions: HashMap<Key, Session>,
     compiled: u64,
     runs: u64,
@@ -82,6 +87,9 @@ pub struct Npu {
     rows: Vec<u8>,
     tokens: Vec<i8>,
     outliers: [Vec<i8>; 2],
+    /// Tokens and what they meet of outliers by channel, and whole sums, for graphs of floats.
+    across: [Vec<i8>; 2],
+    sums: Vec<i32>,
 }
 
 impl Npu {
@@ -103,18 +111,43 @@ impl Npu {
             library,
             provider,
             listed,
+            numbers: HashMap::new(),
             sessions: HashMap::new(),
             compiled: 0,
             runs: 0,
             rows: Vec::new(),
             tokens: Vec::new(),
             outliers: [Vec::new(), Vec::new()],
+            across: [Vec::new(), Vec::new()],
+            sums: Vec::new(),
         })
     }
 
     /// The library.
     pub fn listed(&self) -> &Listed {
         &self.listed
+    }
+
+    /// Whether it takes graphs of integers, so that it knows sums by group; found out with a small one.
+    pub fn knows_integers(&self) -> bool {
+        let form = Form {
+            weights: Weights::Bytes,
+            summed: Summed::ByGroup,
+            groups: 1,
+            row_bytes: GROUP + 2,
+        };
+        let small = Tile {
+            height: 8,
+            width: 1,
+        };
+        match self.provider.numbers() {
+            [Numbers::Integers] => true,
+            numbers if numbers.contains(&Numbers::Integers) => {
+                let model = form.model(small, Numbers::Integers);
+                model.is_some_and(|model| self.session(&model).is_ok())
+            }
+            _ => false,
+        }
     }
 
     /// Graphs compiled so far.
@@ -133,13 +166,35 @@ impl Npu {
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
     pub fn prepare(&mut self, form: Form) -> Result<(), Error> {
-        for tile in form.tiles() {
-            let key = Key { form, tile };
-            if !self.sessions.contains_key(&key) {
-                let session = self.session(&form.model(tile))?;
-                self.sessions.insert(key, session);
-                self.compiled += 1;
+        if self.numbers.contains_key(&form) {
+            return Ok(());
+        }
+        let mut refused = None;
+        for &numbers in self.provider.numbers() {
+            match self.prepare_with(form, numbers) {
+                Ok(()) => {
+                    tracing::debug!(provider = %self.provider, ?form, ?numbers, "graphs");
+                    self.numbers.insert(form, numbers);
+                    return Ok(());
+                }
+                Err(e) => refused = refused.or(Some(e)),
             }
+        }
+        Err(refused.unwrap_or_else(|| Error::broken("no graphs")))
+    }
+
+    /// Makes the graphs for rows of a form with such numbers.
+    fn prepare_with(&mut self, form: Form, numbers: Numbers) -> Result<(), Error> {
+        for tile in form.tiles() {
+            let model = form.model(tile, numbers).ok_or_else(|| {
+                Error::broken(format!(
+                    "the provider {} knows rows with one scale only: pack the model with --quant q8c or q4c",
+                    self.provider
+                ))
+            })?;
+            let session = self.session(&model)?;
+            self.sessions.insert(Key { form, tile }, session);
+            self.compiled += 1;
         }
         Ok(())
     }
@@ -147,21 +202,18 @@ impl Npu {
     /// Gives all graphs back.
     pub fn clear(&mut self) {
         self.sessions.clear();
+        self.numbers.clear();
     }
 
     fn session(&self, model: &[u8]) -> Result<Session, Error> {
         let builder = Session::builder(&self.library.environment).map_err(Error::of)?;
+        // What it refuses is an error of this program, with what it says.
+        let builder = builder.with_log_level(LogLevel::Fatal).map_err(Error::of)?;
         let builder = builder.with_intra_threads(1).map_err(Error::of)?;
         // Threads that spin take the cores of those that compute.
         let builder = builder.with_intra_op_spinning(false).map_err(Error::of)?;
-        let mut builder = builder.with_inter_op_spinning(false).map_err(Error::of)?;
-        if self.provider != Provider::Cpu {
-            builder = builder.with_disable_cpu_fallback().map_err(Error::of)?;
-        }
-        let provider = [self.provider.dispatch()];
-        let mut builder = builder
-            .with_execution_providers(provider)
-            .map_err(Error::of)?;
+        let builder = builder.with_inter_op_spinning(false).map_err(Error::of)?;
+        let mut builder = self.provider.register(builder, &self.library)?;
         builder.commit_from_memory(model).map_err(|e| {
             Error::broken(format!(
                 "the provider {} does not take a graph: {}; --device none does without it",
@@ -187,25 +239,47 @@ impl Npu {
         let tiles = form.tiles();
         let mut widths: Vec<usize> = tiles.iter().map(|tile| tile.width).collect();
         widths.dedup();
+        let numbers = self.numbers.get(&form).copied();
+        let numbers = numbers.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let mut result = Ok(());
         divide(width, &widths, |its_tokens, width| {
+            if numbers != Numbers::Integers {
+                self.put_across(form, of, &its_tokens, width);
+            }
             let of_width = tiles.iter().filter(|tile| tile.width == width);
             let heights: Vec<usize> = of_width.map(|tile| tile.height).collect();
             divide(height, &heights, |its_rows, height| {
                 if result.is_ok() {
                     let tile = Tile { height, width };
                     let place = [its_rows, its_tokens.clone()];
-                    result = self.tile(Key { form, tile }, place, of, &mut then);
+                    result = self.tile((Key { form, tile }, numbers), place, of, &mut then);
                 }
             });
         });
         result
     }
 
+    /// Puts some tokens, and what they meet of outliers, by channel, as graphs of floats for `width` tokens read them.
+    fn put_across(&mut self, form: Form, of: Operands<'_>, tokens: &Range<usize>, width: usize) {
+        let some =
+            |all: &'_ [i8], len: usize| tokens.start * len..(tokens.end * len).min(all.len());
+        let (len, count) = (form.groups * GROUP, form.outliers());
+        let [x, picked] = &mut self.across;
+        form.put_across(&of.tokens[some(of.tokens, len)], width, x);
+        picked.clear();
+        picked.resize(count * width, 0);
+        let met = &of.outliers[1][some(of.outliers[1], count)];
+        for (t, met) in met.chunks_exact(count.max(1)).enumerate() {
+            for (k, &x) in met.iter().enumerate() {
+                picked[k * width + t] = x;
+            }
+        }
+    }
+
     /// Multiplies a tile.
     fn tile(
         &mut self,
-        key: Key,
+        (key, numbers): (Key, Numbers),
         [rows, tokens]: [Range<usize>; 2],
         of: Operands<'_>,
         then: &mut impl FnMut(Sums<'_>),
@@ -214,34 +288,47 @@ impl Npu {
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let weights = padded(of.rows, &rows, height, form.row_bytes, &mut self.rows);
-        let x = padded(
-            of.tokens,
-            &tokens,
-            width,
-            form.groups * GROUP,
-            &mut self.tokens,
-        );
         let shape = [height, form.row_bytes];
         let weights = match form.weights {
             Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
             Weights::Nibbles(_) => tensor(shape, weights)?,
         };
-        let x = tensor([width, form.groups, GROUP], x)?;
+        let (count, integers) = (form.outliers(), numbers == Numbers::Integers);
+        let x = match integers {
+            true => {
+                let len = form.groups * GROUP;
+                let x = padded(of.tokens, &tokens, width, len, &mut self.tokens);
+                tensor([width, form.groups, GROUP], x)?
+            }
+            false => tensor([form.across(), width], &self.across[0])?,
+        };
         let mut inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
-        let count = form.outliers();
         if count > 0 {
             let ([its, picked], [its_room, room]) = (of.outliers, &mut self.outliers);
             let its = padded(its, &rows, height, count, its_room);
-            let picked = padded(picked, &tokens, width, count, room);
+            let picked = match integers {
+                true => tensor([width, count], padded(picked, &tokens, width, count, room))?,
+                false => tensor([count, width], &self.across[1])?,
+            };
             inputs.push((OUTLIERS.into(), tensor([height, count], its)?.into()));
-            inputs.push((PICKED.into(), tensor([width, count], picked)?.into()));
+            inputs.push((PICKED.into(), picked.into()));
         }
         self.runs += 1;
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)
             .ok_or_else(|| Error::broken("no sums came out"))?;
-        let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
+        let sums = match integers {
+            true => sums.try_extract_tensor::<i32>().map_err(Error::of)?.1,
+            false => {
+                let (_, found) = sums.try_extract_tensor::<f32>().map_err(Error::of)?;
+                if found.len() != form.float_sums() * height * width {
+                    return Err(Error::broken("sums of another shape came out"));
+                }
+                form.add_pieces(found, &mut self.sums);
+                &self.sums
+            }
+        };
         if sums.len() != form.sums() * height * width {
             return Err(Error::broken("sums of another shape came out"));
         }

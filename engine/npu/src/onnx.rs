@@ -54,10 +54,12 @@ impl Message {
 /// Types of elements, by their numbers in ONNX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
+    F32 = 1,
     U8 = 2,
     I8 = 3,
     I32 = 6,
     I64 = 7,
+    F16 = 10,
 }
 
 /// The value of an attribute.
@@ -103,6 +105,16 @@ impl Graph {
     /// Adds a constant of one byte.
     pub fn byte(self, name: &str, value: u8) -> Self {
         self.constant(name, Element::U8, &[], &[value])
+    }
+
+    /// Adds a constant of one signed byte.
+    pub fn signed_byte(self, name: &str, value: i8) -> Self {
+        self.constant(name, Element::I8, &[], &value.to_le_bytes())
+    }
+
+    /// Adds a constant of one float.
+    pub fn float(self, name: &str, value: f32) -> Self {
+        self.constant(name, Element::F32, &[], &value.to_le_bytes())
     }
 
     /// Adds a constant list of numbers.

@@ -3,32 +3,46 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ort::ep::{self, ExecutionProvider, ExecutionProviderDispatch};
+use ort::ep::{self, ExecutionProvider};
+use ort::session::builder::SessionBuilder;
 
 use crate::error::Error;
+use crate::floats::Floats;
+use crate::graph::Numbers;
+use crate::library::Library;
+use crate::plugin;
 
 /// Who computes graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Provider {
     /// ONNX Runtime's own kernels for processors.
     Cpu,
+    /// The same with graphs of floats, for tests.
+    CpuFloats,
+    /// The same with graphs of floats of 16 bits, for tests: results are not the CPU's.
+    CpuHalves,
     /// Intel's OpenVINO: its NPU where there is one.
     OpenVino,
     /// Its kernels for processors, for tests.
     OpenVinoCpu,
     /// Qualcomm's QNN: the Hexagon NPU.
     Qnn,
+    /// Its simulator on x86-64, for tests.
+    QnnCpu,
     /// Apple's Core ML: the Neural Engine.
     CoreMl,
 }
 
 impl Provider {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::Cpu,
+        Self::CpuFloats,
+        Self::CpuHalves,
         Self::OpenVino,
         Self::OpenVinoCpu,
         Self::Qnn,
+        Self::QnnCpu,
         Self::CoreMl,
     ];
 
@@ -45,55 +59,96 @@ impl Provider {
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::CpuFloats => "cpu-floats",
+            Self::CpuHalves => "cpu-halves",
             Self::OpenVino => "openvino",
             Self::OpenVinoCpu => "openvino-cpu",
             Self::Qnn => "qnn",
+            Self::QnnCpu => "qnn-cpu",
             Self::CoreMl => "coreml",
         }
     }
 
     /// Whether the library has it.
-    pub(crate) fn is_available(self) -> Result<bool, Error> {
+    pub(crate) fn is_available(self, library: &Library) -> Result<bool, Error> {
         let available = match self {
-            Self::Cpu => ep::CPU::is_available(),
+            Self::Cpu | Self::CpuFloats | Self::CpuHalves => ep::CPU::is_available(),
             Self::OpenVino | Self::OpenVinoCpu => ep::OpenVINO::is_available(),
-            Self::Qnn => ep::QNN::is_available(),
+            Self::Qnn | Self::QnnCpu => {
+                let simulated = self == Self::QnnCpu;
+                return Ok(plugin::register(library)?
+                    && plugin::device(&library.environment, simulated).is_some());
+            }
             Self::CoreMl => ep::CoreML::is_available(),
         };
         available.map_err(Error::of)
     }
 
-    /// The provider for a session; a failure to register it is an error.
-    pub(crate) fn dispatch(self) -> ExecutionProviderDispatch {
+    /// What its graphs may compute with: the first that it takes.
+    pub(crate) fn numbers(self) -> &'static [Numbers] {
+        const SINGLE: Numbers = Numbers::Floats(Floats::Single);
+        match self {
+            Self::Cpu => &[Numbers::Integers],
+            Self::CpuFloats | Self::Qnn | Self::QnnCpu => &[SINGLE],
+            Self::CpuHalves => &[Numbers::Floats(Floats::Half)],
+            Self::OpenVino | Self::OpenVinoCpu | Self::CoreMl => &[Numbers::Integers, SINGLE],
+        }
+    }
+
+    /// Whether its floats may have 16 bits.
+    pub fn halves(self) -> bool {
+        !matches!(self, Self::Cpu | Self::CpuFloats | Self::OpenVinoCpu)
+    }
+
+    /// Has it compute a session's graph; a failure to register it is an error.
+    pub(crate) fn register(
+        self,
+        builder: SessionBuilder,
+        library: &Library,
+    ) -> Result<SessionBuilder, Error> {
+        let builder = match self {
+            Self::Cpu | Self::CpuFloats | Self::CpuHalves => builder,
+            _ => builder.with_disable_cpu_fallback().map_err(Error::of)?,
+        };
+        let environment = &library.environment;
         let provider = match self {
-            Self::Cpu => ep::CPU::default().with_arena_allocator(false).build(),
+            Self::Cpu | Self::CpuFloats | Self::CpuHalves => {
+                // By its device: where sessions name none ONNX Runtime chooses among all.
+                let mut devices = environment.devices();
+                let device = devices.find(|device| device.ep().is_ok_and(|name| name == CPU));
+                let no_arena = [(format!("{CPU}.use_arena"), "0".to_owned())];
+                return (builder.with_devices(device, Some(&no_arena))).map_err(Error::of);
+            }
             Self::OpenVino => ep::OpenVINO::default().with_device_type("NPU").build(),
             Self::OpenVinoCpu => ep::OpenVINO::default().with_device_type("CPU").build(),
-            Self::Qnn => ep::QNN::default().with_backend_path(QNN).build(),
             Self::CoreMl => ep::CoreML::default().build(),
+            Self::Qnn | Self::QnnCpu => {
+                let device = plugin::device(environment, self == Self::QnnCpu);
+                let builder = builder.with_devices(device, Some(&plugin::options()));
+                return builder.map_err(Error::of);
+            }
         };
-        provider.error_on_failure()
+        let builder = builder.with_execution_providers([provider.error_on_failure()]);
+        builder.map_err(Error::of)
     }
 
     /// How to get it.
     pub(crate) fn advice(self) -> &'static str {
         match self {
-            Self::Cpu => "install the package onnxruntime",
+            Self::Cpu | Self::CpuFloats | Self::CpuHalves => "install the package onnxruntime",
             Self::OpenVino | Self::OpenVinoCpu => {
                 "`pip install onnxruntime-openvino` in place of onnxruntime"
             }
-            Self::Qnn => "`pip install onnxruntime-qnn` in place of onnxruntime",
+            Self::Qnn | Self::QnnCpu => {
+                "`pip install onnxruntime onnxruntime-qnn`, on a machine with that NPU"
+            }
             Self::CoreMl => "use the package onnxruntime for macOS",
         }
     }
 }
 
-/// QNN's library for the Hexagon NPU, by the names that its package has.
-const QNN: &str = if cfg!(windows) {
-    "QnnHtp.dll"
-} else {
-    "libQnnHtp.so"
-};
+/// Name of ONNX Runtime's own kernels.
+const CPU: &str = "CPUExecutionProvider";
 
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

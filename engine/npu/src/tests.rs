@@ -93,44 +93,119 @@ impl Case {
     }
 }
 
+/// Compares all products of forms with plain sums: each within `off` of the expected.
+fn compare(npu: &mut Npu, forms: &[Form], sizes: &[[usize; 2]], off: impl Fn(i32) -> i32) -> i32 {
+    let mut most = 0;
+    for &form in forms {
+        let prepared = npu.prepare(form);
+        prepared.unwrap_or_else(|e| panic!("{form:?}: {e}"));
+        for &of in sizes {
+            let case = Case::new(form, of);
+            let mut seen = 0;
+            let compare = |tile: Sums<'_>| {
+                for (r, row) in tile.rows.clone().enumerate() {
+                    for (t, token) in tile.tokens.clone().enumerate() {
+                        for g in 0..form.sums() {
+                            let found = tile.sums[g * tile.group + r * tile.width + t];
+                            let expected = case.expected(row, token, g);
+                            let apart = (found - expected).abs();
+                            assert!(
+                                apart <= off(expected),
+                                "{form:?} {of:?}: {found} {expected}"
+                            );
+                            most = most.max(apart);
+                        }
+                        seen += 1;
+                    }
+                }
+            };
+            npu.multiply(form, case.operands(), compare).unwrap();
+            assert_eq!(seen, of[0] * of[1]);
+        }
+    }
+    most
+}
+
+/// Forms of rows of so many groups, with scales of any length behind them.
+fn forms(summed: &[Summed], groups: &[usize]) -> Vec<Form> {
+    let weights = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
+    let form = |weights: Weights, &summed: &Summed, &groups: &usize| Form {
+        weights,
+        summed,
+        groups,
+        row_bytes: groups * weights.group_bytes() + 2 * groups + 5,
+    };
+    let all = weights.into_iter().flat_map(|weights| {
+        let summed = summed.iter();
+        summed.flat_map(move |summed| {
+            groups
+                .iter()
+                .map(move |groups| form(weights, summed, groups))
+        })
+    });
+    all.collect()
+}
+
+const SIZES: [[usize; 2]; 6] = [[1, 1], [130, 1], [128, 5], [200, 40], [7, 300], [1100, 1]];
+
 #[test]
 fn sums_are_exact() {
     let Some(mut npu) = npu() else { return };
     let summed = [Summed::ByGroup, Summed::ByRow(0), Summed::ByRow(9)];
-    let forms = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
-    for (weights, summed) in forms
-        .into_iter()
-        .flat_map(|of| summed.map(|summed| (of, summed)))
-    {
-        for groups in [1, 3, 17] {
-            // Scales of any length lie behind the groups.
-            let row_bytes = groups * weights.group_bytes() + 2 * groups + 5;
-            let form = Form {
-                weights,
-                summed,
-                groups,
-                row_bytes,
-            };
-            npu.prepare(form).unwrap();
-            for of in [[1, 1], [130, 1], [128, 5], [200, 40], [7, 300], [1100, 1]] {
-                let case = Case::new(form, of);
-                let mut seen = 0;
-                let compare = |tile: Sums<'_>| {
-                    for (r, row) in tile.rows.clone().enumerate() {
-                        for (t, token) in tile.tokens.clone().enumerate() {
-                            for g in 0..form.sums() {
-                                let found = tile.sums[g * tile.group + r * tile.width + t];
-                                assert_eq!(found, case.expected(row, token, g), "{form:?} {of:?}");
-                            }
-                            seen += 1;
-                        }
-                    }
-                };
-                npu.multiply(form, case.operands(), compare).unwrap();
-                assert_eq!(seen, of[0] * of[1]);
-            }
-        }
+    compare(&mut npu, &forms(&summed, &[1, 3, 17]), &SIZES, |_| 0);
+}
+
+/// Floats of 32 bits have the sums of integers, also of rows that are divided; those of 16 bits are near.
+#[test]
+fn sums_of_floats_are_exact_or_near() {
+    if npu().is_none() {
+        return;
     }
+    let summed = [Summed::ByRow(0), Summed::ByRow(9)];
+    let forms = forms(&summed, &[1, 17, 33, 70]);
+    let bytes: Vec<Form> = (forms.iter().copied())
+        .filter(|form| form.weights == Weights::Bytes)
+        .collect();
+    let mut floats = vec![(Provider::CpuFloats, &forms)];
+    // Qualcomm's simulator, where its package is installed: it has no memory for graphs with nibbles.
+    if Npu::open(Provider::QnnCpu).is_ok() {
+        floats.push((Provider::QnnCpu, &bytes));
+    }
+    for (provider, forms) in floats {
+        let mut npu = Npu::open(provider).unwrap();
+        compare(&mut npu, forms, &SIZES, |_| 0);
+        // Every product the largest.
+        let form = Form {
+            groups: 128,
+            row_bytes: 4100,
+            ..forms[0]
+        };
+        npu.prepare(form).unwrap();
+        let (rows, x) = ([0x80; 4100], [-127; 4096]);
+        let operands = Operands {
+            rows: &rows,
+            tokens: &x,
+            outliers: [&[]; 2],
+        };
+        let mut found = Vec::new();
+        npu.multiply(form, operands, |sums| found.push(sums.sums[0]))
+            .unwrap();
+        assert_eq!(found, [4096 * 128 * 127]);
+    }
+    let mut halves = Npu::open(Provider::CpuHalves).unwrap();
+    let off = compare(&mut halves, &forms, &SIZES, |sum| 1024 + sum.abs() / 256);
+    assert!(off > 0);
+}
+
+/// What such a provider does not know is named.
+#[test]
+fn sums_by_group_need_integers() {
+    if npu().is_none() {
+        return;
+    }
+    let mut npu = Npu::open(Provider::CpuFloats).unwrap();
+    let error = npu.prepare(forms(&[Summed::ByGroup], &[2])[0]).unwrap_err();
+    assert!(error.to_string().contains("q8c"), "{error}");
 }
 
 #[test]

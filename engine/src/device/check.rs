@@ -96,7 +96,7 @@ fn compared(device: &mut dyn Backend, shape: &DenseShape) -> Result<Verdict, Dev
         cpu: Speed::default(),
         copy: 0.0,
     };
-    if is_wrong(apart.worst) {
+    if is_wrong(device.facts(), apart.worst) {
         return Ok(verdict);
     }
     let mut speeds = |rows, most| speeds(&mut reference, device, part, [rows, most]);
@@ -135,12 +135,12 @@ fn agrees(
     let part = reference.prepare(device)?;
     let apart = reference.compare(device, part, &few_cases())?;
     device.clear();
-    Ok(!is_wrong(apart.worst) && (apart.same_bits || !verdict.same_bits))
+    Ok(!is_wrong(device.facts(), apart.worst) && (apart.same_bits || !verdict.same_bits))
 }
 
 /// How wrong a device's results are, if they are; see [`deviation`].
 fn wrong(device: &Facts, deviation: f32) -> Option<String> {
-    is_wrong(deviation).then(|| {
+    is_wrong(device, deviation).then(|| {
         format!(
             "they differ from the CPU's by {deviation:.1e} of the largest (driver {})",
             device.driver

@@ -28,6 +28,8 @@ impl CpuDevice {
             rows_at_once: 1,
             floats: true,
             per_channel: true,
+            grouped: true,
+            halves: false,
             work_bytes: 0,
             kernels: ["the CPU's", "the CPU's"].map(String::from),
         };

@@ -72,8 +72,12 @@ pub struct Facts {
     pub rows_at_once: usize,
     /// It knows rows of floats.
     pub floats: bool,
+    /// It knows rows with a scale for each group of elements.
+    pub grouped: bool,
     /// It knows rows with one scale, and tokens with one scale.
     pub per_channel: bool,
+    /// It may compute with floats of 16 bits.
+    pub halves: bool,
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
     /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
@@ -83,8 +87,12 @@ pub struct Facts {
 impl Facts {
     /// Whether it knows rows of a format.
     pub fn multiplies(&self, dtype: DType) -> bool {
-        let per_channel = self.per_channel || !dtype.is_per_channel();
-        multiplies(dtype) && per_channel && (self.floats || dtype.is_grouped())
+        let known = match dtype {
+            _ if dtype.is_per_channel() => self.per_channel,
+            _ if dtype.is_grouped() => self.grouped,
+            _ => self.floats,
+        };
+        multiplies(dtype) && known
     }
 
     /// How it computes with rows of a format, in words.

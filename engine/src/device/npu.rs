@@ -57,10 +57,11 @@ impl NpuDevice {
     /// No library, or none that has the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, DeviceError> {
         let name = format!("npu:{provider}");
-        let opened = npu::Npu::open(provider).map_err(|e| DeviceError {
+        let failed = |e: npu::Error| DeviceError {
             device: name.clone(),
             what: e.to_string(),
-        })?;
+        };
+        let opened = npu::Npu::open(provider).map_err(failed)?;
         let listed = opened.listed();
         let file = Path::new(&listed.path).file_name().unwrap_or_default();
         let facts = Facts {
@@ -77,8 +78,10 @@ impl NpuDevice {
             rows_at_once: 1,
             floats: false,
             per_channel: true,
+            grouped: opened.knows_integers(),
+            halves: provider.halves(),
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
-            kernels: [String::new(), format!("integer graphs {}", npu::GRAPHS)],
+            kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };
         Ok(Self::computing(facts, Graphs::of(opened)))
     }

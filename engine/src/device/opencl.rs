@@ -35,6 +35,8 @@ fn facts(of: &cl::Listed) -> Facts {
         rows_at_once: cl::TILE_ROWS,
         floats: true,
         per_channel: false,
+        grouped: true,
+        halves: false,
         work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }

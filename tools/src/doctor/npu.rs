@@ -57,8 +57,12 @@ struct OfProvider {
 impl OfProvider {
     fn words(&self) -> String {
         let judged = match &self.found {
-            Ok(found) if found.same_bits => "bit-identical to the CPU".to_owned(),
-            Ok(_) => "not bit-identical to the CPU".to_owned(),
+            Ok(Found {
+                formats, same_bits, ..
+            }) => {
+                let not = if *same_bits { "" } else { "not " };
+                format!("{not}bit-identical to the CPU in {}", formats.join(", "))
+            }
             Err(e) => format!("not usable: {}", e.what),
         };
         format!("npu:{} {judged}", self.provider)
@@ -67,6 +71,7 @@ impl OfProvider {
     fn json(&self) -> Value {
         json!({
             "device": format!("npu:{}", self.provider),
+            "formats": self.found.as_ref().ok().map(|found| &found.formats),
             "same_bits": self.found.as_ref().ok().map(|found| found.same_bits),
             "error": self.found.as_ref().err().map(|e| &e.what),
         })

@@ -8,8 +8,8 @@ use emberflow_kernels::{Activations, Cpu, DType, Row, quantize_row, with_scale_p
 use super::numbers::Numbers;
 use crate::cluster::CLUSTER;
 use crate::device::{
-    Backend, Clusters, CpuDevice, DenseShape, DeviceError, NeuronRows, Part, PartKind, Program,
-    Room, Sums, Ticket, Work,
+    Backend, Clusters, CpuDevice, DenseShape, DeviceError, Facts, NeuronRows, Part, PartKind,
+    Program, Room, Sums, Ticket, Work,
 };
 
 /// Clusters of the check's part, the last of which is short.
@@ -26,8 +26,9 @@ pub(super) const OF_WIDE: usize = 4;
 /// Runs of which the fastest counts: with one row, and with more.
 const RUNS: [usize; 2] = [5, 2];
 
-/// Largest deviation of a class of numerics of its own, as a share of the largest sum.
-const TOLERANCE: f32 = 1e-4;
+/// Largest deviation of a class of numerics of its own, as a share of the largest sum: where floats have 32 bits, and where
+/// they may have 16, with a unit of 2^-11 for each of a few roundings.
+const TOLERANCES: [f32; 2] = [1e-4, 4.0 / 1024.0];
 
 /// What is compared: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
 pub(super) fn cases() -> [Case; 11] {
@@ -202,7 +203,7 @@ impl Reference {
                 worst,
                 same_bits: worst == 0.0 && expected.fired == found.fired,
             });
-            if is_wrong(all.worst) {
+            if is_wrong(device.facts(), all.worst) {
                 break;
             }
         }
@@ -479,6 +480,6 @@ pub(super) fn deviation(expected: &[f32], found: &[f32]) -> f32 {
 }
 
 /// Whether results are further from the CPU's than another order of sums makes them.
-pub(super) fn is_wrong(deviation: f32) -> bool {
-    deviation > TOLERANCE
+pub(super) fn is_wrong(device: &Facts, deviation: f32) -> bool {
+    deviation > TOLERANCES[usize::from(device.halves)]
 }
