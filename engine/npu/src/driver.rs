@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use crate::plugin;
+
 /// Libraries of NPU drivers, where distributions put them.
 const DRIVERS: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/libze_intel_npu.so.1",
@@ -19,17 +21,21 @@ const KERNEL: [&str; 3] = [
     "/sys/module/amdxdna/srcversion",
 ];
 
-/// A name for the versions of all of them: the libraries in the folder of ONNX Runtime's, by name, length and time, those of
-/// drivers, and the kernel's drivers. Another name where one of them was replaced.
+/// A name for the versions of all of them: the libraries in the folder of ONNX Runtime's and in QNN's, by name, length and time,
+/// those of drivers, and the kernel's drivers. Another name where one of them was replaced.
 pub fn driver(library: &Path) -> String {
-    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-    let folder = library
-        .parent()
-        .and_then(|folder| fs::read_dir(folder).ok());
-    let entries = folder.into_iter().flatten().filter_map(Result::ok);
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    let mut hash = Fnv::new();
+    let plugin = plugin::path(library);
+    let parents = [Some(library), plugin.as_deref()].map(|path| path.and_then(Path::parent));
+    let folders = parents.into_iter().flatten().map(fs::read_dir);
+    let entries = folders.filter_map(Result::ok).flatten();
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .collect();
     files.extend(DRIVERS.map(PathBuf::from));
     files.sort();
+    files.dedup();
     for file in files.iter().filter(|file| is_library(file)) {
         // The file that a link leads to.
         let Ok(found) = fs::metadata(file) else {
@@ -44,7 +50,7 @@ pub fn driver(library: &Path) -> String {
     for file in KERNEL {
         hash.add(&fs::read(file).unwrap_or_default());
     }
-    format!("driver {:016x}", hash.0)
+    format!("driver {}", hash.hex())
 }
 
 /// Whether a file is a library, by its name.
@@ -56,10 +62,18 @@ fn is_library(path: &Path) -> bool {
 }
 
 /// Fowler, Noll and Vo's hash, 1a.
-struct Fnv(u64);
+pub(crate) struct Fnv(u64);
 
 impl Fnv {
-    fn add(&mut self, bytes: &[u8]) {
+    pub fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    pub fn hex(&self) -> String {
+        format!("{:016x}", self.0)
+    }
+
+    pub fn add(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }

@@ -13,6 +13,7 @@
 //! The library is looked for when an NPU is asked for (`library.rs`). Apart from the provider `cpu` nothing is left to the
 //! library's own kernels: a graph that a provider does not take as a whole is an error.
 
+mod cache;
 mod driver;
 mod error;
 mod floats;

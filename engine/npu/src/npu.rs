@@ -2,11 +2,15 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::Path;
 
+use ort::compiler::ModelCompiler;
 use ort::logging::LogLevel;
 use ort::session::Session;
+use ort::session::builder::SessionBuilder;
 use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
+use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::{
     Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
@@ -78,6 +82,8 @@ pub struct Npu {
     library: Library,
     provider: Provider,
     listed: Listed,
+    /// Where compiled graphs are.
+    cache: Option<Cache>,
     /// What the graphs of a form compute with.
     numbers: HashMap<Form, Numbers>,
     sessions: HashMap<Key, Session>,
@@ -111,6 +117,7 @@ impl Npu {
             library,
             provider,
             listed,
+            cache: None,
             numbers: HashMap::new(),
             sessions: HashMap::new(),
             compiled: 0,
@@ -121,6 +128,15 @@ impl Npu {
             across: [Vec::new(), Vec::new()],
             sums: Vec::new(),
         })
+    }
+
+    /// The same with a folder for graphs that it has compiled, if it has a compiler: they are of use as long as `driver` names
+    /// the same.
+    #[must_use]
+    pub fn with_cache(self, folder: Option<&Path>, driver: &str) -> Self {
+        let folder = folder.filter(|_| self.provider.compiles());
+        let cache = folder.map(|folder| Cache::new(folder, self.provider.name(), driver));
+        Self { cache, ..self }
     }
 
     /// The library.
@@ -192,7 +208,7 @@ impl Npu {
                     self.provider
                 ))
             })?;
-            let session = self.session(&model)?;
+            let session = self.compiled_session(&model)?;
             self.sessions.insert(Key { form, tile }, session);
             self.compiled += 1;
         }
@@ -205,15 +221,31 @@ impl Npu {
         self.numbers.clear();
     }
 
+    /// The session of a graph that is compiled, or that is a file's.
+    fn compiled_session(&self, model: &[u8]) -> Result<Session, Error> {
+        let Some(cache) = &self.cache else {
+            return self.session(model);
+        };
+        if let Some(compiled) = cache.get(model)
+            && let Ok(session) = self.session(&compiled)
+        {
+            return Ok(session);
+        }
+        let builder = self.builder()?;
+        let compile = || -> ort::Result<_> {
+            let compiler = ModelCompiler::new(builder)?.with_model_from_memory(model)?;
+            compiler.with_embed_ep_context()?.compile_to_buffer()
+        };
+        let Ok(compiled) = compile() else {
+            // It may not know how, and what it refuses is told without a file.
+            return self.session(model);
+        };
+        cache.put(model, &compiled);
+        self.session(&compiled).or_else(|_| self.session(model))
+    }
+
     fn session(&self, model: &[u8]) -> Result<Session, Error> {
-        let builder = Session::builder(&self.library.environment).map_err(Error::of)?;
-        // What it refuses is an error of this program, with what it says.
-        let builder = builder.with_log_level(LogLevel::Fatal).map_err(Error::of)?;
-        let builder = builder.with_intra_threads(1).map_err(Error::of)?;
-        // Threads that spin take the cores of those that compute.
-        let builder = builder.with_intra_op_spinning(false).map_err(Error::of)?;
-        let builder = builder.with_inter_op_spinning(false).map_err(Error::of)?;
-        let mut builder = self.provider.register(builder, &self.library)?;
+        let mut builder = self.builder()?;
         builder.commit_from_memory(model).map_err(|e| {
             Error::broken(format!(
                 "the provider {} does not take a graph: {}; --device none does without it",
@@ -221,6 +253,18 @@ impl Npu {
                 Error::of(e)
             ))
         })
+    }
+
+    /// What sessions are made by.
+    fn builder(&self) -> Result<SessionBuilder, Error> {
+        let builder = Session::builder(&self.library.environment).map_err(Error::of)?;
+        // What it refuses is an error of this program, with what it says.
+        let builder = builder.with_log_level(LogLevel::Fatal).map_err(Error::of)?;
+        let builder = builder.with_intra_threads(1).map_err(Error::of)?;
+        // Threads that spin take the cores of those that compute.
+        let builder = builder.with_intra_op_spinning(false).map_err(Error::of)?;
+        let builder = builder.with_inter_op_spinning(false).map_err(Error::of)?;
+        self.provider.register(builder, &self.library)
     }
 
     /// Multiplies rows with tokens: calls `then` with the sums of tile after tile.

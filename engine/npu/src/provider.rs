@@ -95,6 +95,11 @@ impl Provider {
         }
     }
 
+    /// Whether it compiles graphs, which takes time.
+    pub(crate) fn compiles(self) -> bool {
+        !matches!(self, Self::Cpu | Self::CpuFloats | Self::CpuHalves)
+    }
+
     /// Whether its floats may have 16 bits.
     pub fn halves(self) -> bool {
         !matches!(self, Self::Cpu | Self::CpuFloats | Self::OpenVinoCpu)

@@ -17,6 +17,7 @@ use std::path::Path;
 use emberflow_kernels::{ActivationsRef, Cpu, DType, Outliers, Row, dot_of_sums, outliers};
 use emberflow_npu as npu;
 use emberflow_npu::{Form, Operands, Provider, RUN_BYTES, Summed, Weights};
+use emberflow_storage::profile::DeviceProfile;
 
 use super::host::{Arithmetic, HostDevice, Task, Tokens};
 use super::{DeviceError, Facts, Program, SharedMatrix};
@@ -62,16 +63,15 @@ impl NpuDevice {
             what: e.to_string(),
         };
         let opened = npu::Npu::open(provider).map_err(failed)?;
+        let path = opened.listed().path.clone();
+        let driver = npu::driver(Path::new(&path));
+        let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
+        let opened = opened.with_cache(folder.as_deref(), &driver);
         let listed = opened.listed();
         let file = Path::new(&listed.path).file_name().unwrap_or_default();
         let facts = Facts {
             name,
-            driver: format!(
-                "{}, {}, {}",
-                file.display(),
-                listed.build,
-                npu::driver(Path::new(&listed.path))
-            ),
+            driver: format!("{}, {}, {}", file.display(), listed.build, driver),
             unified: true,
             memory: u64::MAX,
             longest: u64::MAX,

@@ -1,0 +1,118 @@
+//! Graphs that a provider has compiled, in files: an NPU's compiler may take most of a second for each.
+//!
+//! ```text
+//! PROVIDER-DRIVER-GRAPH.onnx     compiled graph ‖ CRC-32        DRIVER, GRAPH: hashes of what decides on it
+//! ```
+//!
+//! What cannot be read or written is compiled: a file only saves time.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::driver::Fnv;
+
+/// A folder of compiled graphs of one provider.
+#[derive(Debug, Clone)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+    provider: String,
+    driver: String,
+}
+
+impl Cache {
+    /// Of a provider whose results and graphs depend on what `driver` names.
+    pub fn new(folder: &Path, provider: &str, driver: &str) -> Self {
+        let mut hash = Fnv::new();
+        hash.add(driver.as_bytes());
+        Self {
+            folder: folder.to_owned(),
+            provider: provider.to_owned(),
+            driver: hash.hex(),
+        }
+    }
+
+    fn path(&self, graph: &[u8]) -> PathBuf {
+        let mut hash = Fnv::new();
+        hash.add(graph);
+        let (provider, driver) = (&self.provider, &self.driver);
+        let name = format!("{provider}-{driver}-{}.onnx", hash.hex());
+        self.folder.join(name)
+    }
+
+    /// The compiled graph.
+    pub fn get(&self, graph: &[u8]) -> Option<Vec<u8>> {
+        let mut bytes = fs::read(self.path(graph)).ok()?;
+        let checksum = bytes.split_off(bytes.len().checked_sub(4)?);
+        (crc32fast::hash(&bytes).to_le_bytes() == *checksum).then_some(bytes)
+    }
+
+    /// Writes a compiled graph, and removes those of other drivers of the provider.
+    pub fn put(&self, graph: &[u8], compiled: &[u8]) {
+        let path = self.path(graph);
+        let partial = path.with_extension(format!("{}.partial", std::process::id()));
+        let write = || -> std::io::Result<()> {
+            fs::create_dir_all(&self.folder)?;
+            self.remove_others()?;
+            let mut file = File::create(&partial)?;
+            file.write_all(compiled)?;
+            file.write_all(&crc32fast::hash(compiled).to_le_bytes())?;
+            file.sync_all()?;
+            fs::rename(&partial, &path)
+        };
+        if let Err(e) = write() {
+            tracing::debug!(path = %path.display(), error = %e, "not written");
+            let _ = fs::remove_file(&partial);
+        }
+    }
+
+    fn remove_others(&self) -> std::io::Result<()> {
+        let (all, own) = (
+            format!("{}-", self.provider),
+            format!("{}-{}-", self.provider, self.driver),
+        );
+        // The name of another provider may begin alike.
+        let len = self.path(&[]).file_name().map_or(0, |name| name.len());
+        for entry in fs::read_dir(&self.folder)? {
+            let (entry, is_its) = (entry?, |name: &str| {
+                name.starts_with(&all) && !name.starts_with(&own) && name.len() == len
+            });
+            if entry.file_name().to_str().is_some_and(is_its) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_are_found_by_content_and_driver() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("graphs");
+        let [old, new, other] = [("qnn", "1"), ("qnn", "2"), ("qnn-cpu", "1")]
+            .map(|(provider, driver)| Cache::new(&folder, provider, driver));
+        assert_eq!(old.get(b"a"), None);
+        old.put(b"a", b"of a");
+        other.put(b"a", b"of another");
+        assert_eq!(old.get(b"a").unwrap(), b"of a");
+        assert_eq!((old.get(b"b"), new.get(b"a")), (None, None));
+        new.put(b"b", b"of b");
+        assert_eq!(
+            (old.get(b"a"), new.get(b"b").unwrap()),
+            (None, b"of b".to_vec())
+        );
+        assert_eq!(other.get(b"a").unwrap(), b"of another");
+        // Damage is no graph.
+        let path = new.path(b"b");
+        fs::write(&path, b"of c\0\0\0\0").unwrap();
+        assert_eq!(new.get(b"b"), None);
+        fs::write(&path, b"of").unwrap();
+        assert_eq!(new.get(b"b"), None);
+        // Where nothing can be written nothing is.
+        Cache::new(&path, "qnn", "1").put(b"a", b"of a");
+    }
+}
