@@ -97,6 +97,18 @@ pub fn tiled_devices() -> Vec<Device> {
     all.filter_map(|(n, form)| forced(n, form)).collect()
 }
 
+/// A provider of graphs on ONNX Runtime's own kernels, if that is installed: with its own times, and with times so short
+/// that it gets all clusters it can hold.
+pub fn provider(provider: Provider) -> Option<[Device; 2]> {
+    let open = || {
+        let opened = DeviceChoice::Npu(provider).open();
+        let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
+        assert!(opened.is_ok() || !needed, "{opened:?}");
+        opened.ok().flatten()
+    };
+    Some([checked_once(open()?, "own"), fast(&open()?, "shared")])
+}
+
 /// A count of products that no fault reaches.
 pub fn never() -> Arc<AtomicUsize> {
     Arc::new(usize::MAX.into())

@@ -182,6 +182,10 @@ impl DeviceReport {
             gates_share,
             idle: (clusters == 0).then_some(match engine.options().device_memory {
                 Some(_) => "neither --device nor the budget leaves room for a cluster",
+                None if !same_bits => {
+                    "its results differ from the CPU's: --device NAME=SIZE gives it a fixed part, so that the text does not \
+                     follow times"
+                }
                 None => "it would save no time, or no cluster is hot",
             }),
             wait_ms: (lane.waited() + waited + gates_waited).as_secs_f64() * 1e3,

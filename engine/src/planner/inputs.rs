@@ -238,6 +238,23 @@ impl Opened<'_> {
         CLUSTER as u64 * DenseShape::of(&self.ffn.format, self.ffn.kind).neuron_bytes()
     }
 
+    /// Clusters that a device whose bits are not the CPU's computes, and their bytes in the machine's memory: what the user
+    /// gives it, whatever the budget and the times, as a text follows from it. 0 for other devices, whose part is chosen.
+    fn fixed_part(&self) -> [u64; 2] {
+        let (Some(device), Some(_)) = (self.devices.first(), self.options.device_memory) else {
+            return [0; 2];
+        };
+        if device.verdict.same_bits {
+            return [0; 2];
+        }
+        let memory = self
+            .device_memory(device.facts())
+            .min(device.facts().memory);
+        let clusters = (memory / self.device_cluster().max(1)).min(self.layout.total_clusters());
+        let unified = u64::from(device.facts().unified);
+        [clusters, unified * clusters * self.device_cluster()]
+    }
+
     /// The devices as a tier of memory.
     fn tier(&self) -> Option<DeviceTier> {
         let verdict = self.devices.first()?.verdict;
@@ -466,6 +483,7 @@ impl Opened<'_> {
         let tables = Embedding::bytes_for(layout, c);
         let eviction = o.lab.ablation.eviction();
         let format = &self.ffn.format;
+        let [device_clusters, device] = self.fixed_part();
         Ok(Needs {
             process,
             process_peak,
@@ -490,8 +508,8 @@ impl Opened<'_> {
             banks: layout.banks() as u64,
             cluster: CLUSTER as u64,
             clusters: layout.total_clusters(),
-            device_clusters: 0,
-            device: 0,
+            device_clusters,
+            device,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
             always: 0,
             two_phases: sparse && two_phases,

@@ -98,7 +98,8 @@ impl Planner {
     /// Gives the device the hottest clusters of each bank: as many as the user asked for, or the
     /// number with the fastest decode (ties: the fastest prompt). Candidates are [`CANDIDATES`]
     /// evenly spaced numbers, and the balanced number of [`split`](crate::split), for which the
-    /// device and the CPU finish together if only hot neurons counted.
+    /// device and the CPU finish together if only hot neurons counted. A device with other bits
+    /// than the CPU's has what the user gave it.
     fn with_device(&self, budget: u64, division: Division) -> Division {
         let Some(tier) = &self.tier else {
             return division;
@@ -107,6 +108,10 @@ impl Planner {
             widths: self.widths(&division, self.threads),
             ..division
         };
+        // Its part is fixed, and in the needs.
+        if !tier.same_bits {
+            return division;
+        }
         let all = division.needs.clusters;
         let room = (self.room_for_neurons(tier, &division) / tier.cluster_len.max(1)).min(all);
         let with = |clusters: u64| {

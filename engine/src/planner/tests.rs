@@ -558,6 +558,7 @@ fn what_a_device_holds_is_in_no_other_region() {
             unified,
             memory: 40 * cluster_len + 5,
             asked: true,
+            same_bits: true,
             cluster_len,
             times: vec![Samples(vec![Sample {
                 n: 1,

@@ -14,6 +14,7 @@ mod further_tokens;
 mod gemma3n;
 mod golden_logits;
 mod long_prompts;
+mod npu_floats;
 mod observe;
 mod powerinfer;
 mod predicted;

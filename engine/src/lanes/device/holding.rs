@@ -37,9 +37,10 @@ impl DeviceLane {
         let layout = Arc::clone(&store.layout);
         let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
         let hot: u64 = wanted.iter().copied().map(u64::from).sum();
-        let prefix = match setup.clusters <= hot {
+        let same_bits = setup.devices.iter().all(|device| device.verdict.same_bits);
+        let prefix = match setup.clusters <= hot && same_bits {
             true => prefixes(setup.clusters, &wanted, &clusters),
-            // Somebody asked for more than is hot.
+            // Somebody asked for more than is hot, or a text must not follow what is hot in a batch.
             false => prefixes(setup.clusters, &clusters, &clusters),
         };
         let mut lane = Self {
