@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use ort::session::Session;
 use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
@@ -10,7 +11,7 @@ use crate::error::Error;
 use crate::graph::{Form, GROUP, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS, Weights};
 use crate::library::{Library, library};
 use crate::provider::Provider;
-use crate::tiles::divide;
+use crate::tiles::TimedTiles;
 
 /// The library of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,12 +71,17 @@ struct Key {
     tile: Tile,
 }
 
+/// Timed runs of a graph, of which the fastest counts.
+const RUNS: usize = 3;
+
 /// A provider, and the graphs that it has.
 pub struct Npu {
     library: Library,
     provider: Provider,
     listed: Listed,
     sessions: HashMap<Key, Session>,
+    /// Times of graphs, also of those that were given back.
+    times: HashMap<Form, TimedTiles>,
     compiled: u64,
     runs: u64,
     /// Operands of a short tile, padded.
@@ -104,6 +110,7 @@ impl Npu {
             provider,
             listed,
             sessions: HashMap::new(),
+            times: HashMap::new(),
             compiled: 0,
             runs: 0,
             rows: Vec::new(),
@@ -122,13 +129,14 @@ impl Npu {
         self.compiled
     }
 
-    /// Graphs run so far.
+    /// Graphs run so far, besides those that were timed.
     pub fn runs(&self) -> u64 {
         self.runs
     }
 
     /// Makes the graphs for rows of a form, unless there are some: of all sizes, so that none is compiled while a token is
-    /// computed (PowerInfer-2 §4.1.3 makes that of the next batch size ready during attention).
+    /// computed (PowerInfer-2 §4.1.3 makes that of the next batch size ready during attention). Takes the time of each, unless
+    /// it is known.
     ///
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
@@ -141,7 +149,36 @@ impl Npu {
                 self.compiled += 1;
             }
         }
+        if !self.times.contains_key(&form) {
+            let timed = form.tiles().into_iter().map(|tile| {
+                let seconds = self.timed(Key { form, tile })?;
+                Ok((tile, seconds))
+            });
+            let timed = timed.collect::<Result<_, Error>>()?;
+            tracing::debug!(?form, ?timed, "seconds of graphs");
+            self.times.insert(form, TimedTiles(timed));
+        }
         Ok(())
+    }
+
+    /// Seconds of a run of a graph: the fastest of some, of zeros.
+    fn timed(&mut self, key: Key) -> Result<f64, Error> {
+        let (form, Tile { height, width }) = (key.form, key.tile);
+        let rows = vec![0; height * form.row_bytes];
+        let tokens = vec![0; width * form.groups * GROUP];
+        let outliers = [height, width].map(|count| vec![0; count * form.outliers()]);
+        let of = Operands {
+            rows: &rows,
+            tokens: &tokens,
+            outliers: outliers.each_ref().map(Vec::as_slice),
+        };
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            let start = Instant::now();
+            self.tile(key, [0..height, 0..width], of, &mut |_| {})?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best)
     }
 
     /// Gives all graphs back.
@@ -184,20 +221,14 @@ impl Npu {
         let [height, width] = of
             .counts(form)
             .ok_or_else(|| Error::broken("rows and tokens of other lengths than the graphs'"))?;
-        let tiles = form.tiles();
-        let mut widths: Vec<usize> = tiles.iter().map(|tile| tile.width).collect();
-        widths.dedup();
+        let times = self.times.get(&form).cloned();
+        let times = times.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let mut result = Ok(());
-        divide(width, &widths, |its_tokens, width| {
-            let of_width = tiles.iter().filter(|tile| tile.width == width);
-            let heights: Vec<usize> = of_width.map(|tile| tile.height).collect();
-            divide(height, &heights, |its_rows, height| {
-                if result.is_ok() {
-                    let tile = Tile { height, width };
-                    let place = [its_rows, its_tokens.clone()];
-                    result = self.tile(Key { form, tile }, place, of, &mut then);
-                }
-            });
+        times.divide([height, width], |tile, place| {
+            if result.is_ok() {
+                self.runs += 1;
+                result = self.tile(Key { form, tile }, place, of, &mut then);
+            }
         });
         result
     }
@@ -236,7 +267,6 @@ impl Npu {
             inputs.push((OUTLIERS.into(), tensor([height, count], its)?.into()));
             inputs.push((PICKED.into(), tensor([width, count], picked)?.into()));
         }
-        self.runs += 1;
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)
