@@ -52,14 +52,23 @@ pub fn plain_devices() -> Vec<Device> {
     let cpu = Device::new(Box::new(CpuDevice::new()));
     let open = |n| DeviceChoice::OpenCl(n).open().ok().flatten();
     std::iter::once(cpu)
-        .chain((0..list().len()).filter_map(open))
+        .chain((0..opencl_devices()).filter_map(open))
         .chain(npu())
         .collect()
 }
 
-/// The NPU provider, simulated by processors.
+/// The number of OpenCL devices; 0 in tests of one provider of NPUs.
+fn opencl_devices() -> usize {
+    match std::env::var_os("EMBERFLOW_TEST_PROVIDER") {
+        Some(_) => 0,
+        None => list().len(),
+    }
+}
+
+/// The NPU that processors stand in for.
 fn npu() -> Option<Device> {
-    let opened = DeviceChoice::Npu(Provider::Cpu).open();
+    let provider = Provider::for_tests().expect("a provider");
+    let opened = DeviceChoice::Npu(provider).open();
     let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
     assert!(opened.is_ok() || !needed, "{opened:?}");
     opened.ok().flatten()
@@ -75,7 +84,7 @@ pub fn devices_apart() -> Vec<Device> {
 pub fn plain_devices_apart() -> Vec<Device> {
     let open = |n| DeviceChoice::OpenClApart(n).open().ok().flatten();
     std::iter::once(Faulty::discrete(Fault::Never))
-        .chain((0..list().len()).filter_map(open))
+        .chain((0..opencl_devices()).filter_map(open))
         .collect()
 }
 
@@ -93,7 +102,7 @@ pub fn tiled_devices() -> Vec<Device> {
         device.force(Kernels { order, few, many });
         Some(fast(&Device::new(Box::new(device)), "apart"))
     };
-    let all = (0..list().len()).flat_map(|n| forms.map(|form| (n, form)));
+    let all = (0..opencl_devices()).flat_map(|n| forms.map(|form| (n, form)));
     all.filter_map(|(n, form)| forced(n, form)).collect()
 }
 

@@ -81,6 +81,14 @@ impl Form {
         self.pieces().len() + usize::from(self.outliers() > 0)
     }
 
+    /// Bytes of a run of a tile: bytes, floats of them and of their pieces, what planes of nibbles go through, and sums.
+    pub(crate) fn float_bytes(&self, Tile { height, width }: Tile) -> usize {
+        let of_row = 1 + 4 * (4 * self.planes() - 2);
+        let sums = height * width * (8 * self.float_sums() + 4 * self.sums());
+        let outliers = 5 * (height + width) * self.outliers();
+        height * self.row_bytes * of_row + 9 * self.across() * width + sums + outliers
+    }
+
     /// Puts activations, `[tokens × channels]`, by channel, `[across × width]`: those that are not there are 0.
     pub(crate) fn put_across(&self, tokens: &[i8], width: usize, out: &mut Vec<i8>) {
         out.clear();

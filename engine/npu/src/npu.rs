@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Instant;
 
 use ort::compiler::ModelCompiler;
 use ort::logging::LogLevel;
@@ -17,7 +18,7 @@ use crate::graph::{
 };
 use crate::library::{Library, library};
 use crate::provider::Provider;
-use crate::tiles::divide;
+use crate::tiles::TimedTiles;
 
 /// The library of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,6 +78,9 @@ struct Key {
     tile: Tile,
 }
 
+/// Timed runs of a graph, of which the fastest counts.
+const RUNS: usize = 3;
+
 /// A provider, and the graphs that it has.
 pub struct Npu {
     library: Library,
@@ -87,6 +91,8 @@ pub struct Npu {
     /// What the graphs of a form compute with.
     numbers: HashMap<Form, Numbers>,
     sessions: HashMap<Key, Session>,
+    /// Times of graphs, also of those that were given back.
+    times: HashMap<Form, TimedTiles>,
     compiled: u64,
     runs: u64,
     /// Operands of a short tile, padded.
@@ -95,6 +101,8 @@ pub struct Npu {
     outliers: [Vec<i8>; 2],
     /// Tokens and what they meet of outliers by channel, and whole sums, for graphs of floats.
     across: [Vec<i8>; 2],
+    /// Which tokens these are, for graphs of which width.
+    placed: Option<(Range<usize>, usize)>,
     sums: Vec<i32>,
 }
 
@@ -120,12 +128,14 @@ impl Npu {
             cache: None,
             numbers: HashMap::new(),
             sessions: HashMap::new(),
+            times: HashMap::new(),
             compiled: 0,
             runs: 0,
             rows: Vec::new(),
             tokens: Vec::new(),
             outliers: [Vec::new(), Vec::new()],
             across: [Vec::new(), Vec::new()],
+            placed: None,
             sums: Vec::new(),
         })
     }
@@ -171,13 +181,14 @@ impl Npu {
         self.compiled
     }
 
-    /// Graphs run so far.
+    /// Graphs run so far, besides those that were timed.
     pub fn runs(&self) -> u64 {
         self.runs
     }
 
     /// Makes the graphs for rows of a form, unless there are some: of all sizes, so that none is compiled while a token is
-    /// computed (PowerInfer-2 §4.1.3 makes that of the next batch size ready during attention).
+    /// computed (PowerInfer-2 §4.1.3 makes that of the next batch size ready during attention). Takes the time of each, unless
+    /// it is known.
     ///
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
@@ -199,9 +210,9 @@ impl Npu {
         Err(refused.unwrap_or_else(|| Error::broken("no graphs")))
     }
 
-    /// Makes the graphs for rows of a form with such numbers.
+    /// Makes the graphs for rows of a form with such numbers, and takes their times unless they are known.
     fn prepare_with(&mut self, form: Form, numbers: Numbers) -> Result<(), Error> {
-        for tile in form.tiles() {
+        for tile in form.tiles(numbers) {
             let model = form.model(tile, numbers).ok_or_else(|| {
                 Error::broken(format!(
                     "the provider {} knows rows with one scale only: pack the model with --quant q8c or q4c",
@@ -212,7 +223,37 @@ impl Npu {
             self.sessions.insert(Key { form, tile }, session);
             self.compiled += 1;
         }
+        if !self.times.contains_key(&form) {
+            let timed = form.tiles(numbers).into_iter().map(|tile| {
+                let seconds = self.timed((Key { form, tile }, numbers))?;
+                Ok((tile, seconds))
+            });
+            let timed = timed.collect::<Result<_, Error>>()?;
+            tracing::debug!(?form, ?timed, "seconds of graphs");
+            self.times.insert(form, TimedTiles(timed));
+        }
         Ok(())
+    }
+
+    /// Seconds of a run of a graph: the fastest of some, of zeros.
+    fn timed(&mut self, (key, numbers): (Key, Numbers)) -> Result<f64, Error> {
+        let (form, Tile { height, width }) = (key.form, key.tile);
+        self.placed = None;
+        let rows = vec![0; height * form.row_bytes];
+        let tokens = vec![0; width * form.groups * GROUP];
+        let outliers = [height, width].map(|count| vec![0; count * form.outliers()]);
+        let of = Operands {
+            rows: &rows,
+            tokens: &tokens,
+            outliers: outliers.each_ref().map(Vec::as_slice),
+        };
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            let start = Instant::now();
+            self.tile((key, numbers), [0..height, 0..width], of, &mut |_| {})?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best)
     }
 
     /// Gives all graphs back.
@@ -280,25 +321,17 @@ impl Npu {
         let [height, width] = of
             .counts(form)
             .ok_or_else(|| Error::broken("rows and tokens of other lengths than the graphs'"))?;
-        let tiles = form.tiles();
-        let mut widths: Vec<usize> = tiles.iter().map(|tile| tile.width).collect();
-        widths.dedup();
         let numbers = self.numbers.get(&form).copied();
-        let numbers = numbers.ok_or_else(|| Error::broken("such rows are not prepared"))?;
+        let times = self.times.get(&form).cloned();
+        let (numbers, times) =
+            (numbers.zip(times)).ok_or_else(|| Error::broken("such rows are not prepared"))?;
+        self.placed = None;
         let mut result = Ok(());
-        divide(width, &widths, |its_tokens, width| {
-            if numbers != Numbers::Integers {
-                self.put_across(form, of, &its_tokens, width);
+        times.divide([height, width], |tile, place| {
+            if result.is_ok() {
+                self.runs += 1;
+                result = self.tile((Key { form, tile }, numbers), place, of, &mut then);
             }
-            let of_width = tiles.iter().filter(|tile| tile.width == width);
-            let heights: Vec<usize> = of_width.map(|tile| tile.height).collect();
-            divide(height, &heights, |its_rows, height| {
-                if result.is_ok() {
-                    let tile = Tile { height, width };
-                    let place = [its_rows, its_tokens.clone()];
-                    result = self.tile((Key { form, tile }, numbers), place, of, &mut then);
-                }
-            });
         });
         result
     }
@@ -329,6 +362,10 @@ impl Npu {
         then: &mut impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
+        if numbers != Numbers::Integers && self.placed != Some((tokens.clone(), width)) {
+            self.put_across(form, of, &tokens, width);
+            self.placed = Some((tokens.clone(), width));
+        }
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let weights = padded(of.rows, &rows, height, form.row_bytes, &mut self.rows);
@@ -357,7 +394,6 @@ impl Npu {
             inputs.push((OUTLIERS.into(), tensor([height, count], its)?.into()));
             inputs.push((PICKED.into(), picked.into()));
         }
-        self.runs += 1;
         let outputs = session.run(inputs).map_err(Error::of)?;
         let sums = outputs
             .get(SUMS)

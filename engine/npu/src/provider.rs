@@ -55,6 +55,17 @@ impl Provider {
         Self::OpenVino
     };
 
+    /// The stand-in for an NPU in tests: what `EMBERFLOW_TEST_PROVIDER` names, or ONNX Runtime's own kernels.
+    ///
+    /// # Errors
+    /// No such provider.
+    pub fn for_tests() -> Result<Self, String> {
+        match std::env::var("EMBERFLOW_TEST_PROVIDER") {
+            Ok(name) => name.parse(),
+            Err(_) => Ok(Self::Cpu),
+        }
+    }
+
     /// Its name on command lines.
     pub fn name(self) -> &'static str {
         match self {

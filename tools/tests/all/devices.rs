@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::common::{call, emberflow, json};
 use crate::npu::has_onnxruntime;
+use emberflow_engine::device::Provider;
 use serde_json::Value;
 
 fn run(more: &[&str]) -> Value {
@@ -25,16 +26,17 @@ fn has_opencl() -> bool {
 fn a_device_computes_the_same_text_within_the_budget() {
     let plain = run(&[]);
     assert!(plain.get("device").is_none(), "{plain}");
-    let mut devices = vec!["cpu"];
+    let mut devices = vec!["cpu".to_owned()];
     if has_opencl() {
-        devices.push("opencl:0");
+        devices.push("opencl:0".into());
     }
     if has_onnxruntime() {
-        devices.push("npu:cpu");
-        devices.push("cpu,npu:cpu");
+        let npu = format!("npu:{}", Provider::for_tests().unwrap());
+        devices.push(format!("cpu,{npu}"));
         if has_opencl() {
-            devices.push("opencl:0,npu:cpu");
+            devices.push(format!("opencl:0,{npu}"));
         }
+        devices.push(npu);
     }
     for device in devices {
         for share in ["0.45", "1"] {
