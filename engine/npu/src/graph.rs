@@ -109,17 +109,22 @@ impl Form {
 
     /// The model that multiplies a tile.
     pub(crate) fn model(&self, tile: Tile) -> Vec<u8> {
+        self.added(Graph::new("sums"), tile).model()
+    }
+
+    /// The graph, and what multiplies a tile.
+    pub(crate) fn added(&self, graph: Graph, tile: Tile) -> Graph {
         match self.summed {
-            Summed::ByGroup => self.by_group(tile),
-            Summed::ByRow(_) => self.by_row(tile),
+            Summed::ByGroup => self.by_group(graph, tile),
+            Summed::ByRow(_) => self.by_row(graph, tile),
         }
     }
 
-    /// The model with a sum for each row, and one for its outliers.
-    fn by_row(&self, Tile { height, width }: Tile) -> Vec<u8> {
+    /// Adds a sum for each row, and one for its outliers.
+    fn by_row(&self, graph: Graph, Tile { height, width }: Tile) -> Graph {
         let (groups, count) = (self.groups, self.outliers());
         let (n, bytes) = (groups * GROUP, self.weights.group_bytes());
-        let graph = Graph::new("row sums")
+        let graph = graph
             .input(WEIGHTS, self.weights.element(), &[height, self.row_bytes])
             .input(TOKENS, Element::I8, &[width, groups, GROUP])
             .output(SUMS, Element::I32, &[self.sums(), height, width])
@@ -143,9 +148,7 @@ impl Form {
             .node("MatMulInteger", &["matrix", "x", "less"], "all", None),
         };
         if count == 0 {
-            return graph
-                .node("Reshape", &["all", "one sum"], SUMS, None)
-                .model();
+            return graph.node("Reshape", &["all", "one sum"], SUMS, None);
         }
         graph
             .input(OUTLIERS, Element::I8, &[height, count])
@@ -160,11 +163,10 @@ impl Form {
                 SUMS,
                 Some(("axis", Attribute::Number(0))),
             )
-            .model()
     }
 
-    /// The model with a sum for each group.
-    fn by_group(&self, tile: Tile) -> Vec<u8> {
+    /// Adds a sum for each group.
+    fn by_group(&self, graph: Graph, tile: Tile) -> Graph {
         let Self {
             weights,
             groups,
@@ -173,7 +175,7 @@ impl Form {
         } = *self;
         let Tile { height, width } = tile;
         let bytes = weights.group_bytes();
-        let graph = Graph::new("group sums")
+        let graph = graph
             .input(WEIGHTS, weights.element(), &[height, row_bytes])
             .input(TOKENS, Element::I8, &[width, groups, GROUP])
             .output(SUMS, Element::I32, &[groups, height, width])
@@ -185,13 +187,12 @@ impl Form {
             .node("Reshape", &["rows", "by group"], "grouped", None)
             .node("Transpose", &["grouped"], "stored", permuted(&[1, 0, 2]))
             .node("Transpose", &[TOKENS], "x", permuted(&[1, 2, 0]));
-        let graph = match weights {
+        match weights {
             Weights::Bytes => graph.node("MatMulInteger", &["stored", "x"], SUMS, None),
             Weights::Nibbles(less) => {
                 nibbles(graph, less).node("MatMulInteger", &["w", "x", "less"], SUMS, None)
             }
-        };
-        graph.model()
+        }
     }
 }
 

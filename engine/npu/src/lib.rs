@@ -27,7 +27,7 @@ mod tiles;
 pub use driver::driver;
 pub use error::{Cause, Error};
 pub use graph::{Form, Summed, Weights};
-pub use npu::{Listed, Npu, Operands, Sums, list};
+pub use npu::{GROUP_SIZES, GroupForm, GroupRuns, Listed, Npu, Operands, Sums, list};
 pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 

@@ -1,11 +1,15 @@
 //! A provider, and the sessions that compute its graphs.
 
+mod groups;
+
 use std::collections::HashMap;
 use std::ops::Range;
 
 use ort::session::Session;
 use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
+use self::groups::GroupSessions;
+pub use self::groups::{GROUP_SIZES, GroupForm, GroupRuns};
 use crate::error::Error;
 use crate::graph::{Form, GROUP, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS, Weights};
 use crate::library::{Library, library};
@@ -76,6 +80,7 @@ pub struct Npu {
     provider: Provider,
     listed: Listed,
     sessions: HashMap<Key, Session>,
+    groups: GroupSessions,
     compiled: u64,
     runs: u64,
     /// Operands of a short tile, padded.
@@ -104,6 +109,7 @@ impl Npu {
             provider,
             listed,
             sessions: HashMap::new(),
+            groups: GroupSessions::new(),
             compiled: 0,
             runs: 0,
             rows: Vec::new(),
@@ -147,6 +153,7 @@ impl Npu {
     /// Gives all graphs back.
     pub fn clear(&mut self) {
         self.sessions.clear();
+        self.groups.clear();
     }
 
     fn session(&self, model: &[u8]) -> Result<Session, Error> {

@@ -15,7 +15,7 @@ pub const RUN_BYTES: usize = 8 << 20;
 
 impl Form {
     /// Bytes of a run.
-    fn bytes(&self, tile: Tile) -> usize {
+    pub(crate) fn bytes(&self, tile: Tile) -> usize {
         let Tile { height, width } = tile;
         let weights = height * (self.row_bytes + 3 * self.groups * GROUP);
         let sums = 4 * height * width * self.sums();
