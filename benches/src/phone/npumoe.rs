@@ -8,9 +8,10 @@
 
 use fastrand::Rng;
 
+use emberflow_engine::tiers::{ExpertTimes, GroupLimits, Residency, Routes, capacity, expected};
+
 use crate::report::csv::Csv;
 
-use super::capacity::{ExpertTimes, GroupLimits, Residency, Routes, capacity, expected};
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
 use super::schedule::Planned;
@@ -141,7 +142,7 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
         ..LIMITS
     };
     let all_hot = |limits: &GroupLimits| Residency {
-        groups: limits.groups(loads),
+        groups: limits.groups(loads, |_| true),
         on_cpu: Vec::new(),
     };
     let tiers = all_hot(&alone);
@@ -157,7 +158,7 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
         of("a graph for each expert", fixed),
         of("tiers", tiers),
         of("groups", all_hot(&LIMITS)),
-        of("residency", LIMITS.place(loads, prices)),
+        of("residency", LIMITS.place(loads, |_| true, prices)),
     ]
 }
 
@@ -204,8 +205,8 @@ impl Variants {
         let mut random = Rng::with_seed(5);
         let mut passes = || (0..PASSES).map(|_| pass(&mut random)).collect::<Vec<_>>();
         let (seen, passes) = (passes(), passes());
-        let sum = |expert: usize| seen.iter().map(|tokens| tokens[expert]).sum();
-        let counted: Vec<u64> = (0..EXPERTS).map(sum).collect();
+        let sum = |expert: usize| seen.iter().map(|tokens| tokens[expert]).sum::<u64>();
+        let counted: Vec<f64> = (0..EXPERTS).map(|expert| sum(expert) as f64).collect();
         let loads = expected(&counted, ROWS, CHOSEN);
         let all = variants(&prices, &loads);
         Self {

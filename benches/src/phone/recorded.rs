@@ -7,11 +7,11 @@ use emberflow::cli::{EngineArgs, ModelArg, SparsityArg};
 use emberflow::model::{open_model, open_observed, open_routed};
 use emberflow::text::Tokens;
 use emberflow::{Failure, progress};
+use emberflow_engine::tiers::{GroupLimits, Residency, Routes, expected, imbalance};
 use emberflow_engine::{Engine, FfnSeen, Logits};
 use emberflow_models::demo::Demo;
 use serde::Serialize;
 
-use super::capacity::{GroupLimits, Residency, Routes, expected, imbalance};
 use super::outliers::{ChannelCounts, MOST, Shadowed};
 
 use crate::cli::PhoneArgs;
@@ -220,9 +220,10 @@ impl Seen {
                 let mean = layer.squares[i] / layer.values[i].max(1) as f64;
                 (beyond * mean.sqrt()) as f32 / MOST as f32
             });
+            let visits: Vec<f64> = layer.visits.iter().map(|&n| n as f64).collect();
             CountedLayer {
                 placed: Residency {
-                    groups: limits.groups(&expected(&layer.visits, rows, layer.chosen)),
+                    groups: limits.groups(&expected(&visits, rows, layer.chosen), |_| true),
                     on_cpu: Vec::new(),
                 },
                 visits: vec![0; layer.visits.len()],

@@ -28,6 +28,7 @@ impl CpuDevice {
             rows_at_once: 1,
             floats: true,
             per_channel: true,
+            groups: true,
             work_bytes: 0,
             kernels: ["the CPU's", "the CPU's"].map(String::from),
         };

@@ -35,6 +35,7 @@ fn facts(of: &cl::Listed) -> Facts {
         rows_at_once: cl::TILE_ROWS,
         floats: true,
         per_channel: false,
+        groups: false,
         work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }
@@ -309,6 +310,7 @@ impl Backend for OpenCl {
                 pairs: room.pairs,
             }),
             Program::ProductRoom(room) => self.device.make_product_room(room.input, room.results),
+            Program::Groups(_) => return Err(self.failed("computes no groups of experts")),
         };
         prepared.map_err(|e| self.failed(e))
     }
@@ -383,6 +385,7 @@ impl Backend for OpenCl {
         match work {
             Work::Clusters(work) => self.begin_clusters(work),
             Work::Products(blocks, input) => self.begin_products(blocks, *input),
+            Work::Experts(..) => Err(self.failed("computes no groups of experts")),
         }
     }
 
@@ -403,6 +406,7 @@ impl Backend for OpenCl {
         Ok(Taken {
             fired: taken.fired,
             took: Duration::from_nanos(taken.nanoseconds),
+            ..Taken::default()
         })
     }
 

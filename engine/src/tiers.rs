@@ -1,16 +1,17 @@
 //! Experts in static shapes (NPUMoE, §4): capacity tiers, groups of experts in one graph, and the remainder on
-//! the CPU.
+//! the CPU. Pure arithmetic, which simulations use too.
 //!
 //! ```text
 //! r = max n_e / mean n_e    c = S·k / E    busiest expert: r·c     n_e tokens of expert e, S tokens, k of E experts
 //! capacity of an expert = smallest of 16, 32, 64, ... that is at least its expected tokens, at most S rounded up
 //! ```
 //!
-//! The paper drops tokens beyond a capacity. Here the CPU computes them, so that the result is that of the mixture:
-//! a choice's result is stored at its index, and the choices of a token are summed in order, wherever they were
-//! computed.
+//! The paper drops tokens beyond a capacity. Here the CPU computes them, so that the result is that of the mixture.
 
-use emberflow_engine::Choice;
+#[cfg(test)]
+mod tests;
+
+use serde::Serialize;
 
 /// Smallest capacity.
 pub const SMALLEST: usize = 16;
@@ -27,26 +28,30 @@ pub fn imbalance(tokens: &[u64]) -> f64 {
     }
 }
 
-/// Smallest capacity that is at least `expected` tokens, for passes of `rows` tokens.
-pub fn capacity(expected: f64, rows: usize) -> usize {
+/// Capacities for passes of up to `rows` tokens, ascending.
+pub fn capacities(rows: usize) -> impl Iterator<Item = usize> {
     let most = rows.next_power_of_two().max(SMALLEST);
-    let mut capacity = SMALLEST;
-    while capacity < most && (capacity as f64) < expected {
-        capacity *= 2;
-    }
-    capacity
+    let all = std::iter::successors(Some(SMALLEST), |&capacity| Some(2 * capacity));
+    all.take_while(move |&capacity| capacity <= most)
 }
 
-/// Expected tokens of each expert in a pass of `rows` tokens that each choose `chosen`; `tokens` as counted.
-pub fn expected(tokens: &[u64], rows: usize, chosen: usize) -> Vec<f64> {
-    let sum: u64 = tokens.iter().sum();
+/// Smallest capacity that is at least `expected` tokens, for passes of `rows` tokens.
+pub fn capacity(expected: f64, rows: usize) -> usize {
+    let most = capacities(rows).last().unwrap_or(SMALLEST);
+    let holds = |&capacity: &usize| capacity as f64 >= expected;
+    capacities(rows).find(holds).unwrap_or(most)
+}
+
+/// Expected tokens of each expert in a pass of `rows` tokens that each choose `chosen`; `visits` as counted or as shares.
+pub fn expected(visits: &[f64], rows: usize, chosen: usize) -> Vec<f64> {
+    let sum: f64 = visits.iter().sum();
     let routes = (rows * chosen) as f64;
-    let even = routes / tokens.len().max(1) as f64;
-    let of = |&tokens: &u64| match sum {
-        0 => even,
-        sum => routes * tokens as f64 / sum as f64,
+    let even = routes / visits.len().max(1) as f64;
+    let of = |&visits: &f64| match sum > 0.0 {
+        false => even,
+        true => routes * visits / sum,
     };
-    tokens.iter().map(of).collect()
+    visits.iter().map(of).collect()
 }
 
 /// Experts of one capacity in one graph.
@@ -85,9 +90,9 @@ impl GroupLimits {
         most.min(usize::try_from(fit).unwrap_or(most)).max(1)
     }
 
-    /// Groups experts by capacity, those of one capacity by popularity, as many per group as fit.
-    pub fn groups(&self, expected: &[f64]) -> Vec<Group> {
-        let mut order: Vec<usize> = (0..expected.len()).collect();
+    /// Groups the experts that are held by capacity, those of one capacity by popularity, as many per group as fit.
+    pub fn groups(&self, expected: &[f64], held: impl Fn(usize) -> bool) -> Vec<Group> {
+        let mut order: Vec<usize> = (0..expected.len()).filter(|&expert| held(expert)).collect();
         order.sort_by(|&a, &b| expected[b].total_cmp(&expected[a]));
         let mut out: Vec<Group> = Vec::new();
         let capacity_of = |expert: usize| capacity(expected[expert], self.rows);
@@ -109,18 +114,26 @@ impl GroupLimits {
         out
     }
 
-    /// Keeps the most popular groups on the NPU and assigns the others to the CPU, which computes at the same time:
-    /// as many as minimize the later end.
-    pub fn place(&self, expected: &[f64], times: &impl ExpertTimes) -> Residency {
-        let groups = self.groups(expected);
-        let cpu = |group: &Group| {
-            let tokens = group.experts.iter().map(|&expert| expected[expert]);
+    /// Keeps the most popular groups of experts that are held on the NPU and assigns the others to the CPU, which computes at
+    /// the same time: as many as minimize the later end.
+    pub fn place(
+        &self,
+        expected: &[f64],
+        held: impl Fn(usize) -> bool,
+        times: &dyn ExpertTimes,
+    ) -> Residency {
+        let groups = self.groups(expected, &held);
+        let cold: Vec<usize> = (0..expected.len()).filter(|&expert| !held(expert)).collect();
+        let seconds = |experts: &[usize]| {
+            let tokens = experts.iter().map(|&expert| expected[expert]);
             tokens.map(|tokens| times.on_cpu(tokens)).sum::<f64>()
         };
+        let cpu = |group: &Group| seconds(&group.experts);
         let npu = |group: &Group| times.on_npu(group.experts.len(), group.capacity);
         let ends = |hot: usize| {
             let hot_ends: f64 = groups[..hot].iter().map(npu).sum();
-            hot_ends.max(groups[hot..].iter().map(cpu).sum())
+            let cold_ends: f64 = groups[hot..].iter().map(cpu).sum();
+            hot_ends.max(seconds(&cold) + cold_ends)
         };
         let by_end = |a: &usize, b: &usize| ends(*a).total_cmp(&ends(*b));
         let hot = (0..=groups.len()).rev().min_by(by_end);
@@ -129,6 +142,7 @@ impl GroupLimits {
             on_cpu: groups[hot..]
                 .iter()
                 .flat_map(|group| group.experts.clone())
+                .chain(cold)
                 .collect(),
             groups: groups[..hot].to_vec(),
         }
@@ -144,7 +158,7 @@ pub trait ExpertTimes {
 }
 
 /// Routes of a pass by processor: a token of k experts counts k times.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Routes {
     /// On the NPU.
     pub npu: u64,
@@ -182,66 +196,5 @@ impl Routes {
     /// Routes beyond a capacity over all routes.
     pub fn overflow_share(&self) -> f64 {
         self.overflow as f64 / (self.npu + self.overflow + self.cold).max(1) as f64
-    }
-}
-
-/// Placement of the choices of a pass.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Packed {
-    /// For each group, the index of the choice in each row, `[experts x capacity]`; `None` is padding.
-    pub groups: Vec<Vec<Option<usize>>>,
-    /// Indices of the choices that the CPU computes.
-    pub on_cpu: Vec<usize>,
-}
-
-impl Packed {
-    /// Packs choices, `[tokens x chosen]`, into the front of their experts' slices.
-    pub fn new(placed: &Residency, choices: &[Choice]) -> Self {
-        let mut slices = std::collections::BTreeMap::new();
-        for (number, group) in placed.groups.iter().enumerate() {
-            for (at, &expert) in group.experts.iter().enumerate() {
-                slices.insert(expert, (number, at * group.capacity, group.capacity));
-            }
-        }
-        let rows = |group: &Group| vec![None; group.experts.len() * group.capacity];
-        let mut out = Self {
-            groups: placed.groups.iter().map(rows).collect(),
-            on_cpu: Vec::new(),
-        };
-        for (place, choice) in choices.iter().enumerate() {
-            let slice = slices.get_mut(&(choice.expert as usize));
-            match slice {
-                Some((group, row, left)) if *left > 0 => {
-                    out.groups[*group][*row] = Some(place);
-                    *row += 1;
-                    *left -= 1;
-                }
-                _ => out.on_cpu.push(place),
-            }
-        }
-        out
-    }
-
-    /// The input rows of a group's graph, `[experts x capacity x width]`, zero where there is no token. `x` is
-    /// `[tokens x width]`, and each token has `chosen` choices.
-    pub fn gather(&self, group: usize, x: &[f32], width: usize, chosen: usize) -> Vec<f32> {
-        let rows = &self.groups[group];
-        let mut out = vec![0.0; rows.len() * width];
-        for (to, place) in out.chunks_exact_mut(width).zip(rows) {
-            if let Some(place) = place {
-                to.copy_from_slice(&x[place / chosen * width..][..width]);
-            }
-        }
-        out
-    }
-
-    /// Stores the valid rows of a group's result at their choices' indices in `results`,
-    /// `[tokens x chosen x width]`.
-    pub fn scatter(&self, group: usize, rows: &[f32], width: usize, results: &mut [f32]) {
-        for (row, place) in rows.chunks_exact(width).zip(&self.groups[group]) {
-            if let Some(place) = place {
-                results[place * width..][..width].copy_from_slice(row);
-            }
-        }
     }
 }
