@@ -452,6 +452,7 @@ fn lane(
         widths: planner.widths(division, room.threads),
         room: room.of_device(d),
         at_once: planner.stream_buffers(division).min(most),
+        experts: planner.experts(division),
     })
 }
 

@@ -161,7 +161,7 @@ pub use observe::{
     Computed, Details, DeviceReport, DeviceWork, Judge, Probe, Report, SamplingReport,
 };
 pub use open::compute;
-pub use options::{Budget, Lab, Options, Phases, Sparsity};
+pub use options::{Budget, Grouping, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,

@@ -239,6 +239,7 @@ impl Routes {
                 weights: factors.filter(|_| !self.scales_input),
                 scales: factors.filter(|_| self.scales_input),
                 bias: Bias::of(biases, (expert - bank) as usize),
+                group: None,
             });
         }
         if !self.shared.is_empty() {
@@ -248,6 +249,7 @@ impl Routes {
                 weights: Some(&self.shared[..n]),
                 scales: None,
                 bias: Bias::NONE,
+                group: None,
             });
         }
         units

@@ -8,6 +8,10 @@
 use std::ops::Range;
 
 use super::Part;
+use crate::tiers::GROUPS;
+
+/// Most experts of a group.
+pub const MOST_EXPERTS: usize = GROUPS[0];
 
 /// Experts with so many tokens at most in a graph.
 #[derive(Debug, Clone, Copy)]

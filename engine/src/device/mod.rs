@@ -43,7 +43,9 @@ pub use self::check::{Entry, Found, Times, Verdict, Verdicts, checked};
 pub use self::choice::{DeviceChoice, DeviceChoices};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::device_set::{DeviceSet, Failure, Failures};
-pub use self::experts::{ExpertGroup, ExpertRows, GraphRuns, GroupRoom, PickedTokens};
+pub use self::experts::{
+    ExpertGroup, ExpertRows, GraphRuns, GroupRoom, MOST_EXPERTS, PickedTokens,
+};
 pub use self::in_use::MOST_DEVICES;
 pub(crate) use self::in_use::{Devices, InUse};
 pub use self::npu::NpuDevice;

@@ -254,6 +254,12 @@ impl Ffn {
         from: UnitInput<'_>,
     ) -> Result<(), Error> {
         let of = &mut self.units[unit];
+        if of.group.is_some() {
+            // The device computes all of its gates; Down needs the rows.
+            let of = *of;
+            self.counts.all(&of, 0);
+            return need_all(&mut self.store, unit, of.neurons, 0);
+        }
         let features = from.input.features(from.residual);
         let predictor = prepare(
             on,

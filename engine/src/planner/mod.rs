@@ -9,6 +9,7 @@ mod budget;
 pub mod cores;
 mod cost;
 mod devices;
+mod experts;
 mod explain;
 mod facts;
 mod firing;
@@ -27,6 +28,7 @@ mod tests;
 mod widths;
 
 pub use budget::Division;
+pub(crate) use experts::prepare_groups;
 pub use facts::Planner;
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};

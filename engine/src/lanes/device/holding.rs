@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::passing::Passing;
-use super::{DeviceLane, PassRows};
+use super::{DeviceLane, ExpertSetup, Groups, PassRows};
 use crate::bundle::NeuronRows;
 use crate::cluster::{CLUSTER, prefixes};
 use crate::device::{
@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub room: Room,
     /// Clusters of each of the buffers that others pass through, once a pass has rows enough; 0 without.
     pub at_once: usize,
+    /// Experts that it computes in groups, if it does.
+    pub experts: Option<ExpertSetup>,
 }
 
 impl DeviceLane {
@@ -38,6 +40,12 @@ impl DeviceLane {
         let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
         let hot: u64 = wanted.iter().copied().map(u64::from).sum();
         let prefix = match setup.clusters <= hot {
+            _ if setup.experts.is_some() => {
+                let experts = setup.experts.as_ref();
+                whole_banks(setup.clusters, store, |layer| {
+                    experts.map_or(0, |of| of.experts(layer))
+                })
+            }
             true => prefixes(setup.clusters, &wanted, &clusters),
             // Somebody asked for more than is hot.
             false => prefixes(setup.clusters, &clusters, &clusters),
@@ -54,6 +62,7 @@ impl DeviceLane {
             layer: 0,
             rows: PassRows::default(),
             passing: Passing::default(),
+            groups: None,
             each: VecDeque::new(),
             lost: false,
             fired: 0,
@@ -70,7 +79,22 @@ impl DeviceLane {
         }
         let reserved = lane.reserve_buffers(setup.room.rows);
         reserved.map_err(DeviceError::from)?;
-        Ok((lane, Outside::new(prefix)))
+        let mut outside = Outside::new(prefix);
+        if let Some(experts) = setup.experts {
+            lane.set_groups(experts, &setup.room, &mut outside);
+        }
+        Ok((lane, outside))
+    }
+
+    /// Has it compute experts in groups: of their layers nothing is computed otherwise.
+    fn set_groups(&mut self, experts: ExpertSetup, room: &Room, outside: &mut Outside) {
+        let groups = Groups::new(experts, &self.layout, outside.prefix(), room);
+        for layer in (0..self.layout.layers()).filter(|&layer| groups.has(layer)) {
+            for bank in self.layout.banks_of(layer) {
+                outside.computed[bank as usize] = 0;
+            }
+        }
+        self.groups = Some(groups);
     }
 
     /// Uploads a cluster that it is to hold, unless it has it.
@@ -120,6 +144,9 @@ impl DeviceLane {
         if let Some(gates) = &self.gates {
             gates.set_results(products.results);
         }
+        if let Some(groups) = &mut self.groups {
+            groups.set_room(room);
+        }
         let programs = [Program::Room(*room), Program::ProductRoom(products)];
         let mut failures = self.set.prepare(&programs);
         if failures.0.is_empty()
@@ -139,6 +166,34 @@ impl DeviceLane {
         }
         Ok(())
     }
+}
+
+/// The first clusters of each bank, `clusters` in all: whole banks, the most visited first and shared experts last, and one in
+/// part. `experts`: the number of a layer's experts that are chosen.
+fn whole_banks(
+    clusters: u64,
+    store: &NeuronStore,
+    experts: impl Fn(usize) -> usize,
+) -> Vec<u32> {
+    let (layout, visits) = (&store.layout, store.residency.visits());
+    let all = layout.clusters_of_each();
+    let is_shared = |bank: usize| {
+        let layer = layout.layer_of(bank as u32);
+        let first = layout.banks_of(layer).start as usize;
+        experts(layer) > 0 && bank - first >= experts(layer)
+    };
+    let often = |bank: usize| match is_shared(bank) {
+        true => -1.0,
+        false => visits.get(bank).copied().unwrap_or(1.0),
+    };
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by(|&a, &b| often(b).total_cmp(&often(a)));
+    let (mut prefix, mut left) = (vec![0; all.len()], clusters);
+    for bank in order {
+        prefix[bank] = all[bank].min(u32::try_from(left).unwrap_or(u32::MAX));
+        left -= u64::from(prefix[bank]);
+    }
+    prefix
 }
 
 /// Neurons of a bank's clusters that a device holds.
