@@ -158,7 +158,7 @@ pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{
-    Computed, Details, DeviceReport, DeviceWork, Judge, Probe, Report, SamplingReport,
+    Computed, Details, DeviceReport, DeviceWork, ExpertWork, Judge, Probe, Report, SamplingReport,
 };
 pub use open::compute;
 pub use options::{Budget, Grouping, Lab, Options, Phases, Sparsity};

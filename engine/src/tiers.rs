@@ -81,6 +81,8 @@ pub struct GroupLimits {
     pub expert_bytes: u64,
     /// Bytes of a graph above which the NPU refuses it.
     pub graph_bytes: u64,
+    /// A group may have any number of experts, as graphs may have places without one; else those of [`GROUPS`], or one.
+    pub short: bool,
 }
 
 impl GroupLimits {
@@ -88,6 +90,16 @@ impl GroupLimits {
     fn fits(&self, most: usize) -> usize {
         let fit = self.graph_bytes / self.expert_bytes.max(1);
         most.min(usize::try_from(fit).unwrap_or(most)).max(1)
+    }
+
+    /// Experts of the next group when `left` are left.
+    fn size(&self, left: usize) -> usize {
+        if self.short {
+            return self.fits(GROUPS[0]).min(left);
+        }
+        let sizes = GROUPS.iter().copied().chain([1]);
+        let mut sizes = sizes.map(|most| self.fits(most));
+        sizes.find(|&size| size <= left).unwrap_or(1)
     }
 
     /// Groups the experts that are held by capacity, those of one capacity by popularity, as many per group as fit.
@@ -99,11 +111,7 @@ impl GroupLimits {
         for tier in order.chunk_by(|&a, &b| capacity_of(a) == capacity_of(b)) {
             let mut tier = tier;
             while let Some(&first) = tier.first() {
-                let sizes = GROUPS.iter().copied().chain([1]);
-                let size = sizes
-                    .map(|most| self.fits(most))
-                    .find(|&size| size <= tier.len());
-                let (group, rest) = tier.split_at(size.unwrap_or(1));
+                let (group, rest) = tier.split_at(self.size(tier.len()));
                 out.push(Group {
                     experts: group.to_vec(),
                     capacity: capacity_of(first),
@@ -123,7 +131,9 @@ impl GroupLimits {
         times: &dyn ExpertTimes,
     ) -> Residency {
         let groups = self.groups(expected, &held);
-        let cold: Vec<usize> = (0..expected.len()).filter(|&expert| !held(expert)).collect();
+        let cold: Vec<usize> = (0..expected.len())
+            .filter(|&expert| !held(expert))
+            .collect();
         let seconds = |experts: &[usize]| {
             let tokens = experts.iter().map(|&expert| expected[expert]);
             tokens.map(|tokens| times.on_cpu(tokens)).sum::<f64>()
@@ -195,6 +205,15 @@ impl Routes {
 
     /// Routes beyond a capacity over all routes.
     pub fn overflow_share(&self) -> f64 {
-        self.overflow as f64 / (self.npu + self.overflow + self.cold).max(1) as f64
+        self.overflow as f64 / self.all().max(1) as f64
+    }
+
+    /// Routes to experts on the CPU over all routes.
+    pub fn cold_share(&self) -> f64 {
+        self.cold as f64 / self.all().max(1) as f64
+    }
+
+    fn all(&self) -> u64 {
+        self.npu + self.overflow + self.cold
     }
 }

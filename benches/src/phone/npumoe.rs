@@ -29,6 +29,7 @@ const LIMITS: GroupLimits = GroupLimits {
     rows: ROWS,
     expert_bytes: 150_000_000,
     graph_bytes: 1_200_000_000,
+    short: false,
 };
 /// Time of the CPU over the NPU's, without a launch: the middle of 1.4 and 2.3 (2, Fig. 7).
 const CPU_SLOWER: f64 = 1.85;

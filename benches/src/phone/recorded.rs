@@ -215,6 +215,7 @@ impl Seen {
                 rows,
                 expert_bytes: 1,
                 graph_bytes: u64::MAX,
+                short: false,
             };
             let scale = [0, 1].map(|i| {
                 let mean = layer.squares[i] / layer.values[i].max(1) as f64;

@@ -360,7 +360,8 @@ impl DeviceSet {
             Ok(ExpertRows { part, ..*of })
         };
         let experts = group.experts.iter().map(part);
-        let experts: Result<ArrayVec<ExpertRows<'_>, MOST_EXPERTS>, DeviceError> = experts.collect();
+        let experts: Result<ArrayVec<ExpertRows<'_>, MOST_EXPERTS>, DeviceError> =
+            experts.collect();
         let start = self.tracer.now();
         let submitted = experts.and_then(|experts| {
             let experts = &experts;

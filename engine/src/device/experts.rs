@@ -71,13 +71,13 @@ impl ExpertGroup<'_> {
     }
 }
 
-/// The largest groups.
+/// Size of the experts of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GroupRoom {
-    /// Neurons of an expert.
+pub struct GroupShape {
+    /// Neurons of each.
     pub neurons: usize,
-    /// Most tokens of a pass.
-    pub rows: usize,
+    /// Most tokens of each.
+    pub capacity: usize,
 }
 
 /// What of a device's graphs was run for experts.

@@ -11,7 +11,8 @@ use emberflow_storage::prefer_huge_pages;
 
 use super::{
     Backend, Block, Clusters, DenseShape, DeviceError, ExpertGroup, ExpertRows, Facts, GraphRuns,
-    HostBytes, Input, NeuronRows, Part, PartKind, PickedTokens, Program, SharedMatrix, Sums, Taken, Ticket, Work,
+    HostBytes, Input, NeuronRows, Part, PartKind, PickedTokens, Program, SharedMatrix, Sums, Taken,
+    Ticket, Work,
 };
 use crate::cluster::CLUSTER;
 

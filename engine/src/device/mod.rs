@@ -44,7 +44,7 @@ pub use self::choice::{DeviceChoice, DeviceChoices};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::device_set::{DeviceSet, Failure, Failures};
 pub use self::experts::{
-    ExpertGroup, ExpertRows, GraphRuns, GroupRoom, MOST_EXPERTS, PickedTokens,
+    ExpertGroup, ExpertRows, GraphRuns, GroupShape, MOST_EXPERTS, PickedTokens,
 };
 pub use self::in_use::MOST_DEVICES;
 pub(crate) use self::in_use::{Devices, InUse};
@@ -257,8 +257,8 @@ pub enum Program {
     Room(Room),
     /// Buffers for products, in place of those before.
     ProductRoom(ProductRoom),
-    /// Groups of experts, after the FFN: what they need, besides what was made before.
-    Groups(GroupRoom),
+    /// Groups of experts of a size, after the FFN: what they need, besides what was made before.
+    Groups(GroupShape),
 }
 
 /// What a part of a back end's memory is for.

@@ -123,7 +123,7 @@ impl Arithmetic for Graphs {
                 (shape.dtype, shape.d)
             }
             Program::Products { dtype, cols } => (*dtype, *cols),
-            Program::Groups(room) => return self.prepare_groups(*room),
+            Program::Groups(shape) => return self.prepare_groups(*shape),
             Program::Room(_) | Program::ProductRoom(_) => {
                 (self.tokens, self.gathered) = (Vec::new(), Vec::new());
                 self.outliers = [Vec::new(), Vec::new()];

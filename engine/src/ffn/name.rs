@@ -25,7 +25,7 @@ use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::lanes::{BegunGates, GateProducts, mask};
+use crate::lanes::{BegunGates, DeviceLane, GateProducts, mask};
 use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -48,6 +48,8 @@ struct Naming<'a> {
     oracle: Option<&'a [u64]>,
     /// Leading clusters that a device computes.
     on_device: usize,
+    /// Devices compute groups of experts meanwhile.
+    devices_busy: bool,
     /// Gate rows, if resident.
     resident: Option<&'a Resident>,
     /// Every neuron is needed, firing or not.
@@ -110,7 +112,7 @@ impl Naming<'_> {
 
     /// Starts computing gates on a device, if all of them are needed.
     fn begin_on_device(&self, of: &Unit) -> Option<BegunGates> {
-        let resident = self.resident.filter(|_| !of.named)?;
+        let resident = self.resident.filter(|_| !of.named && !self.devices_busy)?;
         let own = self.on_device * CLUSTER..self.neurons;
         BegunGates::begin(resident, self.bank, own, self.gates.input)
     }
@@ -294,6 +296,7 @@ impl Ffn {
             predictor,
             oracle,
             on_device,
+            devices_busy: self.lanes.iter().any(DeviceLane::is_in_groups),
             resident: known.then_some(&*resident),
             all: self.shape.dense,
             streams: self.store.outside.all_needed,

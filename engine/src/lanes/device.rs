@@ -422,10 +422,14 @@ impl DeviceLane {
 
     /// How many clusters of all banks it computes in a pass of `rows` rows.
     pub fn computed_for(&self, outside: &Outside, rows: usize) -> u64 {
-        let banks = 0..self.parts.len() as u32;
-        banks
-            .map(|bank| u64::from(self.clusters_for(outside, bank, rows)))
-            .sum()
+        let apart = |bank: &u32| {
+            let layer = self.layout.layer_of(*bank);
+            !self.groups.as_ref().is_some_and(|groups| groups.has(layer))
+        };
+        let banks = (0..self.parts.len() as u32).filter(apart);
+        let banks = banks.map(|bank| u64::from(self.clusters_for(outside, bank, rows)));
+        let in_groups = |groups: &Groups| groups.clusters_for(&self.layout, rows);
+        banks.sum::<u64>() + self.groups.as_ref().map_or(0, in_groups)
     }
 
     /// Clusters that the buffers have room for.

@@ -4,10 +4,11 @@ use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{Planner, chunks};
 use super::inputs::Opened;
-use crate::device::{DeviceError, Devices, Facts, GroupRoom, Program};
+use crate::device::{DeviceError, Devices, Facts, GroupShape, Program};
 use crate::lanes::{ExpertSetup, GroupTimes};
 use crate::options::{Grouping, Options};
 use crate::store::Layout;
+use crate::tiers::capacities;
 
 /// Experts of a model whose devices compute them in groups.
 #[derive(Debug, Clone)]
@@ -53,12 +54,22 @@ pub(crate) fn prepare_groups(
         tokens => tokens.min(options.context),
     };
     let longest = chunks(options.lab.chunk, prompt).last().copied();
-    let room = GroupRoom {
-        neurons: expert_neurons(layout),
-        rows: longest.unwrap_or(1).max(options.batch),
+    let rows = longest.unwrap_or(1).max(options.batch);
+    let capacities: Vec<usize> = match options.lab.grouping {
+        Grouping::All {
+            capacity: capacity @ 1..,
+            ..
+        } => vec![capacity],
+        _ => capacities(rows).collect(),
     };
-    let mut each = devices.iter();
-    each.try_for_each(|device| device.backend().prepare(&Program::Groups(room)))
+    let neurons = expert_neurons(layout);
+    for device in devices {
+        for &capacity in &capacities {
+            let shape = GroupShape { neurons, capacity };
+            device.backend().prepare(&Program::Groups(shape))?;
+        }
+    }
+    Ok(())
 }
 
 impl ExpertLoads {

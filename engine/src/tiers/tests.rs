@@ -31,12 +31,12 @@ fn prices() -> impl Strategy<Value = Prices> {
 }
 
 fn limits() -> impl Strategy<Value = GroupLimits> {
-    (1..600usize, 1..400u64, 100..5000u64).prop_map(|(rows, expert_bytes, graph_bytes)| {
-        GroupLimits {
-            rows,
-            expert_bytes,
-            graph_bytes,
-        }
+    let limits = (1..600usize, 1..400u64, 100..5000u64, any::<bool>());
+    limits.prop_map(|(rows, expert_bytes, graph_bytes, short)| GroupLimits {
+        rows,
+        expert_bytes,
+        graph_bytes,
+        short,
     })
 }
 
@@ -132,6 +132,7 @@ fn a_layer_of_the_paper_is_grouped() {
         rows: 512,
         expert_bytes: 150 << 20,
         graph_bytes: 1200 << 20,
+        short: false,
     };
     let groups = limits.groups(&loads, |_| true);
     let shapes: Vec<_> = groups
@@ -143,4 +144,11 @@ fn a_layer_of_the_paper_is_grouped() {
         shapes,
         [[1, 256], [8, 64], [4, 64], [1, 64], [1, 64], [1, 64]]
     );
+    let short = GroupLimits {
+        short: true,
+        ..limits
+    };
+    let sizes = short.groups(&loads, |_| true);
+    let sizes: Vec<_> = sizes.iter().map(|group| group.experts.len()).collect();
+    assert_eq!(sizes, [1, 8, 7]);
 }

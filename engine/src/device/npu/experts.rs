@@ -4,24 +4,20 @@ use emberflow_kernels::DType;
 use emberflow_npu::{GroupForm, Operands};
 
 use super::super::host::{Arithmetic, Task};
-use super::super::{GraphRuns, GroupRoom};
+use super::super::{GraphRuns, GroupShape};
 use super::{Graphs, Multiplied, TOGETHER, add_biases, form, token_len};
 use crate::activation::{Gating, of_up};
-use crate::tiers;
 
 impl Graphs {
-    /// Makes the graphs of all capacities that passes of so many rows have.
-    pub(super) fn prepare_groups(&mut self, room: GroupRoom) -> Result<(), String> {
+    /// Makes the graphs of experts of a size.
+    pub(super) fn prepare_groups(&mut self, shape: GroupShape) -> Result<(), String> {
         let (dtype, d) = self.ffn.ok_or("has no FFN")?;
-        for capacity in tiers::capacities(room.rows) {
-            let of = GroupForm {
-                form: form(dtype, d)?,
-                rows: room.neurons,
-                capacity,
-            };
-            self.npu.prepare_groups(of).map_err(|e| e.to_string())?;
-        }
-        Ok(())
+        let of = GroupForm {
+            form: form(dtype, d)?,
+            rows: shape.neurons,
+            capacity: shape.capacity,
+        };
+        self.npu.prepare_groups(of).map_err(|e| e.to_string())
     }
 
     /// Adds the hidden values of experts of the same size, `[neurons × rows]` each: in graphs of groups, or one after the

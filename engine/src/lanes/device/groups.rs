@@ -83,6 +83,7 @@ impl ExpertSetup {
             rows,
             expert_bytes: 1,
             graph_bytes: most as u64,
+            short: true,
         };
         let Grouping::All { capacity, .. } = self.grouping else {
             return limits.place(&loads, held, &self.times);
@@ -193,6 +194,14 @@ impl Groups {
             self.setup.place(layer, rows, held)
         };
         (0..layout.layers()).map(of).collect()
+    }
+
+    /// Clusters of all experts that it computes in passes of `rows` rows.
+    pub fn clusters_for(&self, layout: &Layout, rows: usize) -> u64 {
+        let groups = self.placed(layout, rows);
+        let groups = groups.iter().flat_map(|layer| &layer.groups);
+        let experts: usize = groups.map(|group| group.experts.len()).sum();
+        (experts * self.setup.times.neurons.div_ceil(CLUSTER)) as u64
     }
 
     /// Begins a layer of a pass of `rows` rows in which each of some experts, ascending, has so many tokens: queues the groups
@@ -328,7 +337,7 @@ impl DeviceLane {
     }
 
     /// Whether a group is under way, which a layer's parts wait for when they need it.
-    pub(super) fn is_in_groups(&self) -> bool {
+    pub fn is_in_groups(&self) -> bool {
         let underway = self.groups.as_ref().map(|groups| groups.underway.is_some());
         underway.unwrap_or(false)
     }
@@ -407,7 +416,9 @@ impl DeviceLane {
             return Ok(());
         };
         let start = Instant::now();
-        let taken = self.latch.keep(self.set.take_group(groups.values(&group)))?;
+        let taken = self
+            .latch
+            .keep(self.set.take_group(groups.values(&group)))?;
         self.waited += start.elapsed();
         match taken {
             Some(taken) => {

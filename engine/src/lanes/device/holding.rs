@@ -170,11 +170,7 @@ impl DeviceLane {
 
 /// The first clusters of each bank, `clusters` in all: whole banks, the most visited first and shared experts last, and one in
 /// part. `experts`: the number of a layer's experts that are chosen.
-fn whole_banks(
-    clusters: u64,
-    store: &NeuronStore,
-    experts: impl Fn(usize) -> usize,
-) -> Vec<u32> {
+fn whole_banks(clusters: u64, store: &NeuronStore, experts: impl Fn(usize) -> usize) -> Vec<u32> {
     let (layout, visits) = (&store.layout, store.residency.visits());
     let all = layout.clusters_of_each();
     let is_shared = |bank: usize| {
