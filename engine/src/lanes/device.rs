@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::gates::{BegunGates, GateProducts};
 pub(crate) use self::groups::{
-    ExpertSetup, GroupCounts, GroupTimes, GroupUnit, Groups, InGroup, Queued,
+    Banks, ExpertSetup, GroupCounts, GroupTimes, GroupUnit, Groups, InGroup, Queued,
 };
 pub(crate) use self::holding::Setup;
 pub(crate) use self::passing::Wait;
@@ -428,7 +428,7 @@ impl DeviceLane {
         };
         let banks = (0..self.parts.len() as u32).filter(apart);
         let banks = banks.map(|bank| u64::from(self.clusters_for(outside, bank, rows)));
-        let in_groups = |groups: &Groups| groups.clusters_for(&self.layout, rows);
+        let in_groups = |groups: &Groups| groups.clusters_for(rows);
         banks.sum::<u64>() + self.groups.as_ref().map_or(0, in_groups)
     }
 

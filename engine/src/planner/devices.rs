@@ -6,7 +6,7 @@ use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
 use super::pass::CostModel;
-use super::plan::{DevicePlan, LayerTime};
+use super::plan::{DevicePlan, ExpertPlan, LayerTime};
 use crate::cluster::CLUSTER;
 use crate::device::MOST_DEVICES;
 use crate::split::{Curve, Product, shares};
@@ -41,6 +41,7 @@ pub(super) fn device_plans(
     let plan = |(n, name): (usize, &String)| DevicePlan {
         name: name.clone(),
         layers: rows.iter().map(|&rows| of.layer(n, rows)).collect(),
+        experts: planner.expert_plan(division),
     };
     tier.names.iter().enumerate().map(plan).collect()
 }
@@ -110,7 +111,9 @@ impl DevicePlan {
             )
         };
         let layers: Vec<String> = self.layers.iter().map(of).collect();
-        format!("{}: {}", self.name, layers.join("; "))
+        let experts = self.experts.as_ref().map(ExpertPlan::words);
+        let experts = experts.unwrap_or_default();
+        format!("{}: {}{experts}", self.name, layers.join("; "))
     }
 }
 

@@ -4,17 +4,19 @@ use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{Planner, chunks};
 use super::inputs::Opened;
+use super::plan::{ExpertPlan, GroupPlan};
 use crate::device::{DeviceError, Devices, Facts, GroupShape, Program};
-use crate::lanes::{ExpertSetup, GroupTimes};
+use crate::lanes::{Banks, ExpertSetup, GroupTimes};
 use crate::options::{Grouping, Options};
 use crate::store::Layout;
-use crate::tiers::capacities;
+use crate::tiers::{Group, capacities};
 
 /// Experts of a model whose devices compute them in groups.
 #[derive(Debug, Clone)]
 pub(crate) struct ExpertLoads {
     /// By layer: how often each expert is visited; empty in layers without a router.
     visits: Vec<Vec<f64>>,
+    banks: Banks,
     /// Experts that a token visits.
     chosen: usize,
     /// Neurons of an expert.
@@ -83,14 +85,50 @@ impl ExpertLoads {
             banks if banks.len() >= experts => banks.take(experts).map(often).collect(),
             _ => Vec::new(),
         };
+        let visits: Vec<Vec<f64>> = (0..of.layout.layers()).map(of_layer).collect();
+        let neurons = expert_neurons(of.layout);
         let matrices = if of.ffn.kind.ungated { 2.0 } else { 3.0 };
         Some(Self {
-            visits: (0..of.layout.layers()).map(of_layer).collect(),
+            banks: banks(of.layout, &visits, neurons, often),
+            visits,
             chosen: mixture.chosen as usize,
-            neurons: expert_neurons(of.layout),
+            neurons,
             share: (matrices - 1.0) / matrices,
             grouping: of.options.lab.grouping,
         })
+    }
+}
+
+/// The banks of a model that are visited so often, with the experts of each layer and their neurons.
+fn banks(
+    layout: &Layout,
+    experts: &[Vec<f64>],
+    neurons: usize,
+    often: impl Fn(u32) -> f64,
+) -> Banks {
+    let layers = 0..layout.layers();
+    let first: Vec<u32> = layers.map(|layer| layout.banks_of(layer).start).collect();
+    let chosen_from = |bank: u32| {
+        let layer = layout.layer_of(bank);
+        let experts = experts.get(layer).map_or(0, Vec::len);
+        (experts, (bank - first[layer]) as usize)
+    };
+    let rank = |bank: u32| match chosen_from(bank) {
+        (experts, place) if experts > 0 && place >= experts => -1.0,
+        _ => often(bank),
+    };
+    let in_groups = |bank: u32| {
+        let (experts, place) = chosen_from(bank);
+        place < experts && layout.neurons(bank) == neurons
+    };
+    let all = 0..layout.banks() as u32;
+    let mut order: Vec<u32> = all.clone().collect();
+    order.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
+    Banks {
+        clusters: layout.clusters_of_each(),
+        in_groups: all.map(in_groups).collect(),
+        order,
+        first,
     }
 }
 
@@ -111,6 +149,7 @@ impl Planner {
         let of_layer = pass.in_memory(&division.memory, ResidentLayer { layer, rows })[1];
         Some(ExpertSetup {
             visits: loads.visits.clone(),
+            banks: loads.banks.clone(),
             chosen: loads.chosen,
             times: GroupTimes {
                 device: tier.times.first()?.clone(),
@@ -119,6 +158,27 @@ impl Planner {
                 share: loads.share,
             },
             grouping: loads.grouping,
+        })
+    }
+
+    /// Capacities and groups of a layer in the middle, in passes of a prompt.
+    pub(super) fn expert_plan(&self, division: &Division) -> Option<ExpertPlan> {
+        let setup = self.experts(division)?;
+        let layers: Vec<usize> = (0..setup.visits.len())
+            .filter(|&layer| setup.experts(layer) > 0)
+            .collect();
+        let &layer = layers.get(layers.len() / 2)?;
+        let held = setup.banks.held(division.needs.device_clusters);
+        let rows = division.chunk.max(1);
+        let placed = setup.place(layer, rows, &held);
+        let of = |group: &Group| GroupPlan {
+            experts: group.experts.len(),
+            capacity: group.capacity,
+        };
+        Some(ExpertPlan {
+            rows,
+            groups: placed.groups.iter().map(of).collect(),
+            on_cpu: placed.on_cpu.len(),
         })
     }
 }

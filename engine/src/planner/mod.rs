@@ -32,5 +32,5 @@ pub(crate) use experts::prepare_groups;
 pub use facts::Planner;
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};
-pub use plan::{Basis, DevicePlan, HotCut, LayerTime, Plan};
+pub use plan::{Basis, DevicePlan, ExpertPlan, GroupPlan, HotCut, LayerTime, Plan};
 pub(crate) use search::{Candidates, FORECAST_MARGIN};

@@ -138,11 +138,6 @@ impl Residency {
         })
     }
 
-    /// By bank: share of the tokens that visit it; empty without routing statistics.
-    pub fn visits(&self) -> &[f32] {
-        &self.visits
-    }
-
     /// Excludes the first clusters of each bank, which a device holds.
     pub(super) fn begin_behind(&mut self, outside: &[u32]) {
         self.outside.copy_from_slice(outside);

@@ -20,7 +20,6 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::options::Grouping;
 use crate::split::{Curve, Product};
-use crate::store::Layout;
 use crate::tiers::{ExpertTimes, Group, GroupLimits, Residency, Routes, expected};
 
 /// Experts of a model, as a device may compute them.
@@ -28,12 +27,49 @@ use crate::tiers::{ExpertTimes, Group, GroupLimits, Residency, Routes, expected}
 pub(crate) struct ExpertSetup {
     /// By layer: how often each expert is visited, all alike without statistics; empty without experts.
     pub visits: Vec<Vec<f64>>,
+    /// The model's banks.
+    pub banks: Banks,
     /// Experts that a token visits.
     pub chosen: usize,
     /// What they take.
     pub times: GroupTimes,
     /// Whether times decide.
     pub grouping: Grouping,
+}
+
+/// Banks of a model, whole ones of which a device holds.
+#[derive(Debug, Clone)]
+pub(crate) struct Banks {
+    /// Clusters of each.
+    pub clusters: Vec<u32>,
+    /// Whether each is an expert of the size that groups have.
+    pub in_groups: Vec<bool>,
+    /// In the order in which a device holds them: the most visited first, and shared experts last.
+    pub order: Vec<u32>,
+    /// By layer: its first bank.
+    pub first: Vec<u32>,
+}
+
+impl Banks {
+    /// By bank: how many clusters a device holds that has room for so many, whole banks and one in part.
+    pub fn held(&self, clusters: u64) -> Vec<u32> {
+        let (mut held, mut left) = (vec![0; self.clusters.len()], clusters);
+        for &bank in &self.order {
+            let bank = bank as usize;
+            held[bank] = self.clusters[bank].min(u32::try_from(left).unwrap_or(u32::MAX));
+            left -= u64::from(held[bank]);
+        }
+        held
+    }
+
+    /// Whether an expert of a layer is computed in groups, of banks of which a device holds so many clusters.
+    pub fn is_in_groups(&self, layer: usize, expert: usize, held: &[u32]) -> bool {
+        let bank = self
+            .first
+            .get(layer)
+            .map_or(usize::MAX, |&first| first as usize + expert);
+        self.in_groups.get(bank) == Some(&true) && held.get(bank) == self.clusters.get(bank)
+    }
 }
 
 /// Seconds of Gate and Up of experts.
@@ -71,8 +107,9 @@ impl ExpertSetup {
         self.visits.get(layer).map_or(0, Vec::len)
     }
 
-    /// Where the experts of a layer are computed in passes of `rows` rows, if the device holds those that `held` says.
-    pub fn place(&self, layer: usize, rows: usize, held: impl Fn(usize) -> bool) -> Residency {
+    /// Where the experts of a layer are computed in passes of `rows` rows, if the device holds so many clusters of each bank.
+    pub fn place(&self, layer: usize, rows: usize, held: &[u32]) -> Residency {
+        let held = |expert: usize| self.banks.is_in_groups(layer, expert, held);
         let visits = self.visits.get(layer).map_or(&[][..], Vec::as_slice);
         let loads = expected(visits, rows, self.chosen);
         let most = match self.grouping {
@@ -88,7 +125,7 @@ impl ExpertSetup {
         let Grouping::All { capacity, .. } = self.grouping else {
             return limits.place(&loads, held, &self.times);
         };
-        let mut groups = limits.groups(&loads, &held);
+        let mut groups = limits.groups(&loads, held);
         if capacity > 0 {
             (groups.iter_mut()).for_each(|group| group.capacity = capacity);
         }
@@ -134,8 +171,8 @@ pub(crate) struct GroupCounts {
 #[derive(Debug)]
 pub(crate) struct Groups {
     setup: ExpertSetup,
-    /// By bank: whether the device holds it whole.
-    held: Vec<bool>,
+    /// By bank: clusters that the device holds.
+    held: Vec<u32>,
     /// By layer, for passes of so many rows.
     placed: Vec<Vec<Group>>,
     rows: usize,
@@ -152,14 +189,10 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Of the banks of which the device holds the first `prefix` clusters, for passes within a room.
-    pub fn new(setup: ExpertSetup, layout: &Layout, prefix: &[u32], room: &Room) -> Self {
-        let whole = |(bank, &clusters): (u32, &u32)| {
-            let all = layout.neurons(bank);
-            all == setup.times.neurons && clusters as usize >= all.div_ceil(CLUSTER)
-        };
+    /// Of banks of which the device holds the first `held` clusters, for passes within a room.
+    pub fn new(setup: ExpertSetup, held: &[u32], room: &Room) -> Self {
         let mut groups = Self {
-            held: (0..).zip(prefix).map(whole).collect(),
+            held: held.to_vec(),
             placed: Vec::new(),
             rows: 0,
             tokens: Vec::new(),
@@ -187,18 +220,15 @@ impl Groups {
     }
 
     /// Where experts are computed in passes of `rows` rows, layer by layer.
-    pub fn placed(&self, layout: &Layout, rows: usize) -> Vec<Residency> {
-        let of = |layer: usize| {
-            let first = layout.banks_of(layer).start as usize;
-            let held = |expert: usize| self.held.get(first + expert) == Some(&true);
-            self.setup.place(layer, rows, held)
-        };
-        (0..layout.layers()).map(of).collect()
+    fn placed(&self, rows: usize) -> Vec<Residency> {
+        let layers = 0..self.setup.visits.len();
+        let of = |layer| self.setup.place(layer, rows, &self.held);
+        layers.map(of).collect()
     }
 
     /// Clusters of all experts that it computes in passes of `rows` rows.
-    pub fn clusters_for(&self, layout: &Layout, rows: usize) -> u64 {
-        let groups = self.placed(layout, rows);
+    pub fn clusters_for(&self, rows: usize) -> u64 {
+        let groups = self.placed(rows);
         let groups = groups.iter().flat_map(|layer| &layer.groups);
         let experts: usize = groups.map(|group| group.experts.len()).sum();
         (experts * self.setup.times.neurons.div_ceil(CLUSTER)) as u64
@@ -208,13 +238,12 @@ impl Groups {
     /// of those that the device is to compute. False if there is none.
     pub fn begin(
         &mut self,
-        layout: &Layout,
         [layer, rows]: [usize; 2],
         visited: impl Iterator<Item = (usize, usize)>,
     ) -> bool {
         self.clear();
         if rows != self.rows {
-            let placed = self.placed(layout, rows).into_iter();
+            let placed = self.placed(rows).into_iter();
             self.placed = placed.map(|of| of.groups).collect();
             self.rows = rows;
         }
@@ -333,7 +362,7 @@ impl DeviceLane {
         }
         self.set.discard()?;
         let groups = self.groups.as_mut();
-        Ok(groups.is_some_and(|groups| groups.begin(&self.layout, of, visited)))
+        Ok(groups.is_some_and(|groups| groups.begin(of, visited)))
     }
 
     /// Whether a group is under way, which a layer's parts wait for when they need it.

@@ -40,16 +40,12 @@ impl DeviceLane {
         let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
         let hot: u64 = wanted.iter().copied().map(u64::from).sum();
         let prefix = match setup.clusters <= hot {
-            _ if setup.experts.is_some() => {
-                let experts = setup.experts.as_ref();
-                whole_banks(setup.clusters, store, |layer| {
-                    experts.map_or(0, |of| of.experts(layer))
-                })
-            }
             true => prefixes(setup.clusters, &wanted, &clusters),
             // Somebody asked for more than is hot.
             false => prefixes(setup.clusters, &clusters, &clusters),
         };
+        let experts = setup.experts.as_ref();
+        let prefix = experts.map_or(prefix, |of| of.banks.held(setup.clusters));
         let mut lane = Self {
             latch: Arc::clone(&store.latch),
             set: DeviceSet::new(setup.devices, layout.format.d, store.tracer.clone()),
@@ -88,7 +84,7 @@ impl DeviceLane {
 
     /// Has it compute experts in groups: of their layers nothing is computed otherwise.
     fn set_groups(&mut self, experts: ExpertSetup, room: &Room, outside: &mut Outside) {
-        let groups = Groups::new(experts, &self.layout, outside.prefix(), room);
+        let groups = Groups::new(experts, outside.prefix(), room);
         for layer in (0..self.layout.layers()).filter(|&layer| groups.has(layer)) {
             for bank in self.layout.banks_of(layer) {
                 outside.computed[bank as usize] = 0;
@@ -166,30 +162,6 @@ impl DeviceLane {
         }
         Ok(())
     }
-}
-
-/// The first clusters of each bank, `clusters` in all: whole banks, the most visited first and shared experts last, and one in
-/// part. `experts`: the number of a layer's experts that are chosen.
-fn whole_banks(clusters: u64, store: &NeuronStore, experts: impl Fn(usize) -> usize) -> Vec<u32> {
-    let (layout, visits) = (&store.layout, store.residency.visits());
-    let all = layout.clusters_of_each();
-    let is_shared = |bank: usize| {
-        let layer = layout.layer_of(bank as u32);
-        let first = layout.banks_of(layer).start as usize;
-        experts(layer) > 0 && bank - first >= experts(layer)
-    };
-    let often = |bank: usize| match is_shared(bank) {
-        true => -1.0,
-        false => visits.get(bank).copied().unwrap_or(1.0),
-    };
-    let mut order: Vec<usize> = (0..all.len()).collect();
-    order.sort_by(|&a, &b| often(b).total_cmp(&often(a)));
-    let (mut prefix, mut left) = (vec![0; all.len()], clusters);
-    for bank in order {
-        prefix[bank] = all[bank].min(u32::try_from(left).unwrap_or(u32::MAX));
-        left -= u64::from(prefix[bank]);
-    }
-    prefix
 }
 
 /// Neurons of a bank's clusters that a device holds.
