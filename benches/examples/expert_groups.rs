@@ -14,7 +14,7 @@ use emberflow_engine::{Budget, Engine, Grouping, Lab, Logits, Model, Options, de
 use emberflow_models::demo::Demo;
 
 /// Timed runs of each; the fastest counts.
-const RUNS: usize = 5;
+const RUNS: usize = 9;
 
 /// Device memory for experts: all of them.
 const HELD: u64 = 8 << 30;
@@ -54,7 +54,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         devices,
         grouping: Grouping::Measured,
     });
-    println!("passes of {chunk}, {tokens} tokens; ms/token, by the CPU too; a pass: groups, runs of graphs; shares in %");
+    println!(
+        "passes of {chunk}, {tokens} tokens; ms/token, by the CPU too; a pass: groups, runs of graphs; shares in %"
+    );
     for run in &runs {
         println!("{}", measured(run, model.map(Path::new), [chunk, tokens])?);
     }
@@ -74,9 +76,14 @@ fn measured(
     // Varied tokens of the model's own text, where it has one.
     let text = include_str!("../../models/demo/heldout.txt");
     let text: String = text.chars().take(12 * tokens).collect();
-    let prompt: Vec<u32> = model.text().encode(&text)?.into_iter().take(tokens).collect();
+    let prompt: Vec<u32> = model
+        .text()
+        .encode(&text)?
+        .into_iter()
+        .take(tokens)
+        .collect();
     let options = Options {
-        budget: Budget::FfnShare(1.0),
+        budget: Budget::Bytes(1 << 40),
         context: tokens + 1,
         devices: run.devices.clone(),
         device_memory: (!run.devices.is_empty()).then_some(HELD),

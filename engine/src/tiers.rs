@@ -56,7 +56,7 @@ pub fn expected(visits: &[f64], rows: usize, chosen: usize) -> Vec<f64> {
 
 /// Experts of one capacity in one graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub struct CapacityGroup {
     /// Numbers of the experts, the most popular first.
     pub experts: Vec<usize>,
     /// Tokens of each.
@@ -65,9 +65,9 @@ pub struct Group {
 
 /// Placement of the experts of a layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Residency {
+pub struct Placement {
     /// Groups on the NPU.
-    pub groups: Vec<Group>,
+    pub groups: Vec<CapacityGroup>,
     /// Experts on the CPU.
     pub on_cpu: Vec<usize>,
 }
@@ -103,16 +103,16 @@ impl GroupLimits {
     }
 
     /// Groups the experts that are held by capacity, those of one capacity by popularity, as many per group as fit.
-    pub fn groups(&self, expected: &[f64], held: impl Fn(usize) -> bool) -> Vec<Group> {
+    pub fn groups(&self, expected: &[f64], held: impl Fn(usize) -> bool) -> Vec<CapacityGroup> {
         let mut order: Vec<usize> = (0..expected.len()).filter(|&expert| held(expert)).collect();
         order.sort_by(|&a, &b| expected[b].total_cmp(&expected[a]));
-        let mut out: Vec<Group> = Vec::new();
+        let mut out: Vec<CapacityGroup> = Vec::new();
         let capacity_of = |expert: usize| capacity(expected[expert], self.rows);
         for tier in order.chunk_by(|&a, &b| capacity_of(a) == capacity_of(b)) {
             let mut tier = tier;
             while let Some(&first) = tier.first() {
                 let (group, rest) = tier.split_at(self.size(tier.len()));
-                out.push(Group {
+                out.push(CapacityGroup {
                     experts: group.to_vec(),
                     capacity: capacity_of(first),
                 });
@@ -129,7 +129,7 @@ impl GroupLimits {
         expected: &[f64],
         held: impl Fn(usize) -> bool,
         times: &dyn ExpertTimes,
-    ) -> Residency {
+    ) -> Placement {
         let groups = self.groups(expected, &held);
         let cold: Vec<usize> = (0..expected.len())
             .filter(|&expert| !held(expert))
@@ -138,8 +138,8 @@ impl GroupLimits {
             let tokens = experts.iter().map(|&expert| expected[expert]);
             tokens.map(|tokens| times.on_cpu(tokens)).sum::<f64>()
         };
-        let cpu = |group: &Group| seconds(&group.experts);
-        let npu = |group: &Group| times.on_npu(group.experts.len(), group.capacity);
+        let cpu = |group: &CapacityGroup| seconds(&group.experts);
+        let npu = |group: &CapacityGroup| times.on_npu(group.experts.len(), group.capacity);
         let ends = |hot: usize| {
             let hot_ends: f64 = groups[..hot].iter().map(npu).sum();
             let cold_ends: f64 = groups[hot..].iter().map(cpu).sum();
@@ -148,7 +148,7 @@ impl GroupLimits {
         let by_end = |a: &usize, b: &usize| ends(*a).total_cmp(&ends(*b));
         let hot = (0..=groups.len()).rev().min_by(by_end);
         let hot = hot.unwrap_or(groups.len());
-        Residency {
+        Placement {
             on_cpu: groups[hot..]
                 .iter()
                 .flat_map(|group| group.experts.clone())
@@ -167,9 +167,9 @@ pub trait ExpertTimes {
     fn on_cpu(&self, tokens: f64) -> f64;
 }
 
-/// Routes of a pass by processor: a token of k experts counts k times.
+/// RouteCounts of a pass by processor: a token of k experts counts k times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Routes {
+pub struct RouteCounts {
     /// On the NPU.
     pub npu: u64,
     /// Rows of graphs without a token.
@@ -180,9 +180,9 @@ pub struct Routes {
     pub cold: u64,
 }
 
-impl Routes {
+impl RouteCounts {
     /// Adds a pass: `tokens` of each expert.
-    pub fn add(&mut self, placed: &Residency, tokens: &[u64]) {
+    pub fn add(&mut self, placed: &Placement, tokens: &[u64]) {
         for group in &placed.groups {
             for &expert in &group.experts {
                 let taken = tokens[expert].min(group.capacity as u64);
@@ -203,12 +203,12 @@ impl Routes {
         self.padding as f64 / (self.padding + self.npu).max(1) as f64
     }
 
-    /// Routes beyond a capacity over all routes.
+    /// RouteCounts beyond a capacity over all routes.
     pub fn overflow_share(&self) -> f64 {
         self.overflow as f64 / self.all().max(1) as f64
     }
 
-    /// Routes to experts on the CPU over all routes.
+    /// RouteCounts to experts on the CPU over all routes.
     pub fn cold_share(&self) -> f64 {
         self.cold as f64 / self.all().max(1) as f64
     }

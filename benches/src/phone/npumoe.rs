@@ -8,7 +8,9 @@
 
 use fastrand::Rng;
 
-use emberflow_engine::tiers::{ExpertTimes, GroupLimits, Residency, Routes, capacity, expected};
+use emberflow_engine::tiers::{
+    ExpertTimes, GroupLimits, Placement, RouteCounts, capacity, expected,
+};
 
 use crate::report::csv::Csv;
 
@@ -105,7 +107,7 @@ fn pass(random: &mut Rng) -> Vec<u64> {
 }
 
 /// The pieces of a layer: groups on the NPU, and the CPU's parallel work.
-fn graph(prices: &Prices, placed: &Residency, tokens: &[u64]) -> Vec<Work> {
+fn graph(prices: &Prices, placed: &Placement, tokens: &[u64]) -> Vec<Work> {
     let piece = |on: usize, ms: f64| Work {
         kind: "experts",
         on,
@@ -133,7 +135,7 @@ fn graph(prices: &Prices, placed: &Residency, tokens: &[u64]) -> Vec<Work> {
 /// A layer with capacities, groups and residency, or some of them.
 struct Variant {
     name: &'static str,
-    placed: Residency,
+    placed: Placement,
 }
 
 /// One capacity for all, tiers, groups, residency (5.8).
@@ -142,7 +144,7 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
         graph_bytes: 0,
         ..LIMITS
     };
-    let all_hot = |limits: &GroupLimits| Residency {
+    let all_hot = |limits: &GroupLimits| Placement {
         groups: limits.groups(loads, |_| true),
         on_cpu: Vec::new(),
     };
@@ -167,13 +169,13 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
 struct Outcome {
     name: &'static str,
     seconds: f64,
-    routes: Routes,
+    routes: RouteCounts,
     /// The first pass.
     part: Lanes,
 }
 
 fn run(prices: &Prices, variant: &Variant, passes: &[Vec<u64>]) -> Outcome {
-    let mut routes = Routes::default();
+    let mut routes = RouteCounts::default();
     let mut seconds = 0.0;
     let mut part = None;
     for tokens in passes {

@@ -1,5 +1,9 @@
 //! Devices whose memory is the process's: parts are bytes of it, and a thread computes. How, an [`Arithmetic`] says.
 
+mod experts;
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,9 +14,8 @@ use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::prefer_huge_pages;
 
 use super::{
-    Backend, Block, Clusters, DenseShape, DeviceError, ExpertGroup, ExpertRows, Facts, GraphRuns,
-    HostBytes, Input, NeuronRows, Part, PartKind, PickedTokens, Program, SharedMatrix, Sums, Taken,
-    Ticket, Work,
+    Backend, Block, Clusters, DenseShape, DeviceError, Facts, GraphRuns, HostBytes, Input,
+    NeuronRows, Part, PartKind, PickedTokens, Program, SharedMatrix, Sums, Taken, Ticket, Work,
 };
 use crate::cluster::CLUSTER;
 
@@ -437,44 +440,6 @@ impl<A: Arithmetic> HostDevice<A> {
             Ok(Answer::plain(products, taken(0, submitted.elapsed())))
         })
     }
-
-    fn begin_experts(
-        &mut self,
-        group: ExpertGroup<'_>,
-        input: Input<'_>,
-    ) -> Result<Ticket, DeviceError> {
-        let task = |expert: &ExpertRows<'_>| {
-            let part = Arc::clone(self.neurons(expert.part)?);
-            let grouped = part.shape.dtype.is_grouped();
-            let [gate_bias, up_bias] = expert.bias.map(<[f32]>::to_vec);
-            Ok(Task {
-                part,
-                first: 0,
-                clusters: expert.neurons.div_ceil(CLUSTER),
-                tokens: Tokens::picked(grouped, input, expert.tokens),
-                mask: None,
-                cut: 0.0,
-                gate_bias,
-                up_bias,
-                end: expert.neurons,
-                sums: Sums::Each,
-                total: Vec::new(),
-            })
-        };
-        let tasks = group.experts.iter().map(task);
-        let tasks = tasks.collect::<Result<Vec<Task>, DeviceError>>()?;
-        let (capacity, values) = (group.capacity, group.values());
-        self.begin(move |by| {
-            let submitted = Instant::now();
-            let mut hidden = Vec::with_capacity(values);
-            let (fired, graphs) = by.experts(&tasks, capacity, &mut hidden)?;
-            let taken = Taken {
-                graphs,
-                ..taken(fired, submitted.elapsed())
-            };
-            Ok(Answer::plain(hidden, taken))
-        })
-    }
 }
 
 impl<A: Arithmetic> Backend for HostDevice<A> {
@@ -619,71 +584,4 @@ pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> Part {
         None => places.push(Some(value)),
     }
     Part(number)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::{CpuDevice, ProductRoom};
-
-    /// A driver that hangs in the first call.
-    struct Hangs(Receiver<()>);
-
-    impl Arithmetic for Hangs {
-        fn prepare(&mut self, _: &Program) -> Result<(), String> {
-            self.0.recv().map_err(|e| e.to_string())
-        }
-
-        fn hidden(&mut self, _: &Task, _: &mut Vec<f32>) -> Result<u64, String> {
-            Err("is not prepared".into())
-        }
-
-        fn sum(&mut self, _: &Task, _: usize, _: &[f32], _: &mut [f32]) {}
-
-        fn products(
-            &mut self,
-            _: &SharedMatrix,
-            _: Range<usize>,
-            _: &Tokens,
-            _: &mut Vec<f32>,
-        ) -> Result<(), String> {
-            Err("is not prepared".into())
-        }
-    }
-
-    #[test]
-    fn a_device_that_hangs_while_it_compiles_is_an_error() {
-        let (end, ended) = channel::<()>();
-        let facts = CpuDevice::new().facts().clone();
-        let mut device = HostDevice::computing(facts, Hangs(ended));
-        device.longest = Duration::from_millis(1);
-        let program = Program::Products {
-            dtype: emberflow_kernels::DType::Q8,
-            cols: 32,
-        };
-        let error = device.prepare(&program).unwrap_err();
-        assert!(error.what.contains("did not answer"), "{error}");
-        assert_eq!(device.prepare(&program), Err(error));
-        drop(end);
-    }
-
-    #[test]
-    fn a_device_that_hangs_is_lost() {
-        let mut device = CpuDevice::new();
-        device.longest = Duration::from_millis(1);
-        let (end, ended) = channel::<()>();
-        let hangs = device.begin(move |_| {
-            let _ = ended.recv();
-            Err(String::new())
-        });
-        let error = device.take(hangs.unwrap(), &mut []).unwrap_err();
-        assert!(error.what.contains("did not answer"), "{error}");
-        // Nothing waits for its thread.
-        let room = Program::ProductRoom(ProductRoom::default());
-        assert_eq!(device.prepare(&room), Err(error.clone()));
-        let more = device.begin(|_| Err(String::new()));
-        assert_eq!(more, Err(error));
-        device.clear();
-        drop(end);
-    }
 }

@@ -164,7 +164,10 @@ impl Ffn {
         self.go_on_groups(inputs, None)?;
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
-            self.name(on, unit, inputs.of(unit))?;
+            match self.units[unit].group {
+                Some(_) => self.name_in_group(unit)?,
+                None => self.name(on, unit, inputs.of(unit))?,
+            }
         }
         self.report_recent(on, inputs);
         if after.is_empty() && inputs.streamed.is_none() {

@@ -256,12 +256,6 @@ impl Ffn {
         from: UnitInput<'_>,
     ) -> Result<(), Error> {
         let of = &mut self.units[unit];
-        if of.group.is_some() {
-            // The device computes all of its gates; Down needs the rows.
-            let of = *of;
-            self.counts.all(&of, 0);
-            return need_all(&mut self.store, unit, of.neurons, 0);
-        }
         let features = from.input.features(from.residual);
         let predictor = prepare(
             on,
@@ -513,7 +507,7 @@ fn of_gates(clusters: usize, unit: usize, gates: &mut [f32]) -> Lanes<'_, u64, f
 }
 
 /// Marks every neuron of a unit as needed; the first `on_device` clusters are the device's.
-fn need_all(
+pub(super) fn need_all(
     store: &mut NeuronStore,
     unit: usize,
     neurons: usize,

@@ -157,9 +157,8 @@ impl Ffn {
         let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
         let (shape, store, cutoffs) = (&self.shape, &self.store, self.cutoffs.as_slice());
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
-        let first = &units[unit_of(group.start)];
         let groups = self.lanes.first().and_then(DeviceLane::groups);
-        let (rows, record) = (first.rows, self.record.as_mut());
+        let (rows, record) = (units[unit_of(group.start)].rows, self.record.as_mut());
         let records = record.map_or_else(Vec::new, |record| record.clusters(values, rows));
         let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
         let sum = |from: usize, partials: &mut [f32]| {
@@ -210,9 +209,8 @@ impl Ffn {
                     sum(group.start + at, partials);
                 });
         }
-        let rest_len = self.shape.format.rest_len() as u64;
         self.counts.fired += fired.into_inner();
-        self.counts.bytes += computed.into_inner() * rest_len;
+        self.counts.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
     }
 
     /// Reserves slots for streamed items that are about to be computed and become resident.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::gates::{BegunGates, GateProducts};
 pub(crate) use self::groups::{
-    Banks, ExpertSetup, GroupCounts, GroupTimes, GroupUnit, Groups, InGroup, Queued,
+    ExpertSetup, GroupCounts, GroupLane, GroupTimes, GroupUnit, HeldBanks, InGroup, Queued,
 };
 pub(crate) use self::holding::Setup;
 pub(crate) use self::passing::Wait;
@@ -96,7 +96,7 @@ pub(crate) struct DeviceLane {
     rows: PassRows,
     passing: Passing,
     /// Experts in groups, if it computes them so.
-    groups: Option<Groups>,
+    groups: Option<GroupLane>,
     /// Pieces whose sums come cluster by cluster; the first of them is under way if anything is.
     each: VecDeque<Each>,
     /// A device failed in this layer: its sums are missing.
@@ -428,7 +428,7 @@ impl DeviceLane {
         };
         let banks = (0..self.parts.len() as u32).filter(apart);
         let banks = banks.map(|bank| u64::from(self.clusters_for(outside, bank, rows)));
-        let in_groups = |groups: &Groups| groups.clusters_for(rows);
+        let in_groups = |groups: &GroupLane| groups.clusters_for(rows);
         banks.sum::<u64>() + self.groups.as_ref().map_or(0, in_groups)
     }
 

@@ -17,8 +17,8 @@ pub(crate) mod mask;
 use std::ops::Range;
 
 pub(crate) use self::device::{
-    Banks, BegunGates, DeviceLane, Each, ExpertSetup, GateProducts, GroupCounts, GroupTimes,
-    GroupUnit, InGroup, PassRows, Queued, Setup, Sharing, Wait,
+    BegunGates, DeviceLane, Each, ExpertSetup, GateProducts, GroupCounts, GroupTimes, GroupUnit,
+    HeldBanks, InGroup, PassRows, Queued, Setup, Sharing, Wait,
 };
 use crate::cluster::CLUSTER;
 pub(crate) use crate::device::{Failures, LEAST_STREAMED, ProductRoom, Room};

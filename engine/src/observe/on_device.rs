@@ -6,7 +6,7 @@ use crate::device::InUse;
 use crate::device::check::Speed;
 use crate::engine::Engine;
 use crate::lanes::{DeviceLane, GroupCounts};
-use crate::tiers::Routes;
+use crate::tiers::RouteCounts;
 
 /// A run's devices, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
@@ -86,7 +86,7 @@ pub struct ExpertWork {
     /// Runs of graphs for them.
     pub graph_runs: u64,
     /// Tokens of experts, each counted once for each of its experts, by who computed them.
-    pub routes: Routes,
+    pub routes: RouteCounts,
     /// Share of the graphs' places for tokens that had none, 0 to 1.
     pub padding_share: f64,
     /// Share of the tokens beyond the capacity of their experts, which the CPU computed, 0 to 1.

@@ -5,6 +5,7 @@ use arrayvec::ArrayVec;
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
+use super::groups::expert_plan;
 use super::pass::CostModel;
 use super::plan::{DevicePlan, ExpertPlan, LayerTime};
 use crate::cluster::CLUSTER;
@@ -41,7 +42,7 @@ pub(super) fn device_plans(
     let plan = |(n, name): (usize, &String)| DevicePlan {
         name: name.clone(),
         layers: rows.iter().map(|&rows| of.layer(n, rows)).collect(),
-        experts: planner.expert_plan(division),
+        experts: expert_plan(planner, division, division.chunk.max(1)),
     };
     tier.names.iter().enumerate().map(plan).collect()
 }
@@ -60,7 +61,9 @@ impl DeviceLayer<'_> {
         let layer = layers / 2;
         let streamed = division.widths.streamed(rows);
         let held = division.needs.device_clusters as usize / layers;
+        let grouped = expert_plan(planner, division, rows);
         let clusters = match streamed {
+            _ if grouped.is_some() => grouped.map_or(0, |plan| plan.in_groups()),
             0 => {
                 let wanted = division.widths.clusters(layer, rows);
                 wanted.map_or(held, |wanted| held.min(wanted as usize))

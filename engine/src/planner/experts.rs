@@ -1,22 +1,19 @@
-//! Experts that a device computes in groups: which, by their popularity, the device's measured times and the CPU's forecast.
+//! Experts that a device computes in groups: the popularity of each, and which a device holds.
 
-use super::budget::Division;
-use super::cost::ResidentLayer;
-use super::facts::{Planner, chunks};
-use super::inputs::Opened;
-use super::plan::{ExpertPlan, GroupPlan};
-use crate::device::{DeviceError, Devices, Facts, GroupShape, Program};
-use crate::lanes::{Banks, ExpertSetup, GroupTimes};
+use emberflow_models::config::ModelConfig;
+
+use crate::device::shared::Samples;
+use crate::device::{Devices, Facts};
+use crate::lanes::{ExpertSetup, GroupTimes, HeldBanks};
 use crate::options::{Grouping, Options};
 use crate::store::Layout;
-use crate::tiers::{Group, capacities};
 
 /// Experts of a model whose devices compute them in groups.
 #[derive(Debug, Clone)]
 pub(crate) struct ExpertLoads {
     /// By layer: how often each expert is visited; empty in layers without a router.
     visits: Vec<Vec<f64>>,
-    banks: Banks,
+    banks: HeldBanks,
     /// Experts that a token visits.
     chosen: usize,
     /// Neurons of an expert.
@@ -39,63 +36,48 @@ pub(super) fn in_groups(devices: &Devices, layout: &Layout, options: &Options) -
         && knows(device.facts())
 }
 
-/// Has a device make what groups of experts need in passes of any length, if it computes them.
-///
-/// # Errors
-/// The driver's.
-pub(crate) fn prepare_groups(
-    devices: &Devices,
-    layout: &Layout,
-    options: &Options,
-) -> Result<(), DeviceError> {
-    if !in_groups(devices, layout, options) {
-        return Ok(());
-    }
-    let prompt = match options.prompt {
-        0 => options.context,
-        tokens => tokens.min(options.context),
-    };
-    let longest = chunks(options.lab.chunk, prompt).last().copied();
-    let rows = longest.unwrap_or(1).max(options.batch);
-    let capacities: Vec<usize> = match options.lab.grouping {
-        Grouping::All {
-            capacity: capacity @ 1..,
-            ..
-        } => vec![capacity],
-        _ => capacities(rows).collect(),
-    };
-    let neurons = expert_neurons(layout);
-    for device in devices {
-        for &capacity in &capacities {
-            let shape = GroupShape { neurons, capacity };
-            device.backend().prepare(&Program::Groups(shape))?;
-        }
-    }
-    Ok(())
-}
-
 impl ExpertLoads {
-    /// Of a model whose banks are visited so often; `None` if no device computes experts in groups.
-    pub fn of(of: &Opened<'_>, visits: &[f32]) -> Option<Self> {
-        let in_groups = in_groups(of.devices, of.layout, of.options);
-        let mixture = of.config.mixture.as_ref().filter(|_| in_groups)?;
-        let experts = of.config.experts as usize;
+    /// Of a model whose banks are visited so often; `None` without experts.
+    pub fn of(
+        layout: &Layout,
+        c: &ModelConfig,
+        visits: &[f32],
+        grouping: Grouping,
+    ) -> Option<Self> {
+        let mixture = c.mixture.as_ref()?;
+        let experts = c.experts as usize;
         let often = |bank: u32| visits.get(bank as usize).copied().map_or(1.0, f64::from);
-        let of_layer = |layer: usize| match of.layout.banks_of(layer) {
+        let of_layer = |layer: usize| match layout.banks_of(layer) {
             banks if banks.len() >= experts => banks.take(experts).map(often).collect(),
             _ => Vec::new(),
         };
-        let visits: Vec<Vec<f64>> = (0..of.layout.layers()).map(of_layer).collect();
-        let neurons = expert_neurons(of.layout);
-        let matrices = if of.ffn.kind.ungated { 2.0 } else { 3.0 };
+        let visits: Vec<Vec<f64>> = (0..layout.layers()).map(of_layer).collect();
+        let neurons = expert_neurons(layout);
+        let matrices = if c.ffn_kind.ungated { 2.0 } else { 3.0 };
         Some(Self {
-            banks: banks(of.layout, &visits, neurons, often),
+            banks: banks(layout, &visits, neurons, often),
             visits,
             chosen: mixture.chosen as usize,
             neurons,
             share: (matrices - 1.0) / matrices,
-            grouping: of.options.lab.grouping,
+            grouping,
         })
+    }
+
+    /// How a device with such times computes them, where the CPU takes `layer` seconds for `rows` rows of a layer.
+    pub fn setup(&self, device: &Samples, layer: f64, rows: usize) -> ExpertSetup {
+        ExpertSetup {
+            visits: self.visits.clone(),
+            banks: self.banks.clone(),
+            chosen: self.chosen,
+            times: GroupTimes {
+                device: device.clone(),
+                cpu_token: layer / (rows * self.chosen).max(1) as f64,
+                neurons: self.neurons,
+                share: self.share,
+            },
+            grouping: self.grouping,
+        }
     }
 }
 
@@ -105,7 +87,7 @@ fn banks(
     experts: &[Vec<f64>],
     neurons: usize,
     often: impl Fn(u32) -> f64,
-) -> Banks {
+) -> HeldBanks {
     let layers = 0..layout.layers();
     let first: Vec<u32> = layers.map(|layer| layout.banks_of(layer).start).collect();
     let chosen_from = |bank: u32| {
@@ -124,7 +106,7 @@ fn banks(
     let all = 0..layout.banks() as u32;
     let mut order: Vec<u32> = all.clone().collect();
     order.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
-    Banks {
+    HeldBanks {
         clusters: layout.clusters_of_each(),
         in_groups: all.map(in_groups).collect(),
         order,
@@ -133,52 +115,8 @@ fn banks(
 }
 
 /// Neurons of an expert: of the first one.
-fn expert_neurons(layout: &Layout) -> usize {
+pub(super) fn expert_neurons(layout: &Layout) -> usize {
     let mut layers = (0..layout.layers()).map(|layer| layout.banks_of(layer));
     let first = layers.find(|banks| banks.len() > 1);
     first.map_or(0, |banks| layout.neurons(banks.start))
-}
-
-impl Planner {
-    /// How a device computes experts in groups, if it does.
-    pub(crate) fn experts(&self, division: &Division) -> Option<ExpertSetup> {
-        let (loads, tier) = (self.experts.as_ref()?, self.tier.as_ref()?);
-        let pass = self.pass(division, self.threads)?;
-        let rows = division.chunk.max(1);
-        let layer = self.shape.layers / 2;
-        let of_layer = pass.in_memory(&division.memory, ResidentLayer { layer, rows })[1];
-        Some(ExpertSetup {
-            visits: loads.visits.clone(),
-            banks: loads.banks.clone(),
-            chosen: loads.chosen,
-            times: GroupTimes {
-                device: tier.times.first()?.clone(),
-                cpu_token: of_layer / 1e9 / (rows * loads.chosen.max(1)) as f64,
-                neurons: loads.neurons,
-                share: loads.share,
-            },
-            grouping: loads.grouping,
-        })
-    }
-
-    /// Capacities and groups of a layer in the middle, in passes of a prompt.
-    pub(super) fn expert_plan(&self, division: &Division) -> Option<ExpertPlan> {
-        let setup = self.experts(division)?;
-        let layers: Vec<usize> = (0..setup.visits.len())
-            .filter(|&layer| setup.experts(layer) > 0)
-            .collect();
-        let &layer = layers.get(layers.len() / 2)?;
-        let held = setup.banks.held(division.needs.device_clusters);
-        let rows = division.chunk.max(1);
-        let placed = setup.place(layer, rows, &held);
-        let of = |group: &Group| GroupPlan {
-            experts: group.experts.len(),
-            capacity: group.capacity,
-        };
-        Some(ExpertPlan {
-            rows,
-            groups: placed.groups.iter().map(of).collect(),
-            on_cpu: placed.on_cpu.len(),
-        })
-    }
 }

@@ -123,7 +123,7 @@ impl Planner {
             gates_stay: options.lab.gates_stay,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
-            experts: ExpertLoads::of(&of, &known.popularity.visits),
+            experts: of.experts(&known.popularity.visits),
             tier: of.tier(),
             io_core: options.lab.io_core.or_else(|| cores::io_core(of.threads)),
         };
@@ -208,6 +208,15 @@ impl Opened<'_> {
             _ => 4 * ((room.pairs + room.rows) * width + products.results) as u64,
         };
         self.devices.iter().map(of).sum::<u64>() + joined + groups
+    }
+
+    /// How often experts are visited, if a device computes them in groups.
+    fn experts(&self, visits: &[f32]) -> Option<ExpertLoads> {
+        let grouping = self.options.lab.grouping;
+        let loads = || ExpertLoads::of(self.layout, self.config, visits, grouping);
+        in_groups(self.devices, self.layout, self.options)
+            .then(loads)
+            .flatten()
     }
 
     /// Host memory for experts in groups of passes of `rows` rows: hidden values on a device and here, and copies of tokens,

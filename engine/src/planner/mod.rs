@@ -14,6 +14,7 @@ mod explain;
 mod facts;
 mod firing;
 mod forecast;
+mod groups;
 mod inputs;
 mod pass;
 mod plan;
@@ -28,8 +29,8 @@ mod tests;
 mod widths;
 
 pub use budget::Division;
-pub(crate) use experts::prepare_groups;
 pub use facts::Planner;
+pub(crate) use groups::{expert_setup, prepare_groups};
 pub(crate) use inputs::Opened;
 pub use pass::{Forecast, Limit, PredictorNeeds};
 pub use plan::{Basis, DevicePlan, ExpertPlan, GroupPlan, HotCut, LayerTime, Plan};

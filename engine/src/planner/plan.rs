@@ -38,6 +38,8 @@ pub struct ExpertPlan {
     pub groups: Vec<GroupPlan>,
     /// Experts on the CPU: not held, or faster there by measured times.
     pub on_cpu: usize,
+    /// Clusters of an expert.
+    pub clusters: usize,
 }
 
 /// Experts of one capacity in one piece of work.
@@ -50,6 +52,12 @@ pub struct GroupPlan {
 }
 
 impl ExpertPlan {
+    /// Clusters of the experts in groups.
+    pub(super) fn in_groups(&self) -> usize {
+        let experts: usize = self.groups.iter().map(|group| group.experts).sum();
+        experts * self.clusters
+    }
+
     /// In words.
     pub(super) fn words(&self) -> String {
         let of = |group: &GroupPlan| format!("{} of {} tokens", group.experts, group.capacity);

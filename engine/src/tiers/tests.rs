@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::{ExpertTimes, GROUPS, GroupLimits, Routes, SMALLEST, capacity, expected, imbalance};
+use super::{
+    ExpertTimes, GROUPS, GroupLimits, RouteCounts, SMALLEST, capacity, expected, imbalance,
+};
 
 /// Costs of a launch, an expert, a row; and of a token on the CPU.
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +100,7 @@ proptest! {
         let visits: Vec<f64> = tokens.iter().map(|_| random.f64()).collect();
         let held = |expert: usize| (holds >> (expert % 64)) & 1 == 1;
         let placed = limits.place(&expected(&visits, limits.rows, 2), held, &prices);
-        let mut routes = Routes::default();
+        let mut routes = RouteCounts::default();
         routes.add(&placed, &tokens);
         let all: u64 = tokens.iter().sum();
         prop_assert_eq!(routes.npu + routes.overflow + routes.cold, all);

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::options::Grouping;
 use crate::split::{Curve, Product};
-use crate::tiers::{ExpertTimes, Group, GroupLimits, Residency, Routes, expected};
+use crate::tiers::{CapacityGroup, ExpertTimes, GroupLimits, Placement, RouteCounts, expected};
 
 /// Experts of a model, as a device may compute them.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ pub(crate) struct ExpertSetup {
     /// By layer: how often each expert is visited, all alike without statistics; empty without experts.
     pub visits: Vec<Vec<f64>>,
     /// The model's banks.
-    pub banks: Banks,
+    pub banks: HeldBanks,
     /// Experts that a token visits.
     pub chosen: usize,
     /// What they take.
@@ -37,9 +37,9 @@ pub(crate) struct ExpertSetup {
     pub grouping: Grouping,
 }
 
-/// Banks of a model, whole ones of which a device holds.
+/// HeldBanks of a model, whole ones of which a device holds.
 #[derive(Debug, Clone)]
-pub(crate) struct Banks {
+pub(crate) struct HeldBanks {
     /// Clusters of each.
     pub clusters: Vec<u32>,
     /// Whether each is an expert of the size that groups have.
@@ -50,7 +50,7 @@ pub(crate) struct Banks {
     pub first: Vec<u32>,
 }
 
-impl Banks {
+impl HeldBanks {
     /// By bank: how many clusters a device holds that has room for so many, whole banks and one in part.
     pub fn held(&self, clusters: u64) -> Vec<u32> {
         let (mut held, mut left) = (vec![0; self.clusters.len()], clusters);
@@ -108,7 +108,7 @@ impl ExpertSetup {
     }
 
     /// Where the experts of a layer are computed in passes of `rows` rows, if the device holds so many clusters of each bank.
-    pub fn place(&self, layer: usize, rows: usize, held: &[u32]) -> Residency {
+    pub fn place(&self, layer: usize, rows: usize, held: &[u32]) -> Placement {
         let held = |expert: usize| self.banks.is_in_groups(layer, expert, held);
         let visits = self.visits.get(layer).map_or(&[][..], Vec::as_slice);
         let loads = expected(visits, rows, self.chosen);
@@ -129,7 +129,7 @@ impl ExpertSetup {
         if capacity > 0 {
             (groups.iter_mut()).for_each(|group| group.capacity = capacity);
         }
-        Residency {
+        Placement {
             groups,
             on_cpu: (0..loads.len()).filter(|&expert| !held(expert)).collect(),
         }
@@ -156,7 +156,7 @@ pub(crate) struct InGroup {
     pub hidden: usize,
 }
 
-/// Groups, and what came out of them.
+/// Pieces of work of groups, and what came out of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct GroupCounts {
     /// Pieces of work.
@@ -164,17 +164,17 @@ pub(crate) struct GroupCounts {
     /// What the device ran for them.
     pub graphs: GraphRuns,
     /// Tokens of experts, by who computed them.
-    pub routes: Routes,
+    pub routes: RouteCounts,
 }
 
 /// The groups of a device.
 #[derive(Debug)]
-pub(crate) struct Groups {
+pub(crate) struct GroupLane {
     setup: ExpertSetup,
     /// By bank: clusters that the device holds.
     held: Vec<u32>,
     /// By layer, for passes of so many rows.
-    placed: Vec<Vec<Group>>,
+    placed: Vec<Vec<CapacityGroup>>,
     rows: usize,
     /// By expert of the layer under way: its tokens, and which of them are computed in a group.
     tokens: Vec<usize>,
@@ -188,7 +188,7 @@ pub(crate) struct Groups {
     counts: GroupCounts,
 }
 
-impl Groups {
+impl GroupLane {
     /// Of banks of which the device holds the first `held` clusters, for passes within a room.
     pub fn new(setup: ExpertSetup, held: &[u32], room: &Room) -> Self {
         let mut groups = Self {
@@ -220,7 +220,7 @@ impl Groups {
     }
 
     /// Where experts are computed in passes of `rows` rows, layer by layer.
-    fn placed(&self, rows: usize) -> Vec<Residency> {
+    fn placed(&self, rows: usize) -> Vec<Placement> {
         let layers = 0..self.setup.visits.len();
         let of = |layer| self.setup.place(layer, rows, &self.held);
         layers.map(of).collect()
@@ -348,7 +348,7 @@ impl Groups {
 }
 
 impl DeviceLane {
-    /// Begins a layer in groups, see [`Groups::begin`]. False if it computes none of the experts.
+    /// Begins a layer in groups, see [`GroupLane::begin`]. False if it computes none of the experts.
     ///
     /// # Errors
     /// A device's, unless the CPU can go on.
@@ -372,7 +372,7 @@ impl DeviceLane {
     }
 
     /// The groups, if it computes any.
-    pub fn groups(&self) -> Option<&Groups> {
+    pub fn groups(&self) -> Option<&GroupLane> {
         self.groups.as_ref()
     }
 
@@ -382,7 +382,7 @@ impl DeviceLane {
     /// # Errors
     /// The device's, unless the CPU can go on.
     pub fn next_group(&mut self, until: Option<usize>) -> Result<Option<Queued>, Error> {
-        let waits = |groups: &Groups| until.is_some_and(|end| !groups.knows(end));
+        let waits = |groups: &GroupLane| until.is_some_and(|end| !groups.knows(end));
         let Some(groups) = &mut self.groups else {
             return Ok(None);
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::passing::Passing;
-use super::{DeviceLane, ExpertSetup, Groups, PassRows};
+use super::{DeviceLane, ExpertSetup, GroupLane, PassRows};
 use crate::bundle::NeuronRows;
 use crate::cluster::{CLUSTER, prefixes};
 use crate::device::{
@@ -84,7 +84,7 @@ impl DeviceLane {
 
     /// Has it compute experts in groups: of their layers nothing is computed otherwise.
     fn set_groups(&mut self, experts: ExpertSetup, room: &Room, outside: &mut Outside) {
-        let groups = Groups::new(experts, outside.prefix(), room);
+        let groups = GroupLane::new(experts, outside.prefix(), room);
         for layer in (0..self.layout.layers()).filter(|&layer| groups.has(layer)) {
             for bank in self.layout.banks_of(layer) {
                 outside.computed[bank as usize] = 0;
