@@ -16,6 +16,7 @@
 mod driver;
 mod error;
 mod graph;
+mod groups;
 mod library;
 mod npu;
 mod onnx;
@@ -27,7 +28,8 @@ mod tiles;
 pub use driver::driver;
 pub use error::{Cause, Error};
 pub use graph::{Form, Summed, Weights};
-pub use npu::{GROUP_SIZES, GroupForm, GroupRuns, Listed, Npu, Operands, Sums, list};
+pub use groups::{GROUP_SIZES, GroupForm, GroupRuns};
+pub use npu::{Listed, Npu, Operands, Sums, list};
 pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 

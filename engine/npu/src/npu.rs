@@ -8,10 +8,9 @@ use std::ops::Range;
 use ort::session::Session;
 use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
-use self::groups::GroupSessions;
-pub use self::groups::{GROUP_SIZES, GroupForm, GroupRuns};
 use crate::error::Error;
 use crate::graph::{Form, GROUP, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS, Weights};
+use crate::groups::GroupSessions;
 use crate::library::{Library, library};
 use crate::provider::Provider;
 use crate::tiles::divide;

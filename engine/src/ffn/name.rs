@@ -265,8 +265,7 @@ impl Ffn {
             features,
             &mut self.cutoffs,
         );
-        let single = of.rows == 1 && of.gating.top.is_none();
-        let oracle = single.then(|| self.oracle.next()).flatten();
+        let oracle = of.is_single().then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
         let on_device = self.store.outside.computes(of.bank);

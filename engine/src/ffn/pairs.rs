@@ -52,6 +52,11 @@ impl Unit {
         }
     }
 
+    /// Whether it has one row, of which each gate is activated alone.
+    pub fn is_single(&self) -> bool {
+        self.rows == 1 && self.gating.top.is_none()
+    }
+
     /// The first word of the mask that belongs to rows other than its own.
     pub fn words_end(&self) -> usize {
         self.pairs / 64 + (self.end - self.first) * mask::words(self.rows)
