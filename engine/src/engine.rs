@@ -26,7 +26,7 @@ use crate::open::{Parts, compute};
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
-use crate::planner::{Candidates, Division, Plan, Planner};
+use crate::planner::{Candidates, Division, Plan, Planner, expert_setup};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -452,6 +452,7 @@ fn lane(
         widths: planner.widths(division, room.threads),
         room: room.of_device(d),
         at_once: planner.stream_buffers(division).min(most),
+        experts: expert_setup(planner, division),
     })
 }
 

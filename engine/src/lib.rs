@@ -67,7 +67,7 @@
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
 //! | what a device computes of a layer | `lanes/mod.rs`, then `lanes/device.rs` |
-//! | accelerators; a new back end | `device`; division of work by time: [`split`] |
+//! | accelerators; a new back end | `device`; division of work by time: [`split`]; capacities and groups of experts: [`tiers`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |
 //! | whole cluster or single neurons | `store/rules.rs`, `store/costs.rs` |
 //! | bytes of a bundle | [`bundle`]; offsets and alignment: `store/layout.rs` |
@@ -142,6 +142,7 @@ mod streams;
 #[cfg(test)]
 mod testing;
 mod thread_buffer;
+pub mod tiers;
 pub mod trace;
 mod weights;
 
@@ -157,10 +158,10 @@ pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{
-    Computed, Details, DeviceReport, DeviceWork, Judge, Probe, Report, SamplingReport,
+    Computed, Details, DeviceReport, DeviceWork, ExpertWork, Judge, Probe, Report, SamplingReport,
 };
 pub use open::compute;
-pub use options::{Budget, Lab, Options, Phases, Sparsity};
+pub use options::{Budget, Grouping, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,

@@ -21,7 +21,7 @@ use crate::memory::Needs;
 use crate::mixer::PROJECTIONS;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
-use crate::planner::{Opened, Planner};
+use crate::planner::{Opened, Planner, prepare_groups};
 use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
 use crate::weights::head_role;
@@ -89,6 +89,7 @@ impl Parts {
         };
         // Loaded first, so that the measured process size includes the driver.
         let devices = checked_devices(&options, &shape, &layout, c)?;
+        prepare_groups(&devices, &layout, &options)?;
         let (planner, known) = Planner::new(Opened {
             devices: &devices,
             layout: &layout,

@@ -124,6 +124,21 @@ impl Default for Options {
     }
 }
 
+/// Which experts a device computes in groups, of those that it holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Grouping {
+    /// Those for which its measured times say that it is faster.
+    #[default]
+    Measured,
+    /// All, in groups of so many at most; with this capacity, or one by load if it is 0.
+    All {
+        /// Most experts of a group.
+        experts: usize,
+        /// Most tokens of an expert.
+        capacity: usize,
+    },
+}
+
 /// Settings for measurements: disabled mechanisms, overridden planner choices, observers. None
 /// changes a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,6 +151,8 @@ pub struct Lab {
     pub read_ahead: bool,
     /// Keep Gate rows resident if possible, even if whole clusters are expected to be faster.
     pub gates_stay: bool,
+    /// Experts in groups on a device.
+    pub grouping: Grouping,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
     /// Core to pin the I/O thread to; `None` = the planner's choice.
@@ -162,6 +179,7 @@ impl Default for Lab {
             phases: Phases::Auto,
             read_ahead: true,
             gates_stay: false,
+            grouping: Grouping::Measured,
             io: Default::default(),
             io_core: None,
             chunk: 0,

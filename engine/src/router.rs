@@ -239,6 +239,7 @@ impl Routes {
                 weights: factors.filter(|_| !self.scales_input),
                 scales: factors.filter(|_| self.scales_input),
                 bias: Bias::of(biases, (expert - bank) as usize),
+                group: None,
             });
         }
         if !self.shared.is_empty() {
@@ -248,6 +249,7 @@ impl Routes {
                 weights: Some(&self.shared[..n]),
                 scales: None,
                 bias: Bias::NONE,
+                group: None,
             });
         }
         units
@@ -441,10 +443,8 @@ mod tests {
         let found: Vec<_> = units
             .iter()
             .map(|unit| {
-                let rows = match unit.rows {
-                    Rows::All(n) => (0..n as u32).collect(),
-                    Rows::Some(rows) => rows.to_vec(),
-                };
+                let places = 0..unit.rows.len();
+                let rows: Vec<u32> = places.map(|at| unit.rows.row(at) as u32).collect();
                 (unit.bank, rows, unit.weights.unwrap_or_default().to_vec())
             })
             .collect();

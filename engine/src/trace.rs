@@ -68,6 +68,12 @@ pub static PRODUCTS: Kind = Kind {
     keys: ["tokens", "rows"],
 };
 
+/// A group of experts on a device, from submission to the last hidden value.
+pub static EXPERTS: Kind = Kind {
+    name: "experts",
+    keys: ["layer", "experts"],
+};
+
 /// A device's part of an FFN, from submission to the last sum.
 pub static DENSE: Kind = Kind {
     name: "dense",

@@ -295,6 +295,11 @@ impl Backend for Faulty {
                 let number = self.done.fetch_add(1, Ordering::Relaxed);
                 matches!(self.fault, Fault::Submit(at) if number >= at)
             }
+            Work::Experts(group, _) => {
+                self.rows = Some(group.capacity);
+                let number = self.done.fetch_add(1, Ordering::Relaxed);
+                matches!(self.fault, Fault::Submit(at) if number >= at)
+            }
             Work::Products(..) => {
                 self.rows = None;
                 let left = self.left.fetch_sub(1, Ordering::Relaxed);

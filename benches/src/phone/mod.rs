@@ -2,11 +2,8 @@
 //! HeteroInfer, PowerInfer-2), compared with the authors' measurements. Only the statistics of the bundled models' routing
 //! and activations come from real runs.
 //!
-//! [`schedule`], [`outliers`] and [`capacity`] do not depend on phones: they plan, split and pack.
+//! [`schedule`] and [`outliers`] do not depend on phones: they plan and split.
 
-pub mod capacity;
-#[cfg(test)]
-mod capacity_tests;
 mod draw;
 mod figures;
 #[cfg(test)]

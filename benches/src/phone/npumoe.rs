@@ -8,9 +8,12 @@
 
 use fastrand::Rng;
 
+use emberflow_engine::tiers::{
+    ExpertTimes, GroupLimits, Placement, RouteCounts, capacity, expected,
+};
+
 use crate::report::csv::Csv;
 
-use super::capacity::{ExpertTimes, GroupLimits, Residency, Routes, capacity, expected};
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
 use super::schedule::Planned;
@@ -28,6 +31,7 @@ const LIMITS: GroupLimits = GroupLimits {
     rows: ROWS,
     expert_bytes: 150_000_000,
     graph_bytes: 1_200_000_000,
+    short: false,
 };
 /// Time of the CPU over the NPU's, without a launch: the middle of 1.4 and 2.3 (2, Fig. 7).
 const CPU_SLOWER: f64 = 1.85;
@@ -103,7 +107,7 @@ fn pass(random: &mut Rng) -> Vec<u64> {
 }
 
 /// The pieces of a layer: groups on the NPU, and the CPU's parallel work.
-fn graph(prices: &Prices, placed: &Residency, tokens: &[u64]) -> Vec<Work> {
+fn graph(prices: &Prices, placed: &Placement, tokens: &[u64]) -> Vec<Work> {
     let piece = |on: usize, ms: f64| Work {
         kind: "experts",
         on,
@@ -131,7 +135,7 @@ fn graph(prices: &Prices, placed: &Residency, tokens: &[u64]) -> Vec<Work> {
 /// A layer with capacities, groups and residency, or some of them.
 struct Variant {
     name: &'static str,
-    placed: Residency,
+    placed: Placement,
 }
 
 /// One capacity for all, tiers, groups, residency (5.8).
@@ -140,8 +144,8 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
         graph_bytes: 0,
         ..LIMITS
     };
-    let all_hot = |limits: &GroupLimits| Residency {
-        groups: limits.groups(loads),
+    let all_hot = |limits: &GroupLimits| Placement {
+        groups: limits.groups(loads, |_| true),
         on_cpu: Vec::new(),
     };
     let tiers = all_hot(&alone);
@@ -157,7 +161,7 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
         of("a graph for each expert", fixed),
         of("tiers", tiers),
         of("groups", all_hot(&LIMITS)),
-        of("residency", LIMITS.place(loads, prices)),
+        of("residency", LIMITS.place(loads, |_| true, prices)),
     ]
 }
 
@@ -165,13 +169,13 @@ fn variants(prices: &Prices, loads: &[f64]) -> [Variant; 4] {
 struct Outcome {
     name: &'static str,
     seconds: f64,
-    routes: Routes,
+    routes: RouteCounts,
     /// The first pass.
     part: Lanes,
 }
 
 fn run(prices: &Prices, variant: &Variant, passes: &[Vec<u64>]) -> Outcome {
-    let mut routes = Routes::default();
+    let mut routes = RouteCounts::default();
     let mut seconds = 0.0;
     let mut part = None;
     for tokens in passes {
@@ -204,8 +208,8 @@ impl Variants {
         let mut random = Rng::with_seed(5);
         let mut passes = || (0..PASSES).map(|_| pass(&mut random)).collect::<Vec<_>>();
         let (seen, passes) = (passes(), passes());
-        let sum = |expert: usize| seen.iter().map(|tokens| tokens[expert]).sum();
-        let counted: Vec<u64> = (0..EXPERTS).map(sum).collect();
+        let sum = |expert: usize| seen.iter().map(|tokens| tokens[expert]).sum::<u64>();
+        let counted: Vec<f64> = (0..EXPERTS).map(|expert| sum(expert) as f64).collect();
         let loads = expected(&counted, ROWS, CHOSEN);
         let all = variants(&prices, &loads);
         Self {

@@ -7,11 +7,11 @@ use emberflow::cli::{EngineArgs, ModelArg, SparsityArg};
 use emberflow::model::{open_model, open_observed, open_routed};
 use emberflow::text::Tokens;
 use emberflow::{Failure, progress};
+use emberflow_engine::tiers::{GroupLimits, Placement, RouteCounts, expected, imbalance};
 use emberflow_engine::{Engine, FfnSeen, Logits};
 use emberflow_models::demo::Demo;
 use serde::Serialize;
 
-use super::capacity::{GroupLimits, Residency, Routes, expected, imbalance};
 use super::outliers::{ChannelCounts, MOST, Shadowed};
 
 use crate::cli::PhoneArgs;
@@ -28,12 +28,12 @@ pub struct Routed {
     pub chosen: usize,
     /// Busiest expert over the mean, by layer.
     pub imbalance: Vec<f64>,
-    /// Routes of all passes and layers.
+    /// RouteCounts of all passes and layers.
     #[serde(flatten)]
-    pub routes: Routes,
+    pub routes: RouteCounts,
     /// Rows of graphs without a token.
     pub padding_share: f64,
-    /// Routes beyond a capacity.
+    /// RouteCounts beyond a capacity.
     pub overflow_share: f64,
     /// Share of the most popular four and eight experts that are equally popular in both halves.
     pub overlap: [f64; 2],
@@ -215,14 +215,16 @@ impl Seen {
                 rows,
                 expert_bytes: 1,
                 graph_bytes: u64::MAX,
+                short: false,
             };
             let scale = [0, 1].map(|i| {
                 let mean = layer.squares[i] / layer.values[i].max(1) as f64;
                 (beyond * mean.sqrt()) as f32 / MOST as f32
             });
+            let visits: Vec<f64> = layer.visits.iter().map(|&n| n as f64).collect();
             CountedLayer {
-                placed: Residency {
-                    groups: limits.groups(&expected(&layer.visits, rows, layer.chosen)),
+                placed: Placement {
+                    groups: limits.groups(&expected(&visits, rows, layer.chosen), |_| true),
                     on_cpu: Vec::new(),
                 },
                 visits: vec![0; layer.visits.len()],
@@ -232,13 +234,13 @@ impl Seen {
         };
         Counted {
             layers: self.layers.iter().map(of).collect(),
-            routes: Routes::default(),
+            routes: RouteCounts::default(),
         }
     }
 }
 
 struct CountedLayer {
-    placed: Residency,
+    placed: Placement,
     visits: Vec<u64>,
     scale: [f32; 2],
     counts: [Option<ChannelCounts>; 2],
@@ -247,7 +249,7 @@ struct CountedLayer {
 /// The second half.
 struct Counted {
     layers: Vec<CountedLayer>,
-    routes: Routes,
+    routes: RouteCounts,
 }
 
 impl Counted {

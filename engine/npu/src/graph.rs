@@ -119,18 +119,25 @@ impl Form {
 
     /// The model that multiplies a tile; `None` if there is none with such numbers.
     pub(crate) fn model(&self, tile: Tile, numbers: Numbers) -> Option<Vec<u8>> {
-        match (numbers, self.summed) {
-            (Numbers::Integers, Summed::ByGroup) => Some(self.by_group(tile)),
-            (Numbers::Integers, Summed::ByRow(_)) => Some(self.by_row(tile)),
-            (Numbers::Floats(floats), _) => self.float_model(tile, floats),
+        match numbers {
+            Numbers::Integers => Some(self.added(Graph::new("sums"), tile).model()),
+            Numbers::Floats(floats) => self.float_model(tile, floats),
         }
     }
 
-    /// The model with a sum for each row, and one for its outliers.
-    fn by_row(&self, Tile { height, width }: Tile) -> Vec<u8> {
+    /// A graph of integers, and what multiplies a tile.
+    pub(crate) fn added(&self, graph: Graph, tile: Tile) -> Graph {
+        match self.summed {
+            Summed::ByGroup => self.by_group(graph, tile),
+            Summed::ByRow(_) => self.by_row(graph, tile),
+        }
+    }
+
+    /// Adds a sum for each row, and one for its outliers.
+    fn by_row(&self, graph: Graph, Tile { height, width }: Tile) -> Graph {
         let (groups, count) = (self.groups, self.outliers());
         let (n, bytes) = (groups * GROUP, self.weights.group_bytes());
-        let graph = Graph::new("row sums")
+        let graph = graph
             .input(WEIGHTS, self.weights.element(), &[height, self.row_bytes])
             .input(TOKENS, Element::I8, &[width, groups, GROUP])
             .output(SUMS, Element::I32, &[self.sums(), height, width])
@@ -154,9 +161,7 @@ impl Form {
             .node("MatMulInteger", &["matrix", "x", "less"], "all", None),
         };
         if count == 0 {
-            return graph
-                .node("Reshape", &["all", "one sum"], SUMS, None)
-                .model();
+            return graph.node("Reshape", &["all", "one sum"], SUMS, None);
         }
         graph
             .input(OUTLIERS, Element::I8, &[height, count])
@@ -171,11 +176,10 @@ impl Form {
                 SUMS,
                 Some(("axis", Attribute::Number(0))),
             )
-            .model()
     }
 
-    /// The model with a sum for each group.
-    fn by_group(&self, tile: Tile) -> Vec<u8> {
+    /// Adds a sum for each group.
+    fn by_group(&self, graph: Graph, tile: Tile) -> Graph {
         let Self {
             weights,
             groups,
@@ -184,7 +188,7 @@ impl Form {
         } = *self;
         let Tile { height, width } = tile;
         let bytes = weights.group_bytes();
-        let graph = Graph::new("group sums")
+        let graph = graph
             .input(WEIGHTS, weights.element(), &[height, row_bytes])
             .input(TOKENS, Element::I8, &[width, groups, GROUP])
             .output(SUMS, Element::I32, &[groups, height, width])
@@ -196,13 +200,12 @@ impl Form {
             .node("Reshape", &["rows", "by group"], "grouped", None)
             .node("Transpose", &["grouped"], "stored", permuted(&[1, 0, 2]))
             .node("Transpose", &[TOKENS], "x", permuted(&[1, 2, 0]));
-        let graph = match weights {
+        match weights {
             Weights::Bytes => graph.node("MatMulInteger", &["stored", "x"], SUMS, None),
             Weights::Nibbles(less) => {
                 nibbles(graph, less).node("MatMulInteger", &["w", "x", "less"], SUMS, None)
             }
-        };
-        graph.model()
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! A provider, and the sessions that compute its graphs.
 
+mod groups;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
@@ -16,6 +18,7 @@ use crate::error::Error;
 use crate::graph::{
     Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
 };
+use crate::groups::GroupSessions;
 use crate::library::{Library, library};
 use crate::provider::Provider;
 use crate::tiles::TimedTiles;
@@ -93,6 +96,7 @@ pub struct Npu {
     sessions: HashMap<Key, Session>,
     /// Times of graphs, also of those that were given back.
     times: HashMap<Form, TimedTiles>,
+    groups: GroupSessions,
     compiled: u64,
     runs: u64,
     /// Operands of a short tile, padded.
@@ -129,6 +133,7 @@ impl Npu {
             numbers: HashMap::new(),
             sessions: HashMap::new(),
             times: HashMap::new(),
+            groups: GroupSessions::new(),
             compiled: 0,
             runs: 0,
             rows: Vec::new(),
@@ -260,6 +265,7 @@ impl Npu {
     pub fn clear(&mut self) {
         self.sessions.clear();
         self.numbers.clear();
+        self.groups.clear();
     }
 
     /// The session of a graph that is compiled, or that is a file's.

@@ -84,22 +84,47 @@ impl Attribute<'_> {
 
 /// A graph. Values have names; nodes come in the order in which they are computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Graph(Message);
+pub(crate) struct Graph {
+    fields: Message,
+    /// Begins the name of every value that is added.
+    prefix: String,
+}
 
 impl Graph {
     /// A graph of this name.
     pub fn new(name: &str) -> Self {
-        Self(Message::default().text(2, name))
+        Self {
+            fields: Message::default().text(2, name),
+            prefix: String::new(),
+        }
+    }
+
+    /// Values that are added from here on have names that begin so: the same nodes may be added again for other inputs.
+    pub fn prefixed(self, prefix: String) -> Self {
+        Self { prefix, ..self }
+    }
+
+    fn with(self, field: u64, message: &Message) -> Self {
+        Self {
+            fields: self.fields.message(field, message),
+            ..self
+        }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     /// Adds an input.
     pub fn input(self, name: &str, of: Element, shape: &[usize]) -> Self {
-        Self(self.0.message(11, &value(name, of, shape)))
+        let value = value(&self.name(name), of, shape);
+        self.with(11, &value)
     }
 
     /// Adds an output.
     pub fn output(self, name: &str, of: Element, shape: &[usize]) -> Self {
-        Self(self.0.message(12, &value(name, of, shape)))
+        let value = value(&self.name(name), of, shape);
+        self.with(12, &value)
     }
 
     /// Adds a constant of one byte.
@@ -126,7 +151,8 @@ impl Graph {
 
     fn constant(self, name: &str, of: Element, shape: &[u64], bytes: &[u8]) -> Self {
         let tensor = Message::default().numbers(1, shape).number(2, of as u64);
-        Self(self.0.message(5, &tensor.text(8, name).bytes(9, bytes)))
+        let tensor = tensor.text(8, &self.name(name)).bytes(9, bytes);
+        self.with(5, &tensor)
     }
 
     /// Adds a node with one output.
@@ -139,13 +165,14 @@ impl Graph {
     ) -> Self {
         let mut node = Message::default();
         for input in inputs {
-            node = node.text(1, input);
+            node = node.text(1, &self.name(input));
         }
-        node = node.text(2, output).text(3, output).text(4, operator);
+        let output = self.name(output);
+        node = node.text(2, &output).text(3, &output).text(4, operator);
         if let Some((name, attribute)) = attribute {
             node = node.message(5, &attribute.message(name));
         }
-        Self(self.0.message(1, &node))
+        self.with(1, &node)
     }
 
     /// The bytes of a model of this graph.
@@ -154,7 +181,7 @@ impl Graph {
         let model = Message::default()
             .number(1, IR_VERSION)
             .text(2, "emberflow");
-        model.message(7, &self.0).message(8, &operators).0
+        model.message(7, &self.fields).message(8, &operators).0
     }
 }
 
@@ -207,7 +234,7 @@ mod tests {
         let mut expected = b"\x12\x01g\x0a".to_vec();
         expected.push(node.len() as u8);
         expected.extend_from_slice(node);
-        assert_eq!(graph.0.0, expected);
+        assert_eq!(graph.fields.0, expected);
         let model = graph.model();
         assert!(model.starts_with(b"\x08\x08\x12\x09emberflow"));
         assert!(model.ends_with(b"\x42\x04\x0a\x00\x10\x12"));

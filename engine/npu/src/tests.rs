@@ -2,7 +2,7 @@
 //! `EMBERFLOW_NEEDS_ONNXRUNTIME`, which CI sets, they fail. CI runs them twice: on ONNX Runtime's kernels and on OpenVINO's.
 
 use crate::graph::GROUP;
-use crate::{Form, Npu, Operands, Provider, Summed, Sums, Weights};
+use crate::{Form, GroupForm, Npu, Operands, Provider, Summed, Sums, Weights};
 
 /// What stands in for an NPU.
 fn npu() -> Option<Npu> {
@@ -34,7 +34,7 @@ impl Case {
         bytes[0] = 0x80;
         let len = tokens * form.groups * GROUP;
         let mut x: Vec<i8> = (0..len).map(|_| random.i8(-127..)).collect();
-        x[0] = -127;
+        x.iter_mut().take(1).for_each(|x| *x = -127);
         let outliers = [rows, tokens].map(|count| {
             let count = count * form.outliers();
             (0..count).map(|_| random.i8(-127..)).collect()
@@ -207,6 +207,62 @@ fn sums_by_group_need_integers() {
     assert!(error.to_string().contains("q8c"), "{error}");
 }
 
+/// Experts of a group have the sums that each has alone, whatever they have of their capacity; one run computes as many as a
+/// graph holds.
+#[test]
+fn groups_of_experts_have_the_sums_of_each() {
+    let Some(mut npu) = npu() else { return };
+    let summed = [Summed::ByGroup, Summed::ByRow(0), Summed::ByRow(9)];
+    let forms = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
+    for (weights, summed) in forms
+        .into_iter()
+        .flat_map(|of| summed.map(|summed| (of, summed)))
+    {
+        // Rows of the second need several graphs of the larger groups, the last of them short.
+        for (groups, rows, capacity) in [(3, 160, 16), (9, 450, 64)] {
+            let row_bytes = groups * weights.group_bytes() + 2 * groups + 5;
+            let form = Form {
+                weights,
+                summed,
+                groups,
+                row_bytes,
+            };
+            let of = GroupForm {
+                form,
+                rows,
+                capacity,
+            };
+            npu.prepare_groups(of).unwrap();
+            for count in [1, 3, 4, 7, 16, 21] {
+                let tokens = |expert: usize| [capacity, 0, 1, capacity / 2 + 1][expert % 4];
+                let cases = (0..count).map(|expert| Case::new(form, [rows, tokens(expert)]));
+                let cases: Vec<Case> = cases.collect();
+                let operands: Vec<Operands<'_>> = cases.iter().map(Case::operands).collect();
+                let mut seen = vec![0; count];
+                let compare = |expert: usize, tile: Sums<'_>| {
+                    for (r, row) in tile.rows.clone().enumerate() {
+                        for (t, token) in tile.tokens.clone().enumerate() {
+                            for g in 0..form.sums() {
+                                let found = tile.sums[g * tile.group + r * tile.width + t];
+                                let expected = cases[expert].expected(row, token, g);
+                                assert_eq!(found, expected, "{of:?}, {expert} of {count}");
+                            }
+                            seen[expert] += 1;
+                        }
+                    }
+                };
+                let ran = npu.multiply_group(of, &operands, compare).unwrap();
+                let all: Vec<usize> = (0..count).map(|expert| rows * tokens(expert)).collect();
+                assert_eq!(seen, all);
+                assert!(ran.rows >= (count * capacity) as u64);
+                if count == 16 && groups == 3 {
+                    assert!(ran.runs <= 2, "{ran:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_an_error() {
     let Some(mut npu) = npu() else { return };
@@ -231,6 +287,20 @@ fn what_does_not_fit_is_an_error() {
     assert!(unprepared.to_string().contains("not prepared"));
     npu.prepare(form).unwrap();
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 64]), none).is_ok());
+    let of = GroupForm {
+        form,
+        rows: 1,
+        capacity: 16,
+    };
+    let group = |npu: &mut Npu, rows: &[u8], tokens: &[i8]| {
+        npu.multiply_group(of, &[plain(rows, tokens)], |_, _| {})
+    };
+    let unprepared = group(&mut npu, &[0; 68], &[0; 64]).unwrap_err();
+    assert!(unprepared.to_string().contains("not prepared"));
+    npu.prepare_groups(of).unwrap();
+    assert!(group(&mut npu, &[0; 68], &[0; 64]).is_ok());
+    assert!(group(&mut npu, &[0; 136], &[0; 64]).is_err());
+    assert!(group(&mut npu, &[0; 68], &[0; 17 * 64]).is_err());
     assert!(npu.multiply(form, plain(&[0; 67], &[0; 64]), none).is_err());
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 63]), none).is_err());
     npu.clear();

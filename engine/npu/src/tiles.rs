@@ -20,7 +20,7 @@ pub const RUN_BYTES: usize = 8 << 20;
 
 impl Form {
     /// Bytes of a run.
-    fn bytes(&self, tile: Tile, numbers: Numbers) -> usize {
+    pub(crate) fn bytes(&self, tile: Tile, numbers: Numbers) -> usize {
         let Tile { height, width } = tile;
         if numbers != Numbers::Integers {
             return self.float_bytes(tile);

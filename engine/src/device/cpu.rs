@@ -30,6 +30,7 @@ impl CpuDevice {
             per_channel: true,
             grouped: true,
             halves: false,
+            groups: true,
             work_bytes: 0,
             kernels: ["the CPU's", "the CPU's"].map(String::from),
         };

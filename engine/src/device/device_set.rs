@@ -15,11 +15,12 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use emberflow_storage::trace::Tracer;
 
+use super::experts::MOST_EXPERTS;
 use super::in_use::{Devices, MOST_DEVICES};
 use super::shared::Samples;
 use super::{
-    Clusters, DeviceError, HostBytes, InUse, NeuronRows, Part, PartKind, Program, Sums, Taken,
-    Ticket, Work,
+    Clusters, DeviceError, ExpertGroup, ExpertRows, HostBytes, InUse, Input, NeuronRows, Part,
+    PartKind, Program, Sums, Taken, Ticket, Work,
 };
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
@@ -85,6 +86,17 @@ struct Underway {
     start: u64,
 }
 
+/// A group of experts under way on a device.
+struct UnderwayGroup {
+    device: usize,
+    ticket: Ticket,
+    experts: usize,
+    clusters: usize,
+    values: usize,
+    layer: u64,
+    start: u64,
+}
+
 /// Devices that compute clusters together.
 pub(crate) struct DeviceSet {
     devices: Devices,
@@ -93,6 +105,7 @@ pub(crate) struct DeviceSet {
     d: usize,
     parts: Vec<EachPart>,
     underway: Option<Underway>,
+    group: Option<UnderwayGroup>,
     /// Sums of a device's clusters, and what the pieces so far come to.
     sums: Vec<f32>,
     total: Vec<f32>,
@@ -111,6 +124,7 @@ impl DeviceSet {
             d,
             parts: Vec::new(),
             underway: None,
+            group: None,
             sums: Vec::new(),
             total: Vec::new(),
             total_alone: false,
@@ -326,11 +340,85 @@ impl DeviceSet {
         Ok((!lost).then_some(()))
     }
 
+    /// Begins a group of experts of a layer, of which each has its tokens of `input`, on the first device. `None` where it was
+    /// lost: they are not computed.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on.
+    pub fn submit_group<'a>(
+        &mut self,
+        group: ExpertGroup<'a>,
+        input: Input<'_>,
+        layer: usize,
+    ) -> Result<Option<()>, Error> {
+        let Some(device) = self.live().next().cloned() else {
+            return Ok(None);
+        };
+        let part = |of: &ExpertRows<'a>| {
+            let part = self.parts[of.part.0].each[device.number];
+            let part = part.ok_or_else(|| device.failed("was not given these neurons"))?;
+            Ok(ExpertRows { part, ..*of })
+        };
+        let experts = group.experts.iter().map(part);
+        let experts: Result<ArrayVec<ExpertRows<'_>, MOST_EXPERTS>, DeviceError> =
+            experts.collect();
+        let start = self.tracer.now();
+        let submitted = experts.and_then(|experts| {
+            let experts = &experts;
+            let group = ExpertGroup { experts, ..group };
+            device.backend().submit(&Work::Experts(group, input))
+        });
+        let Some(ticket) = device.or_lost(submitted)? else {
+            return Ok(None);
+        };
+        self.group = Some(UnderwayGroup {
+            device: device.number,
+            ticket,
+            experts: group.experts.len(),
+            clusters: (group.experts.iter())
+                .map(|expert| expert.neurons.div_ceil(CLUSTER))
+                .sum(),
+            values: group.values(),
+            layer: layer as u64,
+            start,
+        });
+        Ok(Some(()))
+    }
+
+    /// Waits for the group under way, of which `out` takes the hidden values. `None` where the device was lost.
+    ///
+    /// # Errors
+    /// The device's, unless the CPU can go on.
+    pub fn take_group(&mut self, out: &mut [f32]) -> Result<Option<Taken>, Error> {
+        let Some(group) = self.group.take() else {
+            return Ok(Some(Taken::default()));
+        };
+        let device = &self.devices[group.device];
+        let taken = device.backend().take(group.ticket, out);
+        let Some(taken) = device.or_lost(taken)? else {
+            return Ok(None);
+        };
+        device.count(group.clusters, 0);
+        (self.tracer).accelerator(
+            device.number,
+            &trace::EXPERTS,
+            [group.layer, group.experts as u64],
+            group.start,
+            nanoseconds(taken.took),
+        );
+        Ok(Some(taken))
+    }
+
     /// Whether the work under way is done, or there is none; does not wait. `None` where a device was lost.
     ///
     /// # Errors
     /// A device's, unless the CPU can go on.
     pub fn is_free(&self) -> Result<Option<bool>, Error> {
+        if let Some(group) = &self.group {
+            let device = &self.devices[group.device];
+            let done = device.backend().poll(group.ticket);
+            return device.or_lost(done);
+        }
         for given in self.underway.iter().flat_map(|underway| &underway.given) {
             let device = &self.devices[given.device];
             let done = device.backend().poll(given.ticket);
@@ -405,6 +493,14 @@ impl DeviceSet {
     /// # Errors
     /// A device's, unless the CPU can go on.
     pub fn discard(&mut self) -> Result<(), Error> {
+        if let Some(group) = self.group.take() {
+            let device = &self.devices[group.device];
+            self.sums.resize(group.values, 0.0);
+            if device.lost().is_none() {
+                let taken = device.backend().take(group.ticket, &mut self.sums);
+                device.or_lost(taken)?;
+            }
+        }
         let Some(underway) = self.underway.take() else {
             return Ok(());
         };

@@ -1,7 +1,11 @@
 //! Devices whose memory is the process's: parts are bytes of it, and a thread computes. How, an [`Arithmetic`] says.
 
+mod experts;
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -10,8 +14,8 @@ use emberflow_kernels::{Activations, ActivationsRef, Cpu, Row};
 use emberflow_storage::prefer_huge_pages;
 
 use super::{
-    Backend, Block, Clusters, DenseShape, DeviceError, Facts, HostBytes, Input, NeuronRows, Part,
-    PartKind, Program, SharedMatrix, Sums, Taken, Ticket, Work,
+    Backend, Block, Clusters, DenseShape, DeviceError, Facts, GraphRuns, HostBytes, Input,
+    NeuronRows, Part, PartKind, PickedTokens, Program, SharedMatrix, Sums, Taken, Ticket, Work,
 };
 use crate::cluster::CLUSTER;
 
@@ -36,6 +40,26 @@ pub trait Arithmetic: Send + 'static {
     /// # Errors
     /// The driver's.
     fn hidden(&mut self, task: &Task, hidden: &mut Vec<f32>) -> Result<u64, String>;
+
+    /// Adds the hidden values of several experts, `[neurons × rows]` each: one after the other, unless it has graphs for
+    /// groups. Returns how many fired, and what was run.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn experts(
+        &mut self,
+        experts: &[Task],
+        _capacity: usize,
+        hidden: &mut Vec<f32>,
+    ) -> Result<(u64, GraphRuns), String> {
+        let (mut fired, mut graphs) = (0, GraphRuns::default());
+        for expert in experts {
+            fired += self.hidden(expert, hidden)?;
+            graphs.runs += 1;
+            graphs.places += expert.rows() as u64;
+        }
+        Ok((fired, graphs))
+    }
 
     /// What the neurons of a cluster with these hidden values come to for each row, in place of `sums`, `[rows × d]`.
     fn sum(&mut self, task: &Task, cluster: usize, hidden: &[f32], sums: &mut [f32]);
@@ -128,15 +152,25 @@ pub struct Tokens {
 
 impl Tokens {
     fn new(grouped: bool, x: &[f32], quantized: ActivationsRef<'_>) -> Self {
-        let mut copy = Activations::with_capacity(quantized.n(), quantized.tokens());
-        copy.clear(quantized.n());
-        for row in 0..quantized.tokens() {
-            copy.push(quantized, row);
+        let all = PickedTokens::From(0, quantized.tokens());
+        Self::picked(grouped, Input { x, quantized }, all)
+    }
+
+    /// A copy of some tokens.
+    fn picked(grouped: bool, input: Input<'_>, some: PickedTokens<'_>) -> Self {
+        let n = input.quantized.n();
+        let mut copy = Self {
+            x: Vec::with_capacity(if grouped { 0 } else { some.count() * n }),
+            quantized: Activations::with_capacity(n, some.count()),
+        };
+        copy.quantized.clear(n);
+        for token in some.each() {
+            copy.quantized.push(input.quantized, token);
+            if !grouped {
+                copy.x.extend_from_slice(&input.x[token * n..][..n]);
+            }
         }
-        Self {
-            x: if grouped { Vec::new() } else { x.to_vec() },
-            quantized: copy,
-        }
+        copy
     }
 
     /// The product of a row with a token.
@@ -212,7 +246,7 @@ impl Task {
             of: self.sums,
             vectors: rows,
             d,
-            ..Answer::plain(sums, Taken { fired, took })
+            ..Answer::plain(sums, taken(fired, took))
         })
     }
 }
@@ -243,6 +277,15 @@ impl Answer {
     }
 }
 
+/// What came out besides sums, in so much time.
+fn taken(fired: u64, took: Duration) -> Taken {
+    Taken {
+        fired,
+        took,
+        ..Taken::default()
+    }
+}
+
 /// What a part has.
 enum HostPart {
     Neurons(Arc<Rows>),
@@ -256,6 +299,8 @@ pub struct HostDevice<A> {
     shape: Option<DenseShape>,
     parts: Vec<Option<HostPart>>,
     underway: Option<Receiver<Result<Answer, String>>>,
+    /// The answer of the work under way, once it was polled.
+    answered: Option<Result<Answer, String>>,
     /// What work came to whose total goes on.
     total: Vec<f32>,
     /// Longest wait for a piece of work, or for what a program needs.
@@ -273,6 +318,7 @@ impl<A: Arithmetic> HostDevice<A> {
             shape: None,
             parts: Vec::new(),
             underway: None,
+            answered: None,
             total: Vec::new(),
             longest: LONGEST,
             hangs: false,
@@ -319,7 +365,7 @@ impl<A: Arithmetic> HostDevice<A> {
                 let _ = send.send(work(&mut by));
             })
             .map_err(|e| self.failed(format!("cannot start a thread: {e}")))?;
-        self.underway = Some(receive);
+        (self.underway, self.answered) = (Some(receive), None);
         Ok(Ticket::Work)
     }
 
@@ -391,8 +437,7 @@ impl<A: Arithmetic> HostDevice<A> {
             for (matrix, rows) in blocks {
                 by.products(&matrix, rows, &tokens, &mut products)?;
             }
-            let (fired, took) = (0, submitted.elapsed());
-            Ok(Answer::plain(products, Taken { fired, took }))
+            Ok(Answer::plain(products, taken(0, submitted.elapsed())))
         })
     }
 }
@@ -477,12 +522,22 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
         match work {
             Work::Clusters(work) => self.begin_clusters(work),
             Work::Products(blocks, input) => self.begin_products(blocks, *input),
+            Work::Experts(group, input) => self.begin_experts(*group, *input),
         }
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError> {
-        // Sums are taken in once they are asked for.
-        Ok(ticket != Ticket::Work)
+        let Some(underway) = self.underway.as_ref().filter(|_| ticket == Ticket::Work) else {
+            return Ok(true);
+        };
+        if self.answered.is_none() {
+            match underway.try_recv() {
+                Ok(answer) => self.answered = Some(answer),
+                Err(TryRecvError::Empty) => return Ok(false),
+                Err(TryRecvError::Disconnected) => {}
+            }
+        }
+        Ok(true)
     }
 
     fn take(&mut self, ticket: Ticket, out: &mut [f32]) -> Result<Taken, DeviceError> {
@@ -491,7 +546,10 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
         }
         let underway = self.underway.take();
         let underway = underway.ok_or_else(|| self.failed("has no such work"))?;
-        let answer = underway.recv_timeout(self.longest);
+        let answer = match self.answered.take() {
+            Some(answer) => Ok(answer),
+            None => underway.recv_timeout(self.longest),
+        };
         self.hangs = answer.as_ref().err() == Some(&RecvTimeoutError::Timeout);
         self.answers()?;
         let answer = answer.map_err(|_| self.failed("stopped in the middle"))?;
@@ -511,7 +569,7 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
     }
 
     fn clear(&mut self) {
-        self.underway = None;
+        (self.underway, self.answered) = (None, None);
         self.parts.clear();
         self.total = Vec::new();
     }
@@ -526,71 +584,4 @@ pub(super) fn put<T>(places: &mut Vec<Option<T>>, value: T) -> Part {
         None => places.push(Some(value)),
     }
     Part(number)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::{CpuDevice, ProductRoom};
-
-    /// A driver that hangs in the first call.
-    struct Hangs(Receiver<()>);
-
-    impl Arithmetic for Hangs {
-        fn prepare(&mut self, _: &Program) -> Result<(), String> {
-            self.0.recv().map_err(|e| e.to_string())
-        }
-
-        fn hidden(&mut self, _: &Task, _: &mut Vec<f32>) -> Result<u64, String> {
-            Err("is not prepared".into())
-        }
-
-        fn sum(&mut self, _: &Task, _: usize, _: &[f32], _: &mut [f32]) {}
-
-        fn products(
-            &mut self,
-            _: &SharedMatrix,
-            _: Range<usize>,
-            _: &Tokens,
-            _: &mut Vec<f32>,
-        ) -> Result<(), String> {
-            Err("is not prepared".into())
-        }
-    }
-
-    #[test]
-    fn a_device_that_hangs_while_it_compiles_is_an_error() {
-        let (end, ended) = channel::<()>();
-        let facts = CpuDevice::new().facts().clone();
-        let mut device = HostDevice::computing(facts, Hangs(ended));
-        device.longest = Duration::from_millis(1);
-        let program = Program::Products {
-            dtype: emberflow_kernels::DType::Q8,
-            cols: 32,
-        };
-        let error = device.prepare(&program).unwrap_err();
-        assert!(error.what.contains("did not answer"), "{error}");
-        assert_eq!(device.prepare(&program), Err(error));
-        drop(end);
-    }
-
-    #[test]
-    fn a_device_that_hangs_is_lost() {
-        let mut device = CpuDevice::new();
-        device.longest = Duration::from_millis(1);
-        let (end, ended) = channel::<()>();
-        let hangs = device.begin(move |_| {
-            let _ = ended.recv();
-            Err(String::new())
-        });
-        let error = device.take(hangs.unwrap(), &mut []).unwrap_err();
-        assert!(error.what.contains("did not answer"), "{error}");
-        // Nothing waits for its thread.
-        let room = Program::ProductRoom(ProductRoom::default());
-        assert_eq!(device.prepare(&room), Err(error.clone()));
-        let more = device.begin(|_| Err(String::new()));
-        assert_eq!(more, Err(error));
-        device.clear();
-        drop(end);
-    }
 }

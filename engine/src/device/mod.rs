@@ -15,6 +15,7 @@ pub mod check;
 mod choice;
 mod cpu;
 mod device_set;
+mod experts;
 mod host;
 mod in_use;
 mod npu;
@@ -42,6 +43,9 @@ pub use self::check::{Entry, Found, Times, Verdict, Verdicts, checked};
 pub use self::choice::{DeviceChoice, DeviceChoices};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::device_set::{DeviceSet, Failure, Failures};
+pub use self::experts::{
+    ExpertGroup, ExpertRows, GraphRuns, GroupShape, MOST_EXPERTS, PickedTokens,
+};
 pub use self::in_use::MOST_DEVICES;
 pub(crate) use self::in_use::{Devices, InUse};
 pub use self::npu::NpuDevice;
@@ -78,6 +82,8 @@ pub struct Facts {
     pub per_channel: bool,
     /// It may compute with floats of 16 bits.
     pub halves: bool,
+    /// It computes Gate and Up of several experts at once.
+    pub groups: bool,
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
     /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
@@ -239,6 +245,8 @@ pub struct Taken {
     pub fired: u64,
     /// Time from submission to the end by the device's clock; zero without one.
     pub took: Duration,
+    /// Of groups of experts: what was run for them.
+    pub graphs: GraphRuns,
 }
 
 /// What a back end makes ready.
@@ -257,6 +265,8 @@ pub enum Program {
     Room(Room),
     /// Buffers for products, in place of those before.
     ProductRoom(ProductRoom),
+    /// Groups of experts of a size, after the FFN: what they need, besides what was made before.
+    Groups(GroupShape),
 }
 
 /// What a part of a back end's memory is for.
@@ -281,6 +291,9 @@ pub enum Work<'a> {
     Clusters(Clusters<'a>),
     /// Rows of matrices × all tokens of an input: `[tokens × rows]`, block by block.
     Products(&'a [Block], Input<'a>),
+    /// Hidden values of several experts × some tokens of an input each: `[neurons × its tokens]`, expert by expert. On devices
+    /// that compute groups.
+    Experts(ExpertGroup<'a>, Input<'a>),
 }
 
 /// Rows of a matrix.
@@ -344,7 +357,7 @@ pub trait Backend: Send {
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError>;
 
     /// Waits for work, and copies what it comes to into `out`: sums `[clusters × rows × d]`, or of a total
-    /// `[rows × d]` and nothing of one that goes on; products; nothing of an upload.
+    /// `[rows × d]` and nothing of one that goes on; products; hidden values; nothing of an upload.
     ///
     /// # Errors
     /// The driver's, no such work, or an `out` of another length.

@@ -11,6 +11,8 @@
 //! The hidden values are floats and Down's scales differ from neuron to neuron, so no integer sum over neurons has the CPU's
 //! bits.
 
+mod experts;
+
 use std::ops::Range;
 use std::path::Path;
 
@@ -20,7 +22,7 @@ use emberflow_npu::{Form, Operands, Provider, RUN_BYTES, Summed, Weights};
 use emberflow_storage::profile::DeviceProfile;
 
 use super::host::{Arithmetic, HostDevice, Task, Tokens};
-use super::{DeviceError, Facts, Program, SharedMatrix};
+use super::{DeviceError, Facts, GraphRuns, Program, SharedMatrix};
 use crate::activation::{Gating, of_up};
 use crate::cluster::CLUSTER;
 
@@ -43,6 +45,8 @@ const OUTLIER_BYTES: usize = (OUTLIER_ROWS << 10) + TOKEN_BYTES / emberflow_kern
 pub struct Graphs {
     cpu: Cpu,
     npu: npu::Npu,
+    /// Format and width of the FFN's rows.
+    ffn: Option<(DType, usize)>,
     /// Quants of some tokens, as graphs read them.
     tokens: Vec<i8>,
     /// Sums of some products, each of all groups.
@@ -67,6 +71,7 @@ impl NpuDevice {
         let driver = npu::driver(Path::new(&path));
         let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
         let opened = opened.with_cache(folder.as_deref(), &driver);
+        let integers = opened.knows_integers();
         let listed = opened.listed();
         let file = Path::new(&listed.path).file_name().unwrap_or_default();
         let facts = Facts {
@@ -78,8 +83,9 @@ impl NpuDevice {
             rows_at_once: 1,
             floats: false,
             per_channel: true,
-            grouped: opened.knows_integers(),
+            grouped: integers,
             halves: provider.halves(),
+            groups: integers,
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
             kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };
@@ -117,9 +123,11 @@ impl Arithmetic for Graphs {
         let (dtype, cols) = match program {
             Program::Ffn(shape) => {
                 self.npu.clear();
+                self.ffn = Some((shape.dtype, shape.d));
                 (shape.dtype, shape.d)
             }
             Program::Products { dtype, cols } => (*dtype, *cols),
+            Program::Groups(shape) => return self.prepare_groups(*shape),
             Program::Room(_) | Program::ProductRoom(_) => {
                 (self.tokens, self.gathered) = (Vec::new(), Vec::new());
                 self.outliers = [Vec::new(), Vec::new()];
@@ -165,6 +173,15 @@ impl Arithmetic for Graphs {
             })?;
         }
         Ok(fired as u64)
+    }
+
+    fn experts(
+        &mut self,
+        experts: &[Task],
+        capacity: usize,
+        hidden: &mut Vec<f32>,
+    ) -> Result<(u64, GraphRuns), String> {
+        self.hidden_of_experts(experts, capacity, hidden)
     }
 
     fn sum(&mut self, task: &Task, cluster: usize, hidden: &[f32], sums: &mut [f32]) {
@@ -220,6 +237,57 @@ impl Multiplied<'_> {
         let (n, len) = (self.x.n(), self.dtype.row_bytes(self.x.n()));
         Row::inline(self.dtype, n, &self.bytes[row * len..][..len])
     }
+
+    /// The outliers of rows, and what those of the first row meet of each token.
+    fn picked(&self, tokens: &[i8]) -> [Vec<i8>; 2] {
+        let [mut outliers, mut picked] = [Vec::new(), Vec::new()];
+        for row in 0..self.count() {
+            outliers.extend_from_slice(bytemuck::cast_slice(Outliers::of(self.row(row)).quants));
+        }
+        let n = self.x.n();
+        let channels = Outliers::of(self.row(0)).channels;
+        for x in tokens.chunks_exact(token_len(n)) {
+            let at = |channel: [u8; 2]| x[..n].get(usize::from(u16::from_le_bytes(channel)));
+            picked.extend(channels.iter().map(|&channel| at(channel).unwrap_or(&0)));
+        }
+        [outliers, picked]
+    }
+
+    /// The products of a tile of which `tokens` are the quants: calls `then` with row, token and product. `gathered` has room
+    /// for the sums of [`TOGETHER`] of them. Graphs sum up the outliers of rows that have theirs in the channels of the first
+    /// row; the CPU sums up those of other rows.
+    fn fold(
+        &self,
+        cpu: Cpu,
+        tile: &npu::Sums<'_>,
+        tokens: &[i8],
+        gathered: &mut [i32],
+        mut then: impl FnMut(usize, usize, f32),
+    ) {
+        let (len, groups) = (token_len(self.x.n()), gathered.len() / TOGETHER);
+        let picked = Outliers::of(self.row(0)).channels;
+        for (r, row) in tile.rows.clone().enumerate() {
+            let weights = self.row(row);
+            let others = Some(Outliers::of(weights)).filter(|its| its.channels != picked);
+            for first in tile.tokens.clone().step_by(TOGETHER) {
+                let count = TOGETHER.min(tile.tokens.end - first);
+                let at = r * tile.width + first - tile.tokens.start;
+                for g in 0..groups {
+                    let sums = &tile.sums[g * tile.group + at..][..count];
+                    for (i, &sum) in sums.iter().enumerate() {
+                        gathered[i * groups + g] = sum;
+                    }
+                }
+                for (i, sums) in gathered.chunks_exact_mut(groups).take(count).enumerate() {
+                    let x = self.x.range(first + i, 1);
+                    if let (Some(its), [_, sum]) = (others, &mut *sums) {
+                        *sum = sum_of(its, &tokens[(first + i) * len..][..x.n()]);
+                    }
+                    then(row, first + i, dot_of_sums(cpu, weights, sums, x));
+                }
+            }
+        }
+    }
 }
 
 /// How many tokens of so many elements fit in [`TOKEN_BYTES`], at least one: a multiple of the widest graphs' where it can be.
@@ -251,6 +319,7 @@ impl Graphs {
         Self {
             cpu: Cpu::detect(),
             npu,
+            ffn: None,
             tokens: Vec::new(),
             gathered: Vec::new(),
             outliers: [Vec::new(), Vec::new()],
@@ -260,6 +329,11 @@ impl Graphs {
     /// Puts the quants of tokens as graphs read them.
     fn quantize(&mut self, x: ActivationsRef<'_>) {
         self.tokens.clear();
+        self.quantize_more(x);
+    }
+
+    /// Adds the quants of tokens.
+    fn quantize_more(&mut self, x: ActivationsRef<'_>) {
         let groups = x.n().div_ceil(emberflow_kernels::GROUP);
         (self.tokens).reserve_exact(x.tokens() * groups * emberflow_kernels::GROUP);
         for token in 0..x.tokens() {
@@ -316,21 +390,10 @@ impl Graphs {
 
     /// Gathers the outliers of rows, and what those of the first row meet of each token.
     fn pick(&mut self, of: &Multiplied<'_>) {
-        let [outliers, picked] = &mut self.outliers;
-        outliers.clear();
-        picked.clear();
-        if of.dtype != DType::Q4c {
-            return;
-        }
-        for row in 0..of.count() {
-            outliers.extend_from_slice(bytemuck::cast_slice(Outliers::of(of.row(row)).quants));
-        }
-        let n = of.x.n();
-        let channels = Outliers::of(of.row(0)).channels;
-        for x in self.tokens.chunks_exact(token_len(n)) {
-            let at = |channel: [u8; 2]| x[..n].get(usize::from(u16::from_le_bytes(channel)));
-            picked.extend(channels.iter().map(|&channel| at(channel).unwrap_or(&0)));
-        }
+        self.outliers = match of.dtype {
+            DType::Q4c => of.picked(&self.tokens),
+            _ => Default::default(),
+        };
     }
 
     /// The products of rows with tokens that are quantised, after [`pick`](Self::pick). Graphs sum up the outliers of rows that
@@ -341,35 +404,13 @@ impl Graphs {
         mut then: impl FnMut(usize, usize, f32),
     ) -> Result<(), String> {
         let form = form(of.dtype, of.x.n())?;
-        let (cpu, groups, gathered) = (self.cpu, form.sums(), &mut self.gathered);
-        gathered.resize(TOGETHER * groups, 0);
-        let (len, tokens) = (token_len(of.x.n()), &self.tokens);
-        let picked = match of.count() {
-            0 => return Ok(()),
-            _ => Outliers::of(of.row(0)).channels,
-        };
+        let (cpu, gathered, tokens) = (self.cpu, &mut self.gathered, &self.tokens);
+        gathered.resize(TOGETHER * form.sums(), 0);
+        if of.count() == 0 {
+            return Ok(());
+        }
         let fold = |tile: npu::Sums<'_>| {
-            for (r, row) in tile.rows.clone().enumerate() {
-                let weights = of.row(row);
-                let others = Some(Outliers::of(weights)).filter(|its| its.channels != picked);
-                for first in tile.tokens.clone().step_by(TOGETHER) {
-                    let count = TOGETHER.min(tile.tokens.end - first);
-                    let at = r * tile.width + first - tile.tokens.start;
-                    for g in 0..groups {
-                        let sums = &tile.sums[g * tile.group + at..][..count];
-                        for (i, &sum) in sums.iter().enumerate() {
-                            gathered[i * groups + g] = sum;
-                        }
-                    }
-                    for (i, sums) in gathered.chunks_exact_mut(groups).take(count).enumerate() {
-                        let x = of.x.range(first + i, 1);
-                        if let (Some(its), [_, sum]) = (others, &mut *sums) {
-                            *sum = sum_of(its, &tokens[(first + i) * len..][..x.n()]);
-                        }
-                        then(row, first + i, dot_of_sums(cpu, weights, sums, x));
-                    }
-                }
-            }
+            of.fold(cpu, &tile, tokens, gathered, &mut then);
         };
         let outliers = match form.outliers() {
             0 => [&[][..]; 2],

@@ -37,6 +37,7 @@ fn facts(of: &cl::Listed) -> Facts {
         per_channel: false,
         grouped: true,
         halves: false,
+        groups: false,
         work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }
@@ -311,6 +312,7 @@ impl Backend for OpenCl {
                 pairs: room.pairs,
             }),
             Program::ProductRoom(room) => self.device.make_product_room(room.input, room.results),
+            Program::Groups(_) => return Err(self.failed("computes no groups of experts")),
         };
         prepared.map_err(|e| self.failed(e))
     }
@@ -385,6 +387,7 @@ impl Backend for OpenCl {
         match work {
             Work::Clusters(work) => self.begin_clusters(work),
             Work::Products(blocks, input) => self.begin_products(blocks, *input),
+            Work::Experts(..) => Err(self.failed("computes no groups of experts")),
         }
     }
 
@@ -405,6 +408,7 @@ impl Backend for OpenCl {
         Ok(Taken {
             fired: taken.fired,
             took: Duration::from_nanos(taken.nanoseconds),
+            ..Taken::default()
         })
     }
 

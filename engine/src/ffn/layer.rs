@@ -79,7 +79,12 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let out = &mut out[..at.residual.len()];
+        let units = self.begin_groups(at)?;
         match self.first_rows(at) {
+            _ if !units.is_empty() => {
+                let units = &units;
+                self.sum_units(on, &LayerInput { units, ..*at }, None, out)?;
+            }
             0 => self.sum_units(on, at, None, out)?,
             rows => self.split_by_rows(on, at, rows, out)?,
         }
@@ -101,6 +106,8 @@ impl Ffn {
     ) -> Result<(), Error> {
         let mut gathered = std::mem::take(&mut self.gathered);
         out.fill(0.0);
+        let in_groups = at.units.iter().any(|unit| unit.group.is_some());
+        let grouped = if in_groups { at.units } else { &[] };
         let mut outcome = Ok(());
         let mut first = 0;
         while first < at.units.len() && outcome.is_ok() {
@@ -113,6 +120,7 @@ impl Ffn {
             let inputs = Inputs {
                 at: &part,
                 gathered: &gathered,
+                grouped,
                 streamed,
             };
             let after = if end == at.units.len() {
@@ -153,9 +161,13 @@ impl Ffn {
         let trace_layer = [at.number as u64, 0];
         self.store.tracer.section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
+        self.go_on_groups(inputs, None)?;
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
-            self.name(on, unit, inputs.of(unit))?;
+            match self.units[unit].group {
+                Some(_) => self.name_in_group(unit)?,
+                None => self.name(on, unit, inputs.of(unit))?,
+            }
         }
         self.report_recent(on, inputs);
         if after.is_empty() && inputs.streamed.is_none() {
@@ -219,6 +231,7 @@ impl Ffn {
                 end: first + clusters,
                 pairs,
                 named: false,
+                group: work.group,
                 gating: Gating {
                     activation: self.shape.kind.activation,
                     cut,

@@ -17,6 +17,7 @@
 mod devices;
 mod gates;
 mod gates_ahead;
+mod groups;
 mod layer;
 mod lookahead;
 mod name;

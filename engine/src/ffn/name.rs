@@ -25,7 +25,7 @@ use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::lanes::{BegunGates, GateProducts, mask};
+use crate::lanes::{BegunGates, DeviceLane, GateProducts, mask};
 use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -48,6 +48,8 @@ struct Naming<'a> {
     oracle: Option<&'a [u64]>,
     /// Leading clusters that a device computes.
     on_device: usize,
+    /// Devices compute groups of experts meanwhile.
+    devices_busy: bool,
     /// Gate rows, if resident.
     resident: Option<&'a Resident>,
     /// Every neuron is needed, firing or not.
@@ -110,7 +112,7 @@ impl Naming<'_> {
 
     /// Starts computing gates on a device, if all of them are needed.
     fn begin_on_device(&self, of: &Unit) -> Option<BegunGates> {
-        let resident = self.resident.filter(|_| !of.named)?;
+        let resident = self.resident.filter(|_| !of.named && !self.devices_busy)?;
         let own = self.on_device * CLUSTER..self.neurons;
         BegunGates::begin(resident, self.bank, own, self.gates.input)
     }
@@ -263,8 +265,7 @@ impl Ffn {
             features,
             &mut self.cutoffs,
         );
-        let single = of.rows == 1 && of.gating.top.is_none();
-        let oracle = single.then(|| self.oracle.next()).flatten();
+        let oracle = of.is_single().then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
         let on_device = self.store.outside.computes(of.bank);
@@ -288,6 +289,7 @@ impl Ffn {
             predictor,
             oracle,
             on_device,
+            devices_busy: self.lanes.iter().any(DeviceLane::is_in_groups),
             resident: known.then_some(&*resident),
             all: self.shape.dense,
             streams: self.store.outside.all_needed,
@@ -504,7 +506,7 @@ fn of_gates(clusters: usize, unit: usize, gates: &mut [f32]) -> Lanes<'_, u64, f
 }
 
 /// Marks every neuron of a unit as needed; the first `on_device` clusters are the device's.
-fn need_all(
+pub(super) fn need_all(
     store: &mut NeuronStore,
     unit: usize,
     neurons: usize,

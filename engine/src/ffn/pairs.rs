@@ -8,7 +8,7 @@ use super::units::{BankWork, Bias, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::lanes::{UnitRows, mask};
+use crate::lanes::{InGroup, UnitRows, mask};
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +24,8 @@ pub(super) struct Unit {
     /// Whether a mask restricts its pairs.
     pub named: bool,
     pub gating: Gating,
+    /// Where a device's hidden values come, if it computes them in a group.
+    pub group: Option<InGroup>,
 }
 
 impl Unit {
@@ -48,6 +50,11 @@ impl Unit {
             cut: self.gating.cut,
             bias: [from.bias.gate, from.bias.up],
         }
+    }
+
+    /// Whether it has one row, of which each gate is activated alone.
+    pub fn is_single(&self) -> bool {
+        self.rows == 1 && self.gating.top.is_none()
     }
 
     /// The first word of the mask that belongs to rows other than its own.
@@ -152,7 +159,7 @@ impl Gathered {
 
 /// Whether a unit has its own gathered rows instead of those of the layer.
 fn is_gathered(work: &BankWork<'_>) -> bool {
-    matches!(work.rows, Rows::Some(_)) || work.scales.is_some()
+    !matches!(work.rows, Rows::All(_)) || work.scales.is_some()
 }
 
 /// The values of `range`, or none if the list is empty.
@@ -173,6 +180,8 @@ pub(super) struct UnitInput<'a> {
 pub(super) struct Inputs<'a> {
     pub at: &'a LayerInput<'a>,
     pub gathered: &'a Gathered,
+    /// The units of the whole layer, if a device computes some in groups; else empty.
+    pub grouped: &'a [BankWork<'a>],
     /// Inputs of further rows that a device computes with all clusters.
     pub streamed: Option<UnitInput<'a>>,
 }

@@ -16,7 +16,7 @@ use super::sums::Job;
 use crate::ablation::Overlap;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
-use crate::lanes::{Wait, mask};
+use crate::lanes::{DeviceLane, Wait, mask};
 use crate::store::Step;
 
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
@@ -36,6 +36,7 @@ impl Ffn {
         self.leave_each(inputs, &group);
         self.begin_group(inputs, &group);
         self.go_on(inputs, Wait::No)?;
+        self.wait_for_groups(inputs, &group)?;
         let is_own =
             |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_on_device(item);
         let mut open = group.clone().filter(is_own).count();
@@ -45,6 +46,7 @@ impl Ffn {
             self.store.poll()?;
             self.store.advance()?;
             self.go_on_each(inputs, &group, width, false)?;
+            self.go_on_groups(inputs, None)?;
             // Without the cluster pipeline, reads must complete first.
             let barrier = match overlap {
                 Overlap::Clusters => false,
@@ -155,8 +157,8 @@ impl Ffn {
         let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
         let (shape, store, cutoffs) = (&self.shape, &self.store, self.cutoffs.as_slice());
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
-        let first = &units[unit_of(group.start)];
-        let (rows, record) = (first.rows, self.record.as_mut());
+        let groups = self.lanes.first().and_then(DeviceLane::groups);
+        let (rows, record) = (units[unit_of(group.start)].rows, self.record.as_mut());
         let records = record.map_or_else(Vec::new, |record| record.clusters(values, rows));
         let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
         let sum = |from: usize, partials: &mut [f32]| {
@@ -175,6 +177,7 @@ impl Ffn {
                     bias: input.bias,
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
+                    hidden: of.group.and_then(|part| groups?.hidden(part, of.neurons)),
                 };
                 let records = records.get(from - group.start..).unwrap_or(&[]);
                 let done = job.sum(from, (item..stop).filter(is_ready), partials, records);
@@ -206,9 +209,8 @@ impl Ffn {
                     sum(group.start + at, partials);
                 });
         }
-        let rest_len = self.shape.format.rest_len() as u64;
         self.counts.fired += fired.into_inner();
-        self.counts.bytes += computed.into_inner() * rest_len;
+        self.counts.bytes += computed.into_inner() * self.shape.format.rest_len() as u64;
     }
 
     /// Reserves slots for streamed items that are about to be computed and become resident.

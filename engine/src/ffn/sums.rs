@@ -47,6 +47,8 @@ pub(super) struct Job<'a> {
     pub bias: Bias<'a>,
     /// Activated gates, `[neurons × tokens]`, valid for clusters with known gates.
     pub gates: &'a [f32],
+    /// Hidden values that a device has computed, `[neurons × tokens]`: only Down is missing.
+    pub hidden: Option<&'a [f32]>,
     /// For the other clusters: mask of the wanted pairs, or `None` for all.
     pub wanted: Option<&'a [u64]>,
 }
@@ -102,14 +104,18 @@ impl<'a> Job<'a> {
                     }
                 }
                 let mut batch = Batch::new();
-                if start.gates_known {
-                    self.known_gates(&these, gates, &mut batch);
+                if let Some(known) = self.hidden {
+                    self.known_values(known, &these, hidden, &mut batch);
+                } else if start.gates_known {
+                    self.known_values(self.gates, &these, gates, &mut batch);
                 } else {
                     done.fired += self.own_gates(&these, gates, &mut batch, memory);
                 }
                 done.neurons += batch.ups.len() as u64;
                 let hidden = &mut hidden[..batch.ups.len() * tokens];
-                self.hidden(&these, &batch, gates, hidden, memory);
+                if self.hidden.is_none() {
+                    self.hidden(&these, &batch, gates, hidden, memory);
+                }
                 let mut from = 0;
                 for (&(item, end), (_, cluster)) in batch.items.iter().zip(&these) {
                     let at = item - first;
@@ -248,29 +254,30 @@ impl<'a> Job<'a> {
         batch.downs.push(neuron, down);
     }
 
-    /// Collects the rows of the cluster's resident neurons, with their gates.
-    fn known_gates(
+    /// Collects the rows of the cluster's resident neurons, with their gates or hidden values out of `known`.
+    fn known_values(
         &self,
+        known: &[f32],
         clusters: &[(usize, ClusterBytes<'a>)],
-        gates: &mut [f32],
+        values: &mut [f32],
         batch: &mut Batch<'a>,
     ) {
         let tokens = self.input.tokens();
-        let mut to = gates.chunks_exact_mut(tokens);
+        let mut to = values.chunks_exact_mut(tokens);
         for (item, cluster) in clusters {
             cluster.touch();
             for (i, &id) in cluster.ids().iter().enumerate() {
                 let Some(bytes) = cluster.neuron(i) else {
                     continue;
                 };
-                let gate = &self.gates[id as usize * tokens..][..tokens];
+                let value = &known[id as usize * tokens..][..tokens];
                 // Resident, but its gate does not fire.
-                if !self.shape.dense && gate.iter().all(|&g| g == 0.0) {
+                if !self.shape.dense && value.iter().all(|&v| v == 0.0) {
                     continue;
                 }
                 self.push(batch, id, bytes);
                 if let Some(to) = to.next() {
-                    to.copy_from_slice(gate);
+                    to.copy_from_slice(value);
                 }
             }
             batch.items.push((*item, batch.ups.len()));

@@ -1,6 +1,7 @@
 //! The input of a layer's FFN: units of work.
 
 use crate::input::Input;
+use crate::lanes::InGroup;
 use crate::norm::Norm;
 
 /// Rows of a pass; a row is a token of some sequence.
@@ -8,6 +9,8 @@ use crate::norm::Norm;
 pub(crate) enum Rows<'a> {
     /// All rows; their number.
     All(usize),
+    /// So many rows from one on: the first, and their number.
+    From(usize, usize),
     /// Some rows, by index, ascending.
     Some(&'a [u32]),
 }
@@ -16,7 +19,7 @@ impl Rows<'_> {
     /// Number of rows.
     pub fn len(self) -> usize {
         match self {
-            Self::All(rows) => rows,
+            Self::All(rows) | Self::From(_, rows) => rows,
             Self::Some(rows) => rows.len(),
         }
     }
@@ -25,6 +28,7 @@ impl Rows<'_> {
     pub fn row(self, place: usize) -> usize {
         match self {
             Self::All(_) => place,
+            Self::From(first, _) => first + place,
             Self::Some(rows) => rows[place] as usize,
         }
     }
@@ -33,6 +37,7 @@ impl Rows<'_> {
     pub fn place(self, row: usize) -> Option<usize> {
         match self {
             Self::All(rows) => (row < rows).then_some(row),
+            Self::From(first, rows) => row.checked_sub(first).filter(|&place| place < rows),
             Self::Some(rows) => rows.binary_search(&(row as u32)).ok(),
         }
     }
@@ -58,6 +63,8 @@ pub(crate) struct BankWork<'a> {
     /// Factor of the bank's input by row; `None` for 1.
     pub scales: Option<&'a [f32]>,
     pub bias: Bias<'a>,
+    /// Where a device's hidden values of the rows come, if it computes them in a group.
+    pub group: Option<InGroup>,
 }
 
 /// Biases of a layer's FFN, in packed order, bank after bank. All banks have the same size.

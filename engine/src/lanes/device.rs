@@ -16,6 +16,7 @@
 //! ```
 
 mod gates;
+mod groups;
 mod holding;
 mod passing;
 mod share;
@@ -26,6 +27,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::gates::{BegunGates, GateProducts};
+pub(crate) use self::groups::{
+    ExpertSetup, GroupCounts, GroupLane, GroupTimes, GroupUnit, HeldBanks, InGroup, Queued,
+};
 pub(crate) use self::holding::Setup;
 pub(crate) use self::passing::Wait;
 use self::passing::{Passing, Piece};
@@ -91,6 +95,8 @@ pub(crate) struct DeviceLane {
     layer: usize,
     rows: PassRows,
     passing: Passing,
+    /// Experts in groups, if it computes them so.
+    groups: Option<GroupLane>,
     /// Pieces whose sums come cluster by cluster; the first of them is under way if anything is.
     each: VecDeque<Each>,
     /// A device failed in this layer: its sums are missing.
@@ -125,7 +131,9 @@ impl DeviceLane {
         rows: PassRows,
         outside: &mut Outside,
     ) -> Result<(), Error> {
-        self.set.discard()?;
+        if !self.is_in_groups() {
+            self.set.discard()?;
+        }
         let streams = rows.first > 0;
         (outside.all_needed, outside.lost) = (streams, self.is_lost());
         self.layer = layer;
@@ -414,10 +422,14 @@ impl DeviceLane {
 
     /// How many clusters of all banks it computes in a pass of `rows` rows.
     pub fn computed_for(&self, outside: &Outside, rows: usize) -> u64 {
-        let banks = 0..self.parts.len() as u32;
-        banks
-            .map(|bank| u64::from(self.clusters_for(outside, bank, rows)))
-            .sum()
+        let apart = |bank: &u32| {
+            let layer = self.layout.layer_of(*bank);
+            !self.groups.as_ref().is_some_and(|groups| groups.has(layer))
+        };
+        let banks = (0..self.parts.len() as u32).filter(apart);
+        let banks = banks.map(|bank| u64::from(self.clusters_for(outside, bank, rows)));
+        let in_groups = |groups: &GroupLane| groups.clusters_for(rows);
+        banks.sum::<u64>() + self.groups.as_ref().map_or(0, in_groups)
     }
 
     /// Clusters that the buffers have room for.

@@ -5,6 +5,7 @@
 //! clusters that it holds   × the CPU's rows             in pieces, before the CPU's own clusters are added
 //! all clusters             × the first rows of a pass   what it does not hold passes through two buffers
 //! Gate rows, projections   × all rows                   the last rows of matrices
+//! Gate and Up of experts   × as many of their rows as a graph holds, group by group
 //! ```
 //!
 //! A row's sums are added cluster by cluster, whoever computes them, so that no bit depends on how rectangles are dealt
@@ -16,7 +17,8 @@ pub(crate) mod mask;
 use std::ops::Range;
 
 pub(crate) use self::device::{
-    BegunGates, DeviceLane, Each, GateProducts, PassRows, Setup, Sharing, Wait,
+    BegunGates, DeviceLane, Each, ExpertSetup, GateProducts, GroupCounts, GroupTimes, GroupUnit,
+    HeldBanks, InGroup, PassRows, Queued, Setup, Sharing, Wait,
 };
 use crate::cluster::CLUSTER;
 pub(crate) use crate::device::{Failures, LEAST_STREAMED, ProductRoom, Room};

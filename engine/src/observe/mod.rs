@@ -11,7 +11,7 @@ mod summary;
 
 pub use details::Details;
 pub use judge::Judge;
-pub use on_device::{Computed, DeviceReport, DeviceWork};
+pub use on_device::{Computed, DeviceReport, DeviceWork, ExpertWork};
 pub use probe::Probe;
 pub use report::Report;
 pub use sampling::SamplingReport;

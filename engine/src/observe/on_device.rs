@@ -5,7 +5,8 @@ use serde::Serialize;
 use crate::device::InUse;
 use crate::device::check::Speed;
 use crate::engine::Engine;
-use crate::lanes::DeviceLane;
+use crate::lanes::{DeviceLane, GroupCounts};
+use crate::tiers::RouteCounts;
 
 /// A run's devices, since the engine was opened.
 #[derive(Debug, Clone, Serialize)]
@@ -28,6 +29,8 @@ pub struct DeviceReport {
     /// Rows of a prompt chunk that the device computes with all neurons; neurons it does not store
     /// pass through its buffers.
     pub streamed: Streamed,
+    /// Experts that the device computes in groups; `null` if it does not.
+    pub experts: Option<ExpertWork>,
     /// Bytes of the neurons on the device.
     pub bytes: u64,
     /// Class of numerics: `cpu` if the sums have the CPU's bits, else device and driver. Texts and
@@ -73,6 +76,48 @@ pub struct DeviceWork {
     pub rows: u64,
     /// The failure after which it was not used again; others go on.
     pub lost: Option<String>,
+}
+
+/// Experts that a device has computed in groups.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ExpertWork {
+    /// Groups, one piece of work each.
+    pub groups: u64,
+    /// Runs of graphs for them.
+    pub graph_runs: u64,
+    /// Tokens of experts, each counted once for each of its experts, by who computed them.
+    pub routes: RouteCounts,
+    /// Share of the graphs' places for tokens that had none, 0 to 1.
+    pub padding_share: f64,
+    /// Share of the tokens beyond the capacity of their experts, which the CPU computed, 0 to 1.
+    pub overflow_share: f64,
+    /// Share of the tokens whose experts the CPU computed as a whole, 0 to 1.
+    pub cold_share: f64,
+}
+
+impl ExpertWork {
+    fn of(counts: GroupCounts) -> Self {
+        let routes = counts.routes;
+        Self {
+            groups: counts.groups,
+            graph_runs: counts.graphs.runs,
+            routes,
+            padding_share: routes.padding_share(),
+            overflow_share: routes.overflow_share(),
+            cold_share: routes.cold_share(),
+        }
+    }
+
+    /// The counts in words.
+    fn words(&self) -> String {
+        let [padding, overflow, cold] =
+            [self.padding_share, self.overflow_share, self.cold_share].map(|share| 100.0 * share);
+        format!(
+            "experts in {} groups by {} runs of graphs, {padding:.1} % of whose tokens are padding; {overflow:.1} % of \
+             tokens beyond a capacity and {cold:.1} % of other experts on the CPU; ",
+            self.groups, self.graph_runs
+        )
+    }
 }
 
 /// The devices' part of a pass.
@@ -167,6 +212,7 @@ impl DeviceReport {
                 chunk: engine.prompt_chunk(),
                 bytes: lane.passing_clusters() as u64 * cluster,
             },
+            experts: lane.groups().map(|groups| ExpertWork::of(groups.counts())),
             bytes: clusters * cluster,
             numerics: match same_bits {
                 true => "cpu".into(),
@@ -256,8 +302,10 @@ impl DeviceReport {
                 bytes as f64 / f64::from(1 << 20)
             ),
         };
+        let experts = self.experts.filter(|of| of.groups > 0);
+        let experts = experts.map_or(String::new(), |of| of.words());
         let held = format!(
-            "{held}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
+            "{held}; {experts}{prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,
             self.wait_ms
         );

@@ -5,8 +5,9 @@ use arrayvec::ArrayVec;
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
+use super::groups::expert_plan;
 use super::pass::CostModel;
-use super::plan::{DevicePlan, LayerTime};
+use super::plan::{DevicePlan, ExpertPlan, LayerTime};
 use crate::cluster::CLUSTER;
 use crate::device::MOST_DEVICES;
 use crate::split::{Curve, Product, shares};
@@ -41,6 +42,7 @@ pub(super) fn device_plans(
     let plan = |(n, name): (usize, &String)| DevicePlan {
         name: name.clone(),
         layers: rows.iter().map(|&rows| of.layer(n, rows)).collect(),
+        experts: expert_plan(planner, division, division.chunk.max(1)),
     };
     tier.names.iter().enumerate().map(plan).collect()
 }
@@ -59,7 +61,9 @@ impl DeviceLayer<'_> {
         let layer = layers / 2;
         let streamed = division.widths.streamed(rows);
         let held = division.needs.device_clusters as usize / layers;
+        let grouped = expert_plan(planner, division, rows);
         let clusters = match streamed {
+            _ if grouped.is_some() => grouped.map_or(0, |plan| plan.in_groups()),
             0 => {
                 let wanted = division.widths.clusters(layer, rows);
                 wanted.map_or(held, |wanted| held.min(wanted as usize))
@@ -110,7 +114,9 @@ impl DevicePlan {
             )
         };
         let layers: Vec<String> = self.layers.iter().map(of).collect();
-        format!("{}: {}", self.name, layers.join("; "))
+        let experts = self.experts.as_ref().map(ExpertPlan::words);
+        let experts = experts.unwrap_or_default();
+        format!("{}: {}{experts}", self.name, layers.join("; "))
     }
 }
 

@@ -3,6 +3,7 @@
 use emberflow_predictor::stats::routing::ExpertMisses;
 use emberflow_storage::profile::ReadCost;
 
+use super::experts::ExpertLoads;
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
@@ -130,6 +131,8 @@ pub struct Planner {
     pub(crate) gates_first: bool,
     /// The device, if any.
     pub(crate) tier: Option<DeviceTier>,
+    /// Experts that it computes in groups, if it does.
+    pub(crate) experts: Option<ExpertLoads>,
     /// Core of the I/O thread, if one is preferable.
     pub(crate) io_core: Option<usize>,
 }

@@ -12,13 +12,14 @@ use emberflow_storage::trim_heap;
 
 use super::budget::Division;
 use super::cores;
+use super::experts::{ExpertLoads, in_groups};
 use super::facts::{BATCHES, ChunkMemory, DeviceTier, Planner, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::cluster::{CLUSTER, LEAST_BUFFERS};
-use crate::device::{DenseShape, Devices, Facts, InUse};
+use crate::device::{DenseShape, Devices, Facts, InUse, token_bytes};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -122,6 +123,7 @@ impl Planner {
             gates_stay: options.lab.gates_stay,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
+            experts: of.experts(&known.popularity.visits),
             tier: of.tier(),
             io_core: options.lab.io_core.or_else(|| cores::io_core(of.threads)),
         };
@@ -190,6 +192,7 @@ impl Opened<'_> {
     fn device_room(&self, room: &FfnRoom) -> u64 {
         let width = self.config.bundle_width() as usize;
         let products = product_room(self.config, room.rows, self.options.batch, self.gates());
+        let groups = self.group_room(room);
         let (shape, room) = (
             DenseShape::of(&self.ffn.format, self.ffn.kind),
             room.of_device(width),
@@ -204,7 +207,28 @@ impl Opened<'_> {
             0 | 1 => 0,
             _ => 4 * ((room.pairs + room.rows) * width + products.results) as u64,
         };
-        self.devices.iter().map(of).sum::<u64>() + joined
+        self.devices.iter().map(of).sum::<u64>() + joined + groups
+    }
+
+    /// How often experts are visited, if a device computes them in groups.
+    fn experts(&self, visits: &[f32]) -> Option<ExpertLoads> {
+        let grouping = self.options.lab.grouping;
+        let loads = || ExpertLoads::of(self.layout, self.config, visits, grouping);
+        in_groups(self.devices, self.layout, self.options)
+            .then(loads)
+            .flatten()
+    }
+
+    /// Host memory for experts in groups of passes of `rows` rows: hidden values on a device and here, and copies of tokens,
+    /// which graphs read in another form.
+    fn group_room(&self, room: &FfnRoom) -> u64 {
+        if !in_groups(self.devices, self.layout, self.options) {
+            return 0;
+        }
+        let d = self.ffn.format.d;
+        let hidden = room.clusters * CLUSTER * room.rows;
+        let token = token_bytes(self.ffn.format.dtype, d) + d.next_multiple_of(32);
+        (8 * hidden + room.chosen * room.rows * token) as u64
     }
 
     /// Clusters per stream buffer of devices that stream the longest chunk. In separate memory

@@ -25,6 +25,52 @@ pub struct DevicePlan {
     pub name: String,
     /// By rows of a pass: one, all texts, a prompt chunk.
     pub layers: Vec<LayerTime>,
+    /// Experts that it computes in groups in a prompt chunk; `null` if it does not.
+    pub experts: Option<ExpertPlan>,
+}
+
+/// Where the experts of a layer in the middle are computed in a prompt chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExpertPlan {
+    /// Rows of the chunk.
+    pub rows: usize,
+    /// Groups on the device, those of the most tokens first.
+    pub groups: Vec<GroupPlan>,
+    /// Experts on the CPU: not held, or faster there by measured times.
+    pub on_cpu: usize,
+    /// Clusters of an expert.
+    pub clusters: usize,
+}
+
+/// Experts of one capacity in one piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct GroupPlan {
+    /// How many.
+    pub experts: usize,
+    /// Most tokens of each; the CPU computes those beyond.
+    pub capacity: usize,
+}
+
+impl ExpertPlan {
+    /// Clusters of the experts in groups.
+    pub(super) fn in_groups(&self) -> usize {
+        let experts: usize = self.groups.iter().map(|group| group.experts).sum();
+        experts * self.clusters
+    }
+
+    /// In words.
+    pub(super) fn words(&self) -> String {
+        let of = |group: &GroupPlan| format!("{} of {} tokens", group.experts, group.capacity);
+        let groups: Vec<String> = self.groups.iter().map(of).collect();
+        let groups = match groups.is_empty() {
+            true => "none in groups".into(),
+            false => format!("groups of {}", groups.join(", ")),
+        };
+        format!(
+            "; experts of a layer for {} rows: {groups}; {} on the CPU",
+            self.rows, self.on_cpu
+        )
+    }
 }
 
 /// A layer's FFN on a device.

@@ -136,8 +136,7 @@ impl Planner {
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
-        // Experts use a device only on explicit request: each is a separate launch, and few tokens visit
-        // it.
+        // Experts use a device only on explicit request: few tokens visit each of them, and only prompts have them in groups.
         if self.shape.visited < 1.0 {
             return division;
         }

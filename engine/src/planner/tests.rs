@@ -31,6 +31,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
     let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
     Planner {
         tier: None,
+        experts: None,
         needs: Needs {
             device_clusters: 0,
             device: 0,

@@ -7,6 +7,7 @@ mod device_streams;
 mod documents;
 mod edits;
 mod embedding;
+mod expert_groups;
 mod expert_reads;
 mod experts;
 mod first_tokens;

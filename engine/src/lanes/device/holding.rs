@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::passing::Passing;
-use super::{DeviceLane, PassRows};
+use super::{DeviceLane, ExpertSetup, GroupLane, PassRows};
 use crate::bundle::NeuronRows;
 use crate::cluster::{CLUSTER, prefixes};
 use crate::device::{
@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub room: Room,
     /// Clusters of each of the buffers that others pass through, once a pass has rows enough; 0 without.
     pub at_once: usize,
+    /// Experts that it computes in groups, if it does.
+    pub experts: Option<ExpertSetup>,
 }
 
 impl DeviceLane {
@@ -43,6 +45,8 @@ impl DeviceLane {
             // Somebody asked for more than is hot, or a text must not follow what is hot in a batch.
             false => prefixes(setup.clusters, &clusters, &clusters),
         };
+        let experts = setup.experts.as_ref();
+        let prefix = experts.map_or(prefix, |of| of.banks.held(setup.clusters));
         let mut lane = Self {
             latch: Arc::clone(&store.latch),
             set: DeviceSet::new(setup.devices, layout.format.d, store.tracer.clone()),
@@ -55,6 +59,7 @@ impl DeviceLane {
             layer: 0,
             rows: PassRows::default(),
             passing: Passing::default(),
+            groups: None,
             each: VecDeque::new(),
             lost: false,
             fired: 0,
@@ -71,7 +76,22 @@ impl DeviceLane {
         }
         let reserved = lane.reserve_buffers(setup.room.rows);
         reserved.map_err(DeviceError::from)?;
-        Ok((lane, Outside::new(prefix)))
+        let mut outside = Outside::new(prefix);
+        if let Some(experts) = setup.experts {
+            lane.set_groups(experts, &setup.room, &mut outside);
+        }
+        Ok((lane, outside))
+    }
+
+    /// Has it compute experts in groups: of their layers nothing is computed otherwise.
+    fn set_groups(&mut self, experts: ExpertSetup, room: &Room, outside: &mut Outside) {
+        let groups = GroupLane::new(experts, outside.prefix(), room);
+        for layer in (0..self.layout.layers()).filter(|&layer| groups.has(layer)) {
+            for bank in self.layout.banks_of(layer) {
+                outside.computed[bank as usize] = 0;
+            }
+        }
+        self.groups = Some(groups);
     }
 
     /// Uploads a cluster that it is to hold, unless it has it.
@@ -120,6 +140,9 @@ impl DeviceLane {
         (self.widths, self.rows) = (widths.clone(), PassRows::default());
         if let Some(gates) = &self.gates {
             gates.set_results(products.results);
+        }
+        if let Some(groups) = &mut self.groups {
+            groups.set_room(room);
         }
         let programs = [Program::Room(*room), Program::ProductRoom(products)];
         let mut failures = self.set.prepare(&programs);

@@ -1,0 +1,177 @@
+//! Runs of graphs of several experts.
+
+use std::borrow::Cow;
+
+use ort::session::SessionInputValue;
+
+use super::{Npu, Operands, Sums, tensor};
+use crate::error::Error;
+use crate::graph::{GROUP, OUTLIERS, PICKED, SUMS, TOKENS, WEIGHTS, Weights};
+use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, pieces, prefix};
+
+/// Copies `items`, of `len` values each, to the front of a place for `count` of them, and fills the rest with zeros.
+fn fill<T: Copy + Default>(to: &mut [T], items: &[T]) {
+    let (front, rest) = to.split_at_mut(items.len());
+    front.copy_from_slice(items);
+    rest.fill(T::default());
+}
+
+impl Npu {
+    /// Makes the graphs of a group form, unless there are some.
+    ///
+    /// # Errors
+    /// The provider does not take one as a whole, or has no memory for it.
+    pub fn prepare_groups(&mut self, of: GroupForm) -> Result<(), Error> {
+        for tile in of.tiles() {
+            if !self.groups.contains_key(&(of, tile)) {
+                let session = self.compiled_session(&of.model(tile))?;
+                self.groups.insert((of, tile), session);
+                self.compiled += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies the rows of several experts with their own tokens, at most `capacity` of each: calls `then` with an
+    /// expert's number and the sums of some of its rows.
+    ///
+    /// # Errors
+    /// The form is not prepared, lengths do not fit it, or the provider fails.
+    pub fn multiply_group(
+        &mut self,
+        of: GroupForm,
+        experts: &[Operands<'_>],
+        mut then: impl FnMut(usize, Sums<'_>),
+    ) -> Result<GroupRuns, Error> {
+        for expert in experts {
+            let counts = expert.counts(of.form);
+            let fits = |[rows, tokens]: [usize; 2]| rows == of.rows && tokens <= of.capacity;
+            if !counts.is_some_and(fits) {
+                return Err(Error::broken("experts of other lengths than the graphs'"));
+            }
+        }
+        let tiles = of.tiles();
+        let mut result = match tiles.is_empty() {
+            true => Err(Error::broken("there are no graphs of such experts")),
+            false => Ok(GroupRuns::default()),
+        };
+        pieces(experts.len(), &tiles, |first, tile| {
+            let Ok(done) = &mut result else { return };
+            let end = experts.len().min(first + tile.experts);
+            done.rows += (tile.experts * of.capacity) as u64;
+            for row in (0..of.rows).step_by(tile.height) {
+                let ran = self.group_tile(of, tile, row, &experts[first..end], |expert, sums| {
+                    then(first + expert, sums)
+                });
+                match ran {
+                    Ok(()) => done.runs += 1,
+                    Err(e) => {
+                        result = Err(e);
+                        return;
+                    }
+                }
+            }
+        });
+        result
+    }
+
+    /// Multiplies the rows from `row` on of a graph's experts. Experts that are missing have the weights of the first one,
+    /// and no tokens.
+    fn group_tile(
+        &mut self,
+        of: GroupForm,
+        tile: GroupTile,
+        row: usize,
+        experts: &[Operands<'_>],
+        mut then: impl FnMut(usize, Sums<'_>),
+    ) -> Result<(), Error> {
+        let (form, height, capacity) = (of.form, tile.height, of.capacity);
+        let rows = row..of.rows.min(row + height);
+        self.gather(of, tile, row, experts);
+        let session = self.groups.get_mut(&(of, tile));
+        let session = session.ok_or_else(|| Error::broken("such experts are not prepared"))?;
+        let lens = Lens::of(of, tile);
+        let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::new();
+        for place in 0..tile.experts {
+            let its = &experts[if place < experts.len() { place } else { 0 }];
+            let name = |of: &str| Cow::from(format!("{}{of}", prefix(place)));
+            let weights = match rows.len() == height {
+                true => &its.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
+                false => &self.rows[place * lens.rows..][..lens.rows],
+            };
+            let shape = [height, form.row_bytes];
+            let weights = match form.weights {
+                Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
+                Weights::Nibbles(_) => tensor(shape, weights)?,
+            };
+            let x = &self.tokens[place * lens.tokens..][..lens.tokens];
+            inputs.push((name(WEIGHTS), weights.into()));
+            inputs.push((
+                name(TOKENS),
+                tensor([capacity, form.groups, GROUP], x)?.into(),
+            ));
+            if let count @ 1.. = form.outliers() {
+                let [outliers, picked] = [0, 1].map(|i| {
+                    let len = lens.outliers[i];
+                    &self.outliers[i][place * len..][..len]
+                });
+                inputs.push((name(OUTLIERS), tensor([height, count], outliers)?.into()));
+                inputs.push((name(PICKED), tensor([capacity, count], picked)?.into()));
+            }
+        }
+        self.runs += 1;
+        let outputs = session.run(inputs).map_err(Error::of)?;
+        for (place, expert) in experts.iter().enumerate() {
+            let name = format!("{}{SUMS}", prefix(place));
+            let sums = outputs.get(&name);
+            let sums = sums.ok_or_else(|| Error::broken("no sums came out"))?;
+            let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
+            if sums.len() != form.sums() * height * capacity {
+                return Err(Error::broken("sums of another shape came out"));
+            }
+            let tokens = 0..expert.tokens.len() / (form.groups * GROUP);
+            then(
+                place,
+                Sums {
+                    rows: rows.clone(),
+                    tokens,
+                    sums,
+                    group: height * capacity,
+                    width: capacity,
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Gathers what a graph's experts do not have in its shape: tokens and outliers, and rows where they are fewer.
+    fn gather(&mut self, of: GroupForm, tile: GroupTile, row: usize, experts: &[Operands<'_>]) {
+        let lens = Lens::of(of, tile);
+        let rows = row..of.rows.min(row + tile.height);
+        let (len, count) = (of.form.row_bytes, of.form.outliers());
+        self.tokens.resize(tile.experts * lens.tokens, 0);
+        let short = rows.len() < tile.height;
+        (self.rows).resize(if short { tile.experts * lens.rows } else { 0 }, 0);
+        for (room, len) in self.outliers.iter_mut().zip(lens.outliers) {
+            room.resize(tile.experts * len, 0);
+        }
+        for place in 0..tile.experts {
+            let none = Operands {
+                tokens: &[],
+                outliers: [experts[0].outliers[0], &[]],
+                ..experts[0]
+            };
+            let its = experts.get(place).unwrap_or(&none);
+            let at = |len: usize| place * len..(place + 1) * len;
+            fill(&mut self.tokens[at(lens.tokens)], its.tokens);
+            if short {
+                let some = &its.rows[rows.start * len..rows.end * len];
+                fill(&mut self.rows[at(lens.rows)], some);
+            }
+            let [outliers, picked] = its.outliers;
+            let some = &outliers[rows.start * count..rows.end * count];
+            fill(&mut self.outliers[0][at(lens.outliers[0])], some);
+            fill(&mut self.outliers[1][at(lens.outliers[1])], picked);
+        }
+    }
+}
