@@ -124,6 +124,7 @@ mod norm;
 mod observe;
 mod open;
 mod options;
+mod part_room;
 mod pass;
 pub mod planner;
 mod prompts;
@@ -133,6 +134,7 @@ mod router;
 mod router_ahead;
 mod run;
 pub mod sampler;
+pub mod schedule;
 mod scratch;
 mod sparsity;
 pub mod split;
@@ -160,7 +162,7 @@ pub use observe::{
     Computed, Details, DeviceReport, DeviceWork, Judge, Probe, Report, SamplingReport,
 };
 pub use open::compute;
-pub use options::{Budget, Lab, Options, Phases, Sparsity};
+pub use options::{Budget, Lab, Options, PassOrder, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,

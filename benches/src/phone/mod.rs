@@ -2,7 +2,8 @@
 //! HeteroInfer, PowerInfer-2), compared with the authors' measurements. Only the statistics of the bundled models' routing
 //! and activations come from real runs.
 //!
-//! [`schedule`], [`outliers`] and [`capacity`] do not depend on phones: they plan, split and pack.
+//! [`outliers`] and [`capacity`] do not depend on phones: they split and pack. Schedules are the engine's:
+//! [`emberflow_engine::schedule`].
 
 pub mod capacity;
 #[cfg(test)]
@@ -17,10 +18,8 @@ mod npumoe;
 pub mod outliers;
 mod powerinfer;
 mod recorded;
-pub mod schedule;
 #[cfg(test)]
 mod schedule_tests;
-pub mod sim;
 pub mod subgraphs;
 
 use std::io::{self, Write};

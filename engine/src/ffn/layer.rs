@@ -51,14 +51,15 @@ impl Ffn {
             next: None,
             ..*at
         };
-        self.recent.skip(rows);
+        let before = at.part.unwrap_or(0);
+        self.recent.skip(before + rows);
         let from = UnitInput {
             input: at.input.range(0, rows),
             residual: &at.residual[..rows * d],
             bias: at.units[0].bias,
         };
         let outcome = self.sum_units(on, &part, Some(from), own);
-        self.recent.skip(0);
+        self.recent.skip(before);
         outcome?;
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         let all = (neurons * rows) as u64;
@@ -79,6 +80,7 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let out = &mut out[..at.residual.len()];
+        self.recent.skip(at.part.unwrap_or(0));
         match self.first_rows(at) {
             0 => self.sum_units(on, at, None, out)?,
             rows => self.split_by_rows(on, at, rows, out)?,
@@ -151,7 +153,9 @@ impl Ffn {
     ) -> Result<(), Error> {
         let at = inputs.at;
         let trace_layer = [at.number as u64, 0];
-        self.store.tracer.section(&trace::FFN, trace_layer);
+        if at.input.tokens() > 0 {
+            self.store.tracer.section(&trace::FFN, trace_layer);
+        }
         self.begin_layer(inputs, after)?;
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
@@ -179,6 +183,10 @@ impl Ffn {
                 first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
                 self.end_pieces(inputs, out)?;
+                if width == 0 {
+                    self.release_done(inputs);
+                    continue;
+                }
                 self.store.tracer.section(&trace::REDUCE, trace_layer);
                 self.reduce(on, at, group, width, out);
             }

@@ -254,6 +254,11 @@ impl Ffn {
         from: UnitInput<'_>,
     ) -> Result<(), Error> {
         let of = &mut self.units[unit];
+        if of.rows == 0 {
+            // A device computes all rows, with all neurons.
+            let on_device = self.store.outside.computes(of.bank);
+            return need_all(&mut self.store, unit, of.neurons, on_device);
+        }
         let features = from.input.features(from.residual);
         let predictor = prepare(
             on,

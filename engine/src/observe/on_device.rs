@@ -28,6 +28,8 @@ pub struct DeviceReport {
     /// Rows of a prompt chunk that the device computes with all neurons; neurons it does not store
     /// pass through its buffers.
     pub streamed: Streamed,
+    /// Passes of prompts that ran in parts: the CPU mixed one part while the device computed the FFN of another.
+    pub in_parts: u64,
     /// Bytes of the neurons on the device.
     pub bytes: u64,
     /// Class of numerics: `cpu` if the sums have the CPU's bits, else device and driver. Texts and
@@ -167,6 +169,7 @@ impl DeviceReport {
                 chunk: engine.prompt_chunk(),
                 bytes: lane.passing_clusters() as u64 * cluster,
             },
+            in_parts: engine.decoder.passes_in_parts,
             bytes: clusters * cluster,
             numerics: match same_bits {
                 true => "cpu".into(),
@@ -251,6 +254,10 @@ impl DeviceReport {
                 "streams {rows} of {chunk} rows of prompts, through {:.1} MiB of buffers",
                 bytes as f64 / f64::from(1 << 20)
             ),
+        };
+        let prompts = match self.in_parts {
+            0 => prompts,
+            passes => format!("{prompts}; ran {passes} passes of prompts in parts"),
         };
         let held = format!(
             "{held}; {prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",

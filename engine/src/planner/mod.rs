@@ -14,6 +14,7 @@ mod facts;
 mod firing;
 mod forecast;
 mod inputs;
+mod parts;
 mod pass;
 mod plan;
 mod prompts;

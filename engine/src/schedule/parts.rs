@@ -1,0 +1,155 @@
+//! A pass in parts: the mixer and the FFN of each part and layer.
+//!
+//! ```text
+//! mixer(i, j)   on the CPU      after ffn(i, j − 1), and after mixer(i − 1, j), whose keys, values and state it reads
+//! ffn(i, j)     on a device     after mixer(i, j)
+//! ```
+//!
+//! i numbers parts and j layers. These are two of llm.npu's six subgraphs of a layer: the projections are the mixer's.
+
+use super::graph::Operation;
+use super::rules::{Rule, by_rule};
+use super::simulate::Processors;
+
+/// Index of the compute threads.
+pub(crate) const CPU: usize = 0;
+/// Index of the devices.
+pub(crate) const DEVICE: usize = 1;
+
+/// Both.
+const BOTH: Processors = Processors {
+    names: &["CPU", "device"],
+    bandwidth: f64::INFINITY,
+};
+
+/// Layers of the graphs that are simulated; the others take as long as the last of them.
+const SIMULATED: usize = 4;
+
+/// Rows of a part are a multiple of these, as devices have graphs and kernels for them.
+pub(crate) const PART_ROWS: usize = 32;
+
+/// How the passes of some number of rows run in parts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InParts {
+    /// Rows of a part.
+    pub rows: usize,
+    /// What decides which part comes next.
+    pub(crate) rule: Rule,
+    /// Expected seconds of a layer's mixer and of its FFN, by part.
+    pub(crate) seconds: Vec<[f64; 2]>,
+    /// Expected seconds of the pass layer by layer, divided by those in parts.
+    pub(crate) gain: f64,
+}
+
+impl InParts {
+    /// Rows of each part of a pass of `rows` rows, the last of which may have fewer; 0 for fewer than two parts.
+    pub(crate) fn rows_of(&self, rows: usize) -> usize {
+        let parts = rows.div_ceil(self.rows.max(1)).max(2);
+        let each = rows.div_ceil(parts).next_multiple_of(PART_ROWS);
+        if each < rows { each } else { 0 }
+    }
+
+    /// Expected seconds by part, for so many parts.
+    pub(crate) fn times(&self, parts: usize) -> Vec<[f64; 2]> {
+        let last = self.seconds.last().copied().unwrap_or_default();
+        let all = self.seconds.iter().copied().chain(std::iter::repeat(last));
+        all.take(parts).collect()
+    }
+
+    /// The faster rule for parts of `rows` rows with these times in each of `layers` layers, of a pass that takes
+    /// `in_order` seconds layer by layer.
+    pub(crate) fn fastest(
+        rows: usize,
+        seconds: Vec<[f64; 2]>,
+        layers: usize,
+        in_order: f64,
+    ) -> Self {
+        let all = |layers: usize| std::iter::repeat_n([true; 2], layers);
+        let time = |rule: Rule| {
+            let of = |layers: usize| {
+                let graph = PartGraph::new(0, all(layers), &seconds);
+                by_rule(&graph.operations, &BOTH, DEVICE, rule).seconds()
+            };
+            let (some, one_less) = (of(layers.min(SIMULATED)), of(layers.min(SIMULATED) - 1));
+            some + layers.saturating_sub(SIMULATED) as f64 * (some - one_less)
+        };
+        let [plain, stalls] = [Rule::InOrder, Rule::Stalls].map(time);
+        let rule = match stalls < plain {
+            true => Rule::Stalls,
+            false => Rule::InOrder,
+        };
+        Self {
+            rows,
+            rule,
+            seconds,
+            gain: in_order / plain.min(stalls).max(f64::MIN_POSITIVE),
+        }
+    }
+}
+
+/// An operation's place in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PartPlace {
+    /// Number of the layer.
+    pub layer: usize,
+    /// Number of the part.
+    pub part: usize,
+}
+
+/// The operations of a pass in parts, layer by layer, and part by part in a layer.
+pub(crate) struct PartGraph {
+    /// The operations: on the CPU a mixer, on the device an FFN.
+    pub operations: Vec<Operation>,
+    /// Where each of them is.
+    pub places: Vec<PartPlace>,
+    /// Number of the first operation of each layer, and of all.
+    first: Vec<usize>,
+    /// Number of the first layer.
+    from: usize,
+}
+
+impl PartGraph {
+    /// Of layers from number `from` on, each with or without a mixer and an FFN, by the `seconds` of both for each part.
+    pub fn new(from: usize, layers: impl Iterator<Item = [bool; 2]>, seconds: &[[f64; 2]]) -> Self {
+        let mut graph = Self {
+            operations: Vec::new(),
+            places: Vec::new(),
+            first: Vec::new(),
+            from,
+        };
+        let mut last: Vec<Option<usize>> = vec![None; seconds.len()];
+        for (layer, has) in (from..).zip(layers) {
+            graph.first.push(graph.operations.len());
+            let mut mixer = None;
+            for (part, seconds) in seconds.iter().enumerate() {
+                for on in [CPU, DEVICE].into_iter().filter(|&on| has[on]) {
+                    let earlier = mixer.filter(|_| on == CPU);
+                    let mut after: Vec<usize> =
+                        [last[part], earlier].into_iter().flatten().collect();
+                    after.dedup();
+                    last[part] = Some(graph.operations.len());
+                    if on == CPU {
+                        mixer = last[part];
+                    }
+                    graph.operations.push(Operation {
+                        kind: if on == CPU { "mixer" } else { "ffn" },
+                        on,
+                        seconds: seconds[on],
+                        draws: 0.0,
+                        after,
+                    });
+                    graph.places.push(PartPlace { layer, part });
+                }
+            }
+        }
+        graph.first.push(graph.operations.len());
+        graph
+    }
+
+    /// The first layer of which no operation before number `begun` is a part, and its first operation.
+    pub fn layer_after(&self, begun: usize) -> (usize, usize) {
+        let layer = self.first.partition_point(|&first| first < begun);
+        let layer = layer.min(self.first.len() - 1);
+        (self.from + layer, self.first[layer])
+    }
+}
