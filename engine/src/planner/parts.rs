@@ -6,7 +6,7 @@ use super::pass::CostModel;
 use super::search::FORECAST_MARGIN;
 use crate::device::LEAST_STREAMED;
 use crate::options::PassOrder;
-use crate::schedule::InParts;
+use crate::schedule::{InParts, Rule};
 
 /// Numbers of parts that are compared.
 const PARTS: std::ops::RangeInclusive<usize> = 2..=4;
@@ -37,7 +37,10 @@ impl PassOfParts<'_> {
         let resident = self.division.memory.ffn_resident_share(needs) > ALL;
         match tier.order {
             PassOrder::Layers => None,
-            PassOrder::Parts(rows) => Some(self.in_parts_of(tier, rows.max(1))),
+            PassOrder::Parts(rows) => Some(InParts {
+                rule: Rule::Stalls,
+                ..self.in_parts_of(tier, rows.max(1))
+            }),
             PassOrder::Planned if !resident => None,
             PassOrder::Planned => {
                 let all = PARTS.map(|parts| self.in_parts_of(tier, self.rows.div_ceil(parts)));
