@@ -71,6 +71,27 @@ pub enum PassOrder {
     Parts(usize),
 }
 
+impl std::str::FromStr for PassOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rows = || {
+            text.strip_prefix("parts:")?
+                .parse()
+                .ok()
+                .filter(|&rows| rows > 0)
+        };
+        match (text, rows()) {
+            ("planned", _) => Ok(Self::Planned),
+            ("layers", _) => Ok(Self::Layers),
+            (_, Some(rows)) => Ok(Self::Parts(rows)),
+            _ => Err(format!(
+                "no order {text:?}; there are planned, layers, and parts:N for parts of N rows"
+            )),
+        }
+    }
+}
+
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {

@@ -13,6 +13,8 @@ mod parts;
 mod rules;
 mod search;
 mod simulate;
+#[cfg(test)]
+mod tests;
 
 pub use self::bounds::Bounds;
 pub use self::graph::{Execution, GraphState, Operation, Scheduler, followers};
