@@ -106,7 +106,7 @@ pub(crate) struct Decoder {
     pub times: Times,
 }
 
-/// Time of all passes by part.
+/// Time of all passes by part. Of a pass in parts, the FFN's is what its calling thread waits for.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Times {
     pub attention: Duration,

@@ -574,8 +574,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         scratch,
         ffn: Ffn::new(shape, store, lanes, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
+        part_room: part_room(&c, division, &weights, rows),
         weights,
-        part_room: part_room(&c, division, rows),
         passes_in_parts: 0,
         times: Times::default(),
         config: c,
@@ -583,9 +583,14 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
 }
 
 /// Buffers for passes of up to `rows` rows in parts, if any of them runs so.
-pub(crate) fn part_room(c: &ModelConfig, division: &Division, rows: usize) -> PartRoom {
+pub(crate) fn part_room(
+    c: &ModelConfig,
+    division: &Division,
+    weights: &Weights,
+    rows: usize,
+) -> PartRoom {
     match division.widths.parts(rows) {
-        Some(_) => PartRoom::new(c, rows),
+        Some(_) => PartRoom::new(c, rows, weights.prompt_on_device(rows)),
         None => PartRoom::default(),
     }
 }

@@ -66,6 +66,7 @@
 //! | resident weights and matrix products | `weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
+//! | prompts in parts beside a device, order of operations | `decoder/parts.rs`; [`schedule`] |
 //! | what a device computes of a layer | `lanes/mod.rs`, then `lanes/device.rs` |
 //! | accelerators; a new back end | `device`; division of work by time: [`split`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |

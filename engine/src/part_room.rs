@@ -19,6 +19,8 @@ pub(crate) struct PartRoom {
     pub input: Activations,
     /// Its output, `[rows × d_model]`.
     pub out: Vec<f32>,
+    /// Share of the projections that devices multiply for as many rows layer by layer, 0 to 1.
+    pub products: f64,
 }
 
 /// Whether passes of a model can run in parts: one residual stream to which a mixer and then a dense FFN add.
@@ -30,12 +32,13 @@ pub(crate) fn can_run_in_parts(c: &ModelConfig) -> bool {
 
 impl PartRoom {
     /// For parts of passes of up to `chunk` rows, which are half as long at most.
-    pub fn new(c: &ModelConfig, chunk: usize) -> Self {
+    pub fn new(c: &ModelConfig, chunk: usize, products: f64) -> Self {
         let (rows, d) = (rows(chunk), c.d_model as usize);
         Self {
             normed: vec![0.0; rows * d],
             input: Activations::with_capacity(d, rows),
             out: vec![0.0; rows * d],
+            products,
         }
     }
 

@@ -28,7 +28,7 @@ use crate::norm::{add_output, rows_or_copy};
 use crate::part_room::{PartRoom, STACK, can_run_in_parts};
 use crate::pass::Pass;
 use crate::rope::Ropes;
-use crate::schedule::{CPU, DEVICE, Execution, PartGraph, PartPlace, scheduler};
+use crate::schedule::{CPU, DEVICE, Execution, InParts, PartGraph, PartPlace, scheduler};
 use crate::scratch::Scratch;
 use crate::state::Span;
 use crate::trace;
@@ -259,11 +259,15 @@ impl Decoder {
     ) -> bool {
         let observed =
             hooks.observer.is_some() || hooks.attention.is_some() || hooks.between.is_some();
-        spans.len() == 1
-            && !observed
-            && can_run_in_parts(&self.config)
+        spans.len() == 1 && !observed && self.takes_parts(pass.rows)
+    }
+
+    /// Whether prompts' passes of `rows` rows run in parts.
+    pub fn takes_parts(&self, rows: usize) -> bool {
+        let pays = |how: &InParts| how.pays(self.part_room.products);
+        can_run_in_parts(&self.config)
             && !self.part_room.out.is_empty()
-            && self.ffn.parts(pass.rows).is_some()
+            && self.ffn.parts(rows).is_some_and(pays)
     }
 
     /// Runs a pass of one text in parts, from the layer to which it has come, and counts it. Returns whether it yields.

@@ -146,10 +146,11 @@ impl DeviceReport {
         );
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
-        let prompt_share = engine
-            .decoder
-            .weights
-            .prompt_on_device(engine.prompt_chunk());
+        let (decoder, chunk) = (&engine.decoder, engine.prompt_chunk());
+        let prompt_share = match decoder.takes_parts(chunk) {
+            true => 0.0,
+            false => decoder.weights.prompt_on_device(chunk),
+        };
         let (gates_share, gates_waited) = lane.gates_share(&store.outside);
         let cluster = needs.cluster * (needs.gate_len + needs.rest_len);
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;

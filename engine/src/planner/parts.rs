@@ -27,7 +27,8 @@ pub(super) struct PassOfParts<'a> {
 
 impl PassOfParts<'_> {
     /// The fastest way to run it in parts, if that is [`FORECAST_MARGIN`] times as fast as layer by layer, or was asked
-    /// for. Each part needs all neurons of a layer, so nothing may have to be read.
+    /// for. Each part needs all neurons of a layer, so nothing may have to be read. What devices multiply of projections
+    /// layer by layer is known later: [`InParts::pays`].
     pub fn best(self) -> Option<InParts> {
         let tier = self.planner.tier.as_ref()?;
         if tier.at_once == 0 || self.rows < 2 * LEAST_STREAMED {
@@ -45,7 +46,11 @@ impl PassOfParts<'_> {
             PassOrder::Planned => {
                 let all = PARTS.map(|parts| self.in_parts_of(tier, self.rows.div_ceil(parts)));
                 let best = all.max_by(|a, b| a.gain.total_cmp(&b.gain));
-                best.filter(|best| best.gain > FORECAST_MARGIN)
+                let best = best.map(|best| InParts {
+                    least: FORECAST_MARGIN,
+                    ..best
+                });
+                best.filter(|best| best.pays(0.0))
             }
         }
     }
@@ -63,8 +68,9 @@ impl PassOfParts<'_> {
             ]
         };
         let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(rows).map(part).collect();
-        let in_order = layers as f64 * self.pass.mixer_ns(self.rows, before) + self.ffn_ns;
-        InParts::fastest(rows, seconds, layers, in_order / 1e9)
+        let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
+        let in_order = [mixers, self.ffn_ns].map(|ns| ns / 1e9);
+        InParts::fastest(rows, seconds, layers, in_order)
     }
 
     /// Nanoseconds of a layer's FFN for `rows` rows on devices, with what a thread copies for them.

@@ -39,6 +39,10 @@ pub struct InParts {
     pub(crate) seconds: Vec<[f64; 2]>,
     /// Expected seconds of the pass layer by layer, divided by those in parts.
     pub(crate) gain: f64,
+    /// The part of that quotient that is mixers.
+    pub(crate) mixing: f64,
+    /// The gain from which on it pays.
+    pub(crate) least: f64,
 }
 
 impl InParts {
@@ -49,6 +53,12 @@ impl InParts {
         if each < rows { each } else { 0 }
     }
 
+    /// Whether it pays where devices multiply this share of the projections layer by layer, 0 to 1: they multiply none
+    /// in parts.
+    pub(crate) fn pays(&self, products: f64) -> bool {
+        self.gain - products * self.mixing >= self.least
+    }
+
     /// Expected seconds by part, for so many parts.
     pub(crate) fn times(&self, parts: usize) -> Vec<[f64; 2]> {
         let last = self.seconds.last().copied().unwrap_or_default();
@@ -57,12 +67,12 @@ impl InParts {
     }
 
     /// The faster rule for parts of `rows` rows with these times in each of `layers` layers, of a pass that takes
-    /// `in_order` seconds layer by layer.
+    /// `[mixers, FFNs]` seconds layer by layer.
     pub(crate) fn fastest(
         rows: usize,
         seconds: Vec<[f64; 2]>,
         layers: usize,
-        in_order: f64,
+        [mixers, ffns]: [f64; 2],
     ) -> Self {
         let all = |layers: usize| std::iter::repeat_n([true; 2], layers);
         let time = |rule: Rule| {
@@ -74,6 +84,7 @@ impl InParts {
             some + layers.saturating_sub(SIMULATED) as f64 * (some - one_less)
         };
         let [plain, stalls] = [Rule::InOrder, Rule::Stalls].map(time);
+        let best = plain.min(stalls).max(f64::MIN_POSITIVE);
         let rule = match stalls < plain {
             true => Rule::Stalls,
             false => Rule::InOrder,
@@ -82,7 +93,9 @@ impl InParts {
             rows,
             rule,
             seconds,
-            gain: in_order / plain.min(stalls).max(f64::MIN_POSITIVE),
+            gain: (mixers + ffns) / best,
+            mixing: mixers / best,
+            least: 0.0,
         }
     }
 }

@@ -96,14 +96,23 @@ fn mixers_hide_behind_ffns() {
         let found = by_rule(&graph.operations, &BOTH, DEVICE, rule);
         assert_eq!(found.seconds(), 21.0, "{rule:?}");
     }
-    let found = InParts::fastest(64, vec![[1.0, 1.0]; 2], 10, 40.0);
+    let found = InParts::fastest(64, vec![[1.0, 1.0]; 2], 10, [20.0, 20.0]);
     assert!((found.gain - 40.0 / 21.0).abs() < 1e-9, "{found:?}");
+    // Devices that multiply all projections layer by layer.
+    let found = InParts {
+        least: 1.1,
+        ..found
+    };
+    assert_eq!(
+        [0.0, 0.5, 1.0].map(|share| found.pays(share)),
+        [true, true, false]
+    );
 }
 
 #[test]
 fn parts_are_multiples_of_what_devices_have_graphs_for() {
     let of = |rows: usize, all: usize| {
-        let parts = InParts::fastest(rows, vec![[1.0; 2]], 3, 1.0);
+        let parts = InParts::fastest(rows, vec![[1.0; 2]], 3, [1.0; 2]);
         parts.rows_of(all)
     };
     assert_eq!(

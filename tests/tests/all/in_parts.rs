@@ -98,14 +98,14 @@ fn mixers_of_all_kinds_in_parts_change_no_bit() {
     }
 }
 
-/// Clusters that only the device has, predictors' masks and single neurons, under budgets that read most of each layer again
+/// Clusters that only the device has and single neurons, under budgets that read most of each layer again
 /// for each part.
 #[test]
 fn budgets_and_memory_of_the_device_change_no_bit() {
     let tokens = text(2 * CHUNK - 30);
     let mut plain = demo(some(1.0, PassOrder::Planned));
     let expected = bits(&all_logits(&mut plain, &tokens, 7));
-    for (share, held) in [(0.6, 0), (0.2, 0), (1.0, 200 << 10), (1.0, 64 << 20)] {
+    for (share, held) in [(0.6, 0), (0.2, 200 << 10), (1.0, 64 << 20)] {
         let apart = devices_apart().into_iter().map(|d| (d, held + (700 << 10)));
         for (device, held) in devices().into_iter().map(|d| (d, held)).chain(apart) {
             let mut engine = demo(on(device, share, held));
@@ -115,10 +115,34 @@ fn budgets_and_memory_of_the_device_change_no_bit() {
             assert_eq!((report.in_parts, report.lost), (2, None), "{share} {held}");
             // Passes of few rows in between, and less memory.
             squeeze(&mut engine, 0.2);
-            for chunk in [1, 64, CHUNK] {
+            for chunk in [64, CHUNK] {
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
                 assert!(found == expected, "{share} by {chunk}");
             }
+        }
+    }
+}
+
+/// Several devices compute the FFN of a part together, and one of them is lost.
+#[test]
+fn parts_on_several_devices_change_no_bit() {
+    let tokens = text(2 * CHUNK - 30);
+    let mut plain = demo(some(1.0, PassOrder::Planned));
+    let expected = bits(&all_logits(&mut plain, &tokens, 7));
+    for fault in [Fault::Never, Fault::Take(CHECKS + 9)] {
+        for held in [0, 300 << 10] {
+            let devices = vec![Faulty::device(fault), Faulty::device(Fault::Never)];
+            let mut engine = demo(Options {
+                devices,
+                ..on(cpu(), 0.6, held)
+            });
+            let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
+            let report = engine.device().unwrap();
+            assert!(found == expected, "{fault:?} {held}: {report:?}");
+            let of = |n: usize| &report.devices[n];
+            assert!(of(1).clusters > 0 && of(1).lost.is_none(), "{report:?}");
+            assert_eq!(of(0).lost.is_some(), fault != Fault::Never, "{report:?}");
+            assert!(report.in_parts > 0, "{report:?}");
         }
     }
 }
