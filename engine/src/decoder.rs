@@ -101,8 +101,6 @@ pub(crate) struct Decoder {
     pub scratch: Scratch,
     /// Buffers for passes in parts; empty where none runs so.
     pub part_room: PartRoom,
-    /// Number of passes that ran in parts.
-    pub passes_in_parts: u64,
     pub times: Times,
 }
 
@@ -112,6 +110,8 @@ pub(crate) struct Times {
     pub attention: Duration,
     pub ffn: Duration,
     pub head: Duration,
+    /// Number of passes in parts.
+    pub passes_in_parts: u64,
 }
 
 impl Decoder {
@@ -174,15 +174,9 @@ impl Decoder {
                 0
             }
         };
-        let mut first = first;
-        if self.runs_in_parts(pass, spans, &hooks) {
-            let yields = || hooks.yields.is_some_and(|yields| yields());
-            if self.run_in_parts(pass, &mut spans[0], &yields)? {
-                return Ok(false);
-            }
-            first = pass.layers.unwrap_or(first);
-            spans[0].sequence.set_whole();
-        }
+        let Some(first) = self.run_first(first, pass, spans, &hooks)? else {
+            return Ok(false);
+        };
         for layer in first..self.weights.layers.len() {
             self.layer(layer, pass, spans, &mut hooks)?;
             pass.layers = Some(layer + 1);

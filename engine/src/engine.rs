@@ -576,7 +576,6 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         ahead: RouterAhead::new(&c, options.threads),
         part_room: part_room(&c, division, &weights, rows),
         weights,
-        passes_in_parts: 0,
         times: Times::default(),
         config: c,
     })

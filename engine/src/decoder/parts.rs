@@ -149,6 +149,16 @@ impl PartMixers<'_, '_, '_> {
     }
 }
 
+/// How far a pass in parts has come.
+struct Reached {
+    /// It is to yield.
+    yielding: bool,
+    /// The layer that comes next.
+    layer: usize,
+    /// Times of mixers, and of waits for FFNs.
+    times: [Duration; 2],
+}
+
 /// A pass in parts that is under way.
 struct PassInParts<'a, 'x> {
     execution: Execution<'a>,
@@ -169,12 +179,12 @@ struct PassInParts<'a, 'x> {
 }
 
 impl PassInParts<'_, '_> {
-    /// Runs until all parts have come to the same layer. Returns whether it is to yield.
+    /// Runs until all parts have come to the same layer.
     fn run(
-        &mut self,
+        mut self,
         mixers: &mut PartMixers<'_, '_, '_>,
         yields: &dyn Fn() -> bool,
-    ) -> Result<bool, Error> {
+    ) -> Result<Reached, Error> {
         let (mut yielding, mut last) = (false, Instant::now());
         loop {
             self.take(false)?;
@@ -190,7 +200,11 @@ impl PassInParts<'_, '_> {
                 self.take(true)?;
                 lap(&mut self.times[1], &mut last);
             } else {
-                return Ok(yielding);
+                return Ok(Reached {
+                    yielding,
+                    layer: self.until,
+                    times: self.times,
+                });
             }
             if !yielding && self.until == self.layers && yields() {
                 yielding = self.stop();
@@ -250,13 +264,29 @@ impl PassInParts<'_, '_> {
 }
 
 impl Decoder {
-    /// Whether a pass runs in parts: a prompt of one text, if that is expected to be faster.
-    pub(super) fn runs_in_parts(
-        &self,
-        pass: &Pass,
-        spans: &[Span<'_>],
+    /// Runs the first layers of a pass, from number `first` on, in parts if that is faster. Returns the layer that comes
+    /// next; `None` if the pass yields.
+    pub(super) fn run_first(
+        &mut self,
+        first: usize,
+        pass: &mut Pass,
+        spans: &mut [Span<'_>],
         hooks: &Hooks<'_, '_>,
-    ) -> bool {
+    ) -> Result<Option<usize>, Error> {
+        let how = self.ffn.parts(pass.rows).cloned();
+        let Some(how) = how.filter(|_| self.runs_in_parts(pass, spans, hooks)) else {
+            return Ok(Some(first));
+        };
+        let yields = || hooks.yields.is_some_and(|yields| yields());
+        if self.run_in_parts(&how, pass, &mut spans[0], &yields)? {
+            return Ok(None);
+        }
+        spans[0].sequence.set_whole();
+        Ok(pass.layers)
+    }
+
+    /// Whether a pass runs in parts: a prompt of one text, if that is expected to be faster.
+    fn runs_in_parts(&self, pass: &Pass, spans: &[Span<'_>], hooks: &Hooks<'_, '_>) -> bool {
         let observed =
             hooks.observer.is_some() || hooks.attention.is_some() || hooks.between.is_some();
         spans.len() == 1 && !observed && self.takes_parts(pass.rows)
@@ -272,37 +302,21 @@ impl Decoder {
 
     /// Runs a pass of one text in parts, from the layer to which it has come, and counts it. Returns whether it yields.
     /// Layers may be left, of a pass that yields, has lost its device, or found no thread.
-    pub(super) fn run_in_parts(
+    fn run_in_parts(
         &mut self,
+        how: &InParts,
         pass: &mut Pass,
         span: &mut Span<'_>,
         yields: &dyn Fn() -> bool,
     ) -> Result<bool, Error> {
         let (c, ffn, layers) = (&self.config, &mut self.ffn, &self.weights.layers[..]);
         let (d, from) = (c.d_model as usize, pass.layers.unwrap_or(0));
-        let Some(how) = ffn.parts(pass.rows).cloned() else {
-            return Ok(false);
-        };
         let rows = how.rows_of(pass.rows);
         let x = pass.x[..pass.rows * d].chunks_mut(rows * d);
         let x: Vec<Option<&mut [f32]>> = x.map(Some).collect();
         let has = |layer: usize| [c.has_mixer(layer as u32), c.has_ffn(layer as u32)];
         let graph = PartGraph::new(from, (from..layers.len()).map(has), &how.times(x.len()));
         let mut scheduler = scheduler(&graph.operations, 2, DEVICE, how.rule);
-        let (jobs, taken) = sync_channel(1);
-        let (send, done) = sync_channel(1);
-        let mut parts = PassInParts {
-            execution: Execution::new(&graph.operations, &mut *scheduler),
-            graph: &graph,
-            jobs,
-            done,
-            x,
-            rows,
-            busy: false,
-            until: layers.len(),
-            layers: layers.len(),
-            times: [Duration::ZERO; 2],
-        };
         let tracer = ffn.store.tracer.clone();
         let mut mixers = PartMixers {
             on: &self.on,
@@ -323,28 +337,40 @@ impl Decoder {
             room: &mut self.part_room,
         };
         let outcome = thread::scope(|scope| {
+            let (jobs, taken) = sync_channel(1);
+            let (send, done) = sync_channel(1);
             let thread = Builder::new().name("ember-ffn".into()).stack_size(STACK);
             let work = move || on_thread.run(&taken, &send);
             let Ok(_) = thread.spawn_scoped(scope, work) else {
                 return Ok(None);
             };
-            let yielding = parts.run(&mut mixers, yields);
-            let (until, times) = (parts.until, parts.times);
-            // The thread ends once no more parts can come.
-            drop(parts);
-            yielding.map(|yielding| Some((yielding, until, times)))
+            let parts = PassInParts {
+                execution: Execution::new(&graph.operations, &mut *scheduler),
+                graph: &graph,
+                jobs,
+                done,
+                x,
+                rows,
+                busy: false,
+                until: layers.len(),
+                layers: layers.len(),
+                times: [Duration::ZERO; 2],
+            };
+            // The thread ends with it, as no more parts can come.
+            parts.run(&mut mixers, yields).map(Some)
         });
         set_clusters_only(ffn, false);
         self.rope.begin_part(0);
-        let Some((yielding, until, [mixing, waiting])) = outcome? else {
+        let Some(reached) = outcome? else {
             tracing::warn!("no thread for the FFN of parts: the pass runs layer by layer");
             return Ok(false);
         };
+        let [mixing, waiting] = reached.times;
         self.times.attention += mixing;
         self.times.ffn += waiting;
-        self.passes_in_parts += u64::from(from == 0);
-        pass.layers = Some(until);
-        Ok(yielding)
+        self.times.passes_in_parts += u64::from(from == 0);
+        pass.layers = Some(reached.layer);
+        Ok(reached.yielding)
     }
 }
 

@@ -159,7 +159,11 @@ impl Ffn {
         self.begin_layer(inputs, after)?;
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
-            self.name(on, unit, inputs.of(unit))?;
+            match self.units[unit].rows {
+                // Devices compute all rows, with all neurons.
+                0 => self.name_all(unit)?,
+                _ => self.name(on, unit, inputs.of(unit))?,
+            }
         }
         self.report_recent(on, inputs);
         if after.is_empty() && inputs.streamed.is_none() {

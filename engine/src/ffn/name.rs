@@ -246,6 +246,13 @@ impl Taker<'_> {
 }
 
 impl Ffn {
+    /// Requests all neurons of a unit.
+    pub(super) fn name_all(&mut self, unit: usize) -> Result<(), Error> {
+        let of = self.units[unit];
+        let on_device = self.store.outside.computes(of.bank);
+        need_all(&mut self.store, unit, of.neurons, on_device)
+    }
+
     /// Determines a unit's active set and requests the misses.
     pub(super) fn name(
         &mut self,
@@ -254,11 +261,6 @@ impl Ffn {
         from: UnitInput<'_>,
     ) -> Result<(), Error> {
         let of = &mut self.units[unit];
-        if of.rows == 0 {
-            // A device computes all rows, with all neurons.
-            let on_device = self.store.outside.computes(of.bank);
-            return need_all(&mut self.store, unit, of.neurons, on_device);
-        }
         let features = from.input.features(from.residual);
         let predictor = prepare(
             on,
@@ -279,7 +281,7 @@ impl Ffn {
             self.counts.all(&of, own * gate_len);
         }
         if !(of.named || known) {
-            return need_all(&mut self.store, unit, of.neurons, on_device);
+            return self.name_all(unit);
         }
         let (resident, tracer) = (self.store.residency.resident(), self.store.tracer.clone());
         let naming = Naming {

@@ -170,7 +170,7 @@ impl DeviceReport {
                 chunk: engine.prompt_chunk(),
                 bytes: lane.passing_clusters() as u64 * cluster,
             },
-            in_parts: engine.decoder.passes_in_parts,
+            in_parts: engine.decoder.times.passes_in_parts,
             bytes: clusters * cluster,
             numerics: match same_bits {
                 true => "cpu".into(),

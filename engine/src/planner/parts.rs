@@ -11,9 +11,6 @@ use crate::schedule::{InParts, Rule};
 /// Numbers of parts that are compared.
 const PARTS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// Share of the FFN from which on nothing is read: in memory, but for rounding.
-const ALL: f64 = 0.9999;
-
 /// A pass of some number of rows.
 #[derive(Clone, Copy)]
 pub(super) struct PassOfParts<'a> {
@@ -34,8 +31,9 @@ impl PassOfParts<'_> {
         if tier.at_once == 0 || self.rows < 2 * LEAST_STREAMED {
             return None;
         }
-        let needs = &self.division.needs;
-        let resident = self.division.memory.ffn_resident_share(needs) > ALL;
+        let (needs, memory) = (&self.division.needs, &self.division.memory);
+        let whole = memory.hot_clusters + needs.device_clusters;
+        let resident = memory.slots + whole * needs.cluster >= needs.neurons;
         match tier.order {
             PassOrder::Layers => None,
             PassOrder::Parts(rows) => Some(InParts {
