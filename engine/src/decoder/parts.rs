@@ -206,10 +206,16 @@ impl PassInParts<'_, '_> {
                     times: self.times,
                 });
             }
-            if !yielding && self.until == self.layers && yields() {
+            if !yielding && self.has_more() && yields() {
                 yielding = self.stop();
             }
         }
+    }
+
+    /// Whether there is a layer of which nothing has begun, and that may begin.
+    fn has_more(&self) -> bool {
+        let (layer, _) = self.graph.layer_after(self.execution.begun());
+        self.until == self.layers && layer < self.layers
     }
 
     /// Begins no operation of a layer of which none has begun. Returns whether any is left.
