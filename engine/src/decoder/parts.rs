@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A row's bits do not depend on the other rows of its pass, and keys, values and recurrent states are extended in the
-//! order of parts, so no bit changes. Which part comes next, a [`scheduler`] decides. Devices multiply no projections
+//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides. Devices multiply no projections
 //! meanwhile, as one piece of their work is under way at a time. A pass that is to yield, or has lost its device, goes on
 //! to the end of the layers that have begun; then it is as one that ran layer by layer.
 
@@ -28,7 +28,7 @@ use crate::norm::{add_output, rows_or_copy};
 use crate::part_room::{PartRoom, STACK, can_run_in_parts};
 use crate::pass::Pass;
 use crate::rope::Ropes;
-use crate::schedule::{CPU, DEVICE, Execution, InParts, PartGraph, PartPlace, scheduler};
+use crate::schedule::{CPU, DEVICE, Execution, InParts, PartGraph, PartPlace};
 use crate::scratch::Scratch;
 use crate::state::Span;
 use crate::trace;
@@ -322,7 +322,7 @@ impl Decoder {
         let x: Vec<Option<&mut [f32]>> = x.map(Some).collect();
         let has = |layer: usize| [c.has_mixer(layer as u32), c.has_ffn(layer as u32)];
         let graph = PartGraph::new(from, (from..layers.len()).map(has), &how.times(x.len()));
-        let mut scheduler = scheduler(&graph.operations, 2, DEVICE, how.rule);
+        let mut scheduler = graph.scheduler(how.rule);
         let tracer = ffn.store.tracer.clone();
         let mut mixers = PartMixers {
             on: &self.on,

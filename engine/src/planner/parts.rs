@@ -37,7 +37,7 @@ impl PassOfParts<'_> {
         match tier.order {
             PassOrder::Layers => None,
             PassOrder::Parts(rows) => Some(InParts {
-                rule: Rule::Stalls,
+                rule: Some(Rule::Stalls),
                 ..self.in_parts_of(tier, rows.max(1))
             }),
             PassOrder::Planned if !resident => None,
@@ -53,7 +53,7 @@ impl PassOfParts<'_> {
         }
     }
 
-    /// In parts of `rows` rows, in the faster order.
+    /// In parts of `rows` rows.
     fn in_parts_of(self, tier: &DeviceTier, rows: usize) -> InParts {
         let layers = self.planner.shape.layers.max(1);
         let longest = self.planner.longest_chunk();
@@ -68,7 +68,7 @@ impl PassOfParts<'_> {
         let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(rows).map(part).collect();
         let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
         let in_order = [mixers, self.ffn_ns].map(|ns| ns / 1e9);
-        InParts::fastest(rows, seconds, layers, in_order)
+        InParts::new(rows, seconds, layers, in_order)
     }
 
     /// Nanoseconds of a layer's FFN for `rows` rows on devices, with what a thread copies for them.
@@ -157,7 +157,7 @@ mod tests {
         // By request.
         assert_eq!(parts(equal, PassOrder::Layers, 1.0), None);
         let asked = parts(equal / 100.0, PassOrder::Parts(64), 0.5).expect("in parts");
-        assert_eq!((asked.rows, asked.rule), (64, Rule::Stalls));
+        assert_eq!((asked.rows, asked.rule), (64, Some(Rule::Stalls)));
     }
 
     /// The forecast counts the gain.

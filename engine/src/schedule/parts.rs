@@ -7,8 +7,8 @@
 //!
 //! i numbers parts and j layers. These are two of llm.npu's six subgraphs of a layer: the projections are the mixer's.
 
-use super::graph::Operation;
-use super::rules::{Rule, by_rule};
+use super::graph::{Operation, Scheduler};
+use super::rules::{Rule, by_rule, scheduler};
 use super::simulate::Processors;
 
 /// Index of the compute threads.
@@ -22,19 +22,22 @@ const BOTH: Processors = Processors {
     bandwidth: f64::INFINITY,
 };
 
-/// Layers of the graphs that are simulated; the others take as long as the last of them.
-const SIMULATED: usize = 4;
+/// Layers of the graphs that are simulated; each other layer takes as long as one of the second half of them.
+const SIMULATED: usize = 8;
 
 /// Rows of a part are a multiple of these, as devices have graphs and kernels for them.
 pub(crate) const PART_ROWS: usize = 32;
+
+/// The rules that decide while operations run; the first of equally fast ones is taken.
+const RULES: [Rule; 2] = [Rule::InOrder, Rule::Stalls];
 
 /// How the passes of some number of rows run in parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InParts {
     /// Rows of a part.
     pub rows: usize,
-    /// What decides which part comes next.
-    pub(crate) rule: Rule,
+    /// What decides which part comes next; `None` for what is expected to be faster.
+    pub(crate) rule: Option<Rule>,
     /// Expected seconds of a layer's mixer and of its FFN, by part.
     pub(crate) seconds: Vec<[f64; 2]>,
     /// Expected seconds of the pass layer by layer, divided by those in parts.
@@ -66,9 +69,9 @@ impl InParts {
         all.take(parts).collect()
     }
 
-    /// The faster rule for parts of `rows` rows with these times in each of `layers` layers, of a pass that takes
-    /// `[mixers, FFNs]` seconds layer by layer.
-    pub(crate) fn fastest(
+    /// Parts of `rows` rows with these times in each of `layers` layers, of a pass that takes `[mixers, FFNs]` seconds
+    /// layer by layer.
+    pub(crate) fn new(
         rows: usize,
         seconds: Vec<[f64; 2]>,
         layers: usize,
@@ -80,18 +83,16 @@ impl InParts {
                 let graph = PartGraph::new(0, all(layers), &seconds);
                 by_rule(&graph.operations, &BOTH, DEVICE, rule).seconds()
             };
-            let (some, one_less) = (of(layers.min(SIMULATED)), of(layers.min(SIMULATED) - 1));
-            some + layers.saturating_sub(SIMULATED) as f64 * (some - one_less)
+            let (some, more) = (layers.min(SIMULATED), layers.saturating_sub(SIMULATED));
+            let half = some / 2;
+            let [all, first] = [some, half].map(of);
+            all + more as f64 * (all - first) / (some - half).max(1) as f64
         };
-        let [plain, stalls] = [Rule::InOrder, Rule::Stalls].map(time);
-        let best = plain.min(stalls).max(f64::MIN_POSITIVE);
-        let rule = match stalls < plain {
-            true => Rule::Stalls,
-            false => Rule::InOrder,
-        };
+        let best = RULES.map(time).into_iter().fold(f64::INFINITY, f64::min);
+        let best = best.max(f64::MIN_POSITIVE);
         Self {
             rows,
-            rule,
+            rule: None,
             seconds,
             gain: (mixers + ffns) / best,
             mixing: mixers / best,
@@ -157,6 +158,22 @@ impl PartGraph {
         }
         graph.first.push(graph.operations.len());
         graph
+    }
+
+    /// Decides by a rule, or by the faster one.
+    pub fn scheduler(&self, rule: Option<Rule>) -> Box<dyn Scheduler> {
+        let rule = rule.unwrap_or_else(|| self.faster_rule());
+        scheduler(&self.operations, BOTH.names.len(), DEVICE, rule)
+    }
+
+    /// The rule by which it is expected to end first: never later than in order.
+    pub fn faster_rule(&self) -> Rule {
+        let seconds = |rule: Rule| by_rule(&self.operations, &BOTH, DEVICE, rule).seconds();
+        let [in_order, stalls] = RULES.map(seconds);
+        match stalls < in_order {
+            true => Rule::Stalls,
+            false => Rule::InOrder,
+        }
     }
 
     /// The first layer of which no operation before number `begun` is a part, and its first operation.
