@@ -60,10 +60,11 @@ impl PassOfParts<'_> {
         let before = longest.saturating_sub(self.rows) / 2;
         let part = |first: usize| {
             let rows = rows.min(self.rows - first);
-            [
-                self.pass.mixer_ns(rows, before + first) / 1e9,
-                self.ffn_ns(tier, rows) / 1e9,
-            ]
+            let [ffn, copying] = self.ffn_ns(tier, rows);
+            // The thread that copies for devices takes its time from the compute threads.
+            let taken = copying / f64::from(self.pass.rates.threads.max(1));
+            let mixer = self.pass.mixer_ns(rows, before + first) + taken;
+            [mixer, ffn].map(|ns| ns / 1e9)
         };
         let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(rows).map(part).collect();
         let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
@@ -71,12 +72,13 @@ impl PassOfParts<'_> {
         InParts::new(rows, seconds, layers, in_order)
     }
 
-    /// Nanoseconds of a layer's FFN for `rows` rows on devices, with what a thread copies for them.
-    fn ffn_ns(self, tier: &DeviceTier, rows: usize) -> f64 {
+    /// Nanoseconds of a layer's FFN for `rows` rows on devices, and of the part in which a thread copies for them.
+    fn ffn_ns(self, tier: &DeviceTier, rows: usize) -> [f64; 2] {
         let layers = self.planner.shape.layers.max(1);
         let held = self.division.needs.device_clusters as usize / layers;
         let part = self.planner.streaming(tier, held, [rows, rows]);
-        part.ns.max(part.copying) + self.pass.rates.layer_ns
+        let ns = part.ns.max(part.copying) + self.pass.rates.layer_ns;
+        [ns, part.copying]
     }
 }
 
