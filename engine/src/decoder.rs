@@ -4,6 +4,7 @@
 //! of the sequences, its only state is the residual stream.
 
 mod narrow;
+mod parts;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed, Mixer};
 use crate::ngrams::NGramLayer;
 use crate::norm::{add_output, add_rows, rows_or_copy, scale_logits};
+use crate::part_room::PartRoom;
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::{RouterAhead, likely_banks};
@@ -97,15 +99,19 @@ pub(crate) struct Decoder {
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
     pub scratch: Scratch,
+    /// Buffers for passes in parts; empty where none runs so.
+    pub part_room: PartRoom,
     pub times: Times,
 }
 
-/// Time of all passes by part.
+/// Time of all passes by part. Of a pass in parts, the FFN's is what its calling thread waits for.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Times {
     pub attention: Duration,
     pub ffn: Duration,
     pub head: Duration,
+    /// Number of passes in parts.
+    pub passes_in_parts: u64,
 }
 
 impl Decoder {
@@ -167,6 +173,9 @@ impl Decoder {
                 pass.layers = Some(0);
                 0
             }
+        };
+        let Some(first) = self.run_first(first, pass, spans, &hooks)? else {
+            return Ok(false);
         };
         for layer in first..self.weights.layers.len() {
             self.layer(layer, pass, spans, &mut hooks)?;
@@ -516,17 +525,14 @@ impl Decoder {
         };
         let row = (n == 1).then(|| (s.routes.first_token(), &pass.x[..d]));
         let ahead = likely_banks(&mut self.ahead, &ffn.store, on, c, layers, number, row);
+        let units = experts.as_deref().unwrap_or(&dense);
         let at = LayerInput {
-            number: place,
-            units: experts.as_deref().unwrap_or(&dense),
-            then: &[],
-            input,
-            residual: &pass.x[..width],
             next: next.map(|next| NextLayer {
                 norm: next.before_ffn(),
                 bias: Bias::of(next.ffn_bias.as_ref(), 0).gate,
             }),
             ahead,
+            ..LayerInput::alone(place, units, input, &pass.x[..width])
         };
         ffn.layer(on, &at, &mut s.out)?;
         if let Some(observer) = &mut hooks.observer {

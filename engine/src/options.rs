@@ -59,6 +59,39 @@ pub enum Phases {
     Two,
 }
 
+/// In which order a prompt's pass is computed where a device could compute some of its rows. Affects speed only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PassOrder {
+    /// The one that is expected to be faster.
+    #[default]
+    Planned,
+    /// Layer by layer, all rows at once.
+    Layers,
+    /// In parts of so many rows, the mixer of one beside the FFN of another on the device (llm.npu, §3.4).
+    Parts(usize),
+}
+
+impl std::str::FromStr for PassOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rows = || {
+            text.strip_prefix("parts:")?
+                .parse()
+                .ok()
+                .filter(|&rows| rows > 0)
+        };
+        match (text, rows()) {
+            ("planned", _) => Ok(Self::Planned),
+            ("layers", _) => Ok(Self::Layers),
+            (_, Some(rows)) => Ok(Self::Parts(rows)),
+            _ => Err(format!(
+                "no order {text:?}; there are planned, layers, and parts:N for parts of N rows"
+            )),
+        }
+    }
+}
+
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -159,6 +192,8 @@ pub struct Lab {
     pub io_core: Option<usize>,
     /// Prompt tokens per pass; 0 = as many as the budget allows.
     pub chunk: usize,
+    /// Order of prompts' passes beside a device.
+    pub order: PassOrder,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
     /// Keep gates and hidden values of a chunk for observers, within the budget.
@@ -183,6 +218,7 @@ impl Default for Lab {
             io: Default::default(),
             io_core: None,
             chunk: 0,
+            order: PassOrder::Planned,
             trace: 0,
             observe: false,
             count_fired: false,

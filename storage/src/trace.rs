@@ -294,6 +294,12 @@ impl Tracer {
         })
     }
 
+    /// Spans that the calling thread opens from now on are in no lane: it is neither a compute thread nor any other that
+    /// has one.
+    pub fn leave_lane() {
+        LANE.set(usize::MAX);
+    }
+
     /// Sets the section that the compute threads run from now on.
     #[inline]
     pub fn section(&self, kind: &'static Kind, values: [u64; 2]) {

@@ -1,8 +1,7 @@
 //! Timelines of simulated work.
 
 use emberflow::chart::{Bar, Row, timeline};
-
-use super::sim::{Phone, Slot, Work, busy, makespan};
+use emberflow_engine::schedule::{Operation, Processors, Slot, busy, makespan};
 
 /// The lanes of one simulation.
 pub struct Lanes {
@@ -25,7 +24,7 @@ const FILLS: [(&str, &str); 9] = [
 
 impl Lanes {
     /// A lane for each processor of `phone`, named after the simulation.
-    pub fn new(name: &str, phone: &Phone, graph: &[Work], slots: &[Slot]) -> Self {
+    pub fn new(name: &str, processors: &Processors, graph: &[Operation], slots: &[Slot]) -> Self {
         let end = makespan(slots);
         let lane = |(on, processor): (usize, &&str)| {
             let mine = slots.iter().filter(|slot| graph[slot.work].on == on);
@@ -48,7 +47,7 @@ impl Lanes {
             }
         };
         Self {
-            rows: phone.processors.iter().enumerate().map(lane).collect(),
+            rows: processors.names.iter().enumerate().map(lane).collect(),
             ms: 1e3 * end,
         }
     }

@@ -4,6 +4,7 @@
 //! for each product   GPU part | NPU part   then joined: T_sync + T_copy, if the NPU takes part
 //! ```
 
+use emberflow_engine::schedule::{Operation, Processors, Rule, Slot, by_rule, makespan};
 use emberflow_engine::split::{Curve, Product};
 
 use crate::bench::split::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC};
@@ -12,11 +13,9 @@ use crate::bench::split::{LAYER, LAYERS, decoding, prompt};
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
-use super::schedule::{Rule, by_rule};
-use super::sim::{Phone, Slot, Work, makespan};
 
-const PHONE: Phone = Phone {
-    processors: &["GPU", "NPU", "join"],
+const PHONE: Processors = Processors {
+    names: &["GPU", "NPU", "join"],
     bandwidth: f64::INFINITY,
 };
 const ON_GPU: usize = 0;
@@ -45,10 +44,10 @@ fn parts(of: Product, partition: Partition) -> [Product; 2] {
 }
 
 /// Appends a product that waits for the last piece.
-fn product(graph: &mut Vec<Work>, pair: &Pair<'_>, of: Product, partition: Partition) {
+fn product(graph: &mut Vec<Operation>, pair: &Pair<'_>, of: Product, partition: Partition) {
     let after: Vec<usize> = graph.len().checked_sub(1).into_iter().collect();
     let mut piece = |on: usize, seconds: f64, after: Vec<usize>| {
-        graph.push(Work {
+        graph.push(Operation {
             kind: if on == JOIN { "join" } else { "product" },
             on,
             seconds,
@@ -69,7 +68,7 @@ fn product(graph: &mut Vec<Work>, pair: &Pair<'_>, of: Product, partition: Parti
 }
 
 /// The layers of a prompt of `n` tokens.
-fn layers(pair: &Pair<'_>, n: usize, layers: usize) -> Vec<Work> {
+fn layers(pair: &Pair<'_>, n: usize, layers: usize) -> Vec<Operation> {
     let mut graph = Vec::new();
     for _ in 0..layers {
         for [rows, cols] in LAYER {
@@ -81,7 +80,7 @@ fn layers(pair: &Pair<'_>, n: usize, layers: usize) -> Vec<Work> {
     graph
 }
 
-fn slots(graph: &[Work]) -> Vec<Slot> {
+fn slots(graph: &[Operation]) -> Vec<Slot> {
     by_rule(graph, &PHONE, ON_NPU, Rule::InOrder).slots
 }
 

@@ -6,11 +6,10 @@
 //! ```
 
 use crate::report::csv::Csv;
+use emberflow_engine::schedule::{Bounds, Operation, Rule, Timetable, busy, by_rule, plan};
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
-use super::schedule::{Plan, Rule, by_rule, plan};
-use super::sim::{Work, busy};
 use super::subgraphs::{GraphCount, LAYER, NPU, PHONE, count, prompt};
 
 const PRODUCTS: &str = include_str!("curves/llm_npu_products.csv");
@@ -100,7 +99,7 @@ impl NpuLine {
 }
 
 /// Subgraphs of a prompt; products take `slower` times as long, plus `added` seconds in each subgraph.
-fn graph(line: &NpuLine, of: &Sizes, chunks: usize, slower: f64, added: f64) -> Vec<Work> {
+fn graph(line: &NpuLine, of: &Sizes, chunks: usize, slower: f64, added: f64) -> Vec<Operation> {
     let npu_parts = LAYER.iter().filter(|subgraph| subgraph.on == NPU).count();
     let cpu_parts = LAYER.len() - npu_parts;
     let of_part = line.chunk(of) / 2.0 / (of.layers * cpu_parts) as f64;
@@ -115,11 +114,11 @@ fn graph(line: &NpuLine, of: &Sizes, chunks: usize, slower: f64, added: f64) -> 
 
 /// In order, and by the fastest plan.
 pub struct Orders {
-    graph: Vec<Work>,
-    in_order: Plan,
+    graph: Vec<Operation>,
+    in_order: Timetable,
     /// By Eq. 5 only.
-    by_stalls: Plan,
-    best: Plan,
+    by_stalls: Timetable,
+    best: Timetable,
 }
 
 impl Orders {
@@ -136,7 +135,7 @@ impl Orders {
     }
 
     /// Share of the time that a plan saves.
-    fn saved(&self, plan: &Plan) -> f64 {
+    fn saved(&self, plan: &Timetable) -> f64 {
         1.0 - plan.seconds() / self.in_order.seconds()
     }
 
@@ -147,7 +146,7 @@ impl Orders {
 
     /// Lanes of both.
     pub fn drawn(&self) -> Drawn {
-        let part = |name, plan: &Plan| Lanes::new(name, &PHONE, &self.graph, &plan.slots);
+        let part = |name, plan: &Timetable| Lanes::new(name, &PHONE, &self.graph, &plan.slots);
         Drawn {
             title: format!(
                 "llm.npu, Qwen1.5-1.8B, 512 tokens: in order {:.0} ms, out of order {:.0} ms",
@@ -172,10 +171,7 @@ impl Orders {
                 Rule::Searched => "searched",
             },
             100.0 * self.saved(&self.best),
-            100.0
-                * (1.0
-                    - super::schedule::Bounds::of(&self.graph, 2).largest()
-                        / self.in_order.seconds()),
+            100.0 * (1.0 - Bounds::of(&self.graph, 2).largest() / self.in_order.seconds()),
         )
     }
 }
@@ -197,7 +193,7 @@ fn graphs() -> GraphCount {
 /// Simulated figures.
 pub fn figures(orders: &Orders) -> Vec<FigureValue> {
     let line = NpuLine::fitted();
-    let in_order = |graph: &[Work]| by_rule(graph, &PHONE, NPU, Rule::InOrder).seconds();
+    let in_order = |graph: &[Operation]| by_rule(graph, &PHONE, NPU, Rule::InOrder).seconds();
     let groups = |of: &Sizes| in_order(&graph(&line, of, 2, BY_GROUPS, 0.0));
     let plain = orders.in_order.seconds();
     let fences = 2.0 * PRODUCTS_OF_LAYER as f64 * FENCE;

@@ -2,7 +2,8 @@
 //! HeteroInfer, PowerInfer-2), compared with the authors' measurements. Only the statistics of the bundled models' routing
 //! and activations come from real runs.
 //!
-//! [`schedule`] and [`outliers`] do not depend on phones: they plan and split.
+//! [`outliers`] does not depend on phones: it splits. Schedules and capacities are the engine's:
+//! [`emberflow_engine::schedule`], [`emberflow_engine::tiers`].
 
 mod draw;
 mod figures;
@@ -14,10 +15,8 @@ mod npumoe;
 pub mod outliers;
 mod powerinfer;
 mod recorded;
-pub mod schedule;
 #[cfg(test)]
 mod schedule_tests;
-pub mod sim;
 pub mod subgraphs;
 
 use std::io::{self, Write};

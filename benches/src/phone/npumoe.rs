@@ -6,6 +6,7 @@
 //!
 //! Three cells of the table give the three prices; the other five test them.
 
+use emberflow_engine::schedule::{Operation, Planned, makespan, simulate};
 use fastrand::Rng;
 
 use emberflow_engine::tiers::{
@@ -16,8 +17,6 @@ use crate::report::csv::Csv;
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
-use super::schedule::Planned;
-use super::sim::{Work, makespan, simulate};
 use super::subgraphs::{CPU, NPU, PHONE};
 
 const EXPERTS_TABLE: &str = include_str!("curves/npumoe_experts.csv");
@@ -107,8 +106,8 @@ fn pass(random: &mut Rng) -> Vec<u64> {
 }
 
 /// The pieces of a layer: groups on the NPU, and the CPU's parallel work.
-fn graph(prices: &Prices, placed: &Placement, tokens: &[u64]) -> Vec<Work> {
-    let piece = |on: usize, ms: f64| Work {
+fn graph(prices: &Prices, placed: &Placement, tokens: &[u64]) -> Vec<Operation> {
+    let piece = |on: usize, ms: f64| Operation {
         kind: "experts",
         on,
         seconds: ms / 1e3,
@@ -182,7 +181,7 @@ fn run(prices: &Prices, variant: &Variant, passes: &[Vec<u64>]) -> Outcome {
         routes.add(&variant.placed, tokens);
         let graph = graph(prices, &variant.placed, tokens);
         let order: Vec<usize> = (0..graph.len()).collect();
-        let mut order = Planned::new(&graph, PHONE.processors.len(), &order);
+        let mut order = Planned::new(&graph, PHONE.names.len(), &order);
         let slots = simulate(&graph, &PHONE, &mut order);
         seconds += makespan(&slots);
         part.get_or_insert_with(|| Lanes::new(variant.name, &PHONE, &graph, &slots));

@@ -7,11 +7,10 @@
 //! ```
 
 use crate::report::csv::Csv;
+use emberflow_engine::schedule::{Operation, Processors, Rule, Slot, busy, by_rule, makespan};
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
-use super::schedule::{Rule, by_rule};
-use super::sim::{Phone, Slot, Work, busy, makespan};
 
 const PHONE_TABLE: &str = include_str!("curves/powerinfer_2.csv");
 
@@ -43,17 +42,17 @@ impl Facts {
         row.map_or(f64::NAN, |row| row.or_zero("value"))
     }
 
-    fn phone(&self) -> Phone {
-        Phone {
-            processors: PROCESSORS,
+    fn phone(&self) -> Processors {
+        Processors {
+            names: PROCESSORS,
             bandwidth: self.get("both_gbs"),
         }
     }
 
     /// Reading weights from memory on a processor.
-    fn weights(&self, kind: &'static str, on: usize, count: f64, after: Vec<usize>) -> Work {
+    fn weights(&self, kind: &'static str, on: usize, count: f64, after: Vec<usize>) -> Operation {
         let draws = self.get(if on == NPU { "npu_gbs" } else { "cpu_gbs" });
-        Work {
+        Operation {
             kind,
             on,
             seconds: count * self.get("bytes_per_weight") / draws / 1e9,
@@ -73,7 +72,7 @@ fn ffn() -> f64 {
 }
 
 /// A token with everything in memory.
-fn in_memory(facts: &Facts) -> Vec<Work> {
+fn in_memory(facts: &Facts) -> Vec<Operation> {
     let [cpu, npu] = ["cpu_gbs", "npu_gbs"].map(|key| facts.get(key));
     let shares = [cpu / (cpu + npu), npu / (cpu + npu)];
     let hot = facts.get("hot_share");
@@ -97,12 +96,12 @@ fn in_memory(facts: &Facts) -> Vec<Work> {
 }
 
 /// A prompt of 512 tokens: while a layer is computed, the next one is read.
-fn prompt(facts: &Facts) -> Vec<Work> {
+fn prompt(facts: &Facts) -> Vec<Operation> {
     const TOKENS: f64 = 512.0;
     let layer = (ATTENTION * WIDTH + ffn()) * facts.get("bytes_per_weight");
     let read = layer / facts.get("sequential_gbs") / 1e9;
     let compute = TOKENS / facts.get("npu_prompt") / LAYERS as f64;
-    let piece = |kind, on, seconds, after| Work {
+    let piece = |kind, on, seconds, after| Operation {
         kind,
         on,
         seconds,
@@ -146,14 +145,14 @@ struct Ladder {
 
 impl Ladder {
     /// A token: attention, then clusters of in-memory neurons, reads, and the read clusters.
-    fn graph(&self, facts: &Facts) -> Vec<Work> {
+    fn graph(&self, facts: &Facts) -> Vec<Operation> {
         let attention = ATTENTION * WIDTH / (ATTENTION * WIDTH + ffn() * facts.get("active_share"));
         let layer = self.compute / 1e3 / LAYERS as f64;
         let neurons = NEURONS * facts.get("active_share") * self.misses;
         let late = (1.0 - attention) * layer * self.misses;
-        let mut graph: Vec<Work> = Vec::new();
+        let mut graph: Vec<Operation> = Vec::new();
         let mut piece = |kind, on, seconds, after: &[usize]| {
-            graph.push(Work {
+            graph.push(Operation {
                 kind,
                 on,
                 seconds,

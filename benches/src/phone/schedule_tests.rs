@@ -1,13 +1,12 @@
 //! Plans of random graphs: never worse than in order, near the optimum, above the lower bounds.
 
+use emberflow_engine::schedule::{Bounds, Operation, Rule, Timetable, by_rule, makespan, plan};
 use proptest::prelude::*;
 
-use super::schedule::{Bounds, Plan, Rule, by_rule, plan};
-use super::sim::{Work, makespan};
 use super::subgraphs::{CPU, LAYER, NPU, PHONE, count, prompt};
 
 /// Any graph of `most` pieces on two processors.
-fn any_graph(most: usize) -> impl Strategy<Value = Vec<Work>> {
+fn any_graph(most: usize) -> impl Strategy<Value = Vec<Operation>> {
     let piece = (
         0..2usize,
         0.1..10.0f64,
@@ -23,7 +22,7 @@ fn any_graph(most: usize) -> impl Strategy<Value = Vec<Work>> {
                     .collect();
                 after.sort_unstable();
                 after.dedup();
-                Work {
+                Operation {
                     kind: "any",
                     on,
                     seconds,
@@ -36,7 +35,7 @@ fn any_graph(most: usize) -> impl Strategy<Value = Vec<Work>> {
 }
 
 /// A prompt of chunks with random times of each subgraph, at most `most` subgraphs.
-fn any_prompt(most: usize) -> impl Strategy<Value = Vec<Work>> {
+fn any_prompt(most: usize) -> impl Strategy<Value = Vec<Operation>> {
     let shapes = (1..=4usize, 1..=4usize).prop_filter("too many", move |(c, l)| c * l * 6 <= most);
     let times = proptest::collection::vec(0.1..10.0f64, most);
     (shapes, times).prop_map(|((chunks, layers), times)| {
@@ -47,7 +46,7 @@ fn any_prompt(most: usize) -> impl Strategy<Value = Vec<Work>> {
 }
 
 /// Invariants of any schedule: each piece once, after its predecessors, one at a time on a processor.
-fn is_schedule(graph: &[Work], plan: &Plan) {
+fn is_schedule(graph: &[Operation], plan: &Timetable) {
     let mut slots = vec![None; graph.len()];
     for slot in &plan.slots {
         assert!(slots[slot.work].replace(*slot).is_none());
@@ -76,7 +75,7 @@ fn is_schedule(graph: &[Work], plan: &Plan) {
 
 /// The shortest schedule, by trying every order with a bound.
 struct Shortest<'a> {
-    graph: &'a [Work],
+    graph: &'a [Operation],
     tails: Vec<f64>,
     ends: Vec<f64>,
     free: [f64; 2],
@@ -85,7 +84,7 @@ struct Shortest<'a> {
 }
 
 impl Shortest<'_> {
-    fn seconds(graph: &[Work], known: f64) -> f64 {
+    fn seconds(graph: &[Operation], known: f64) -> f64 {
         let mut tails = vec![0.0f64; graph.len()];
         for i in (0..graph.len()).rev() {
             let after = (i + 1..graph.len()).filter(|&j| graph[j].after.contains(&i));
@@ -172,7 +171,7 @@ proptest! {
 fn the_rule_of_the_paper_alone_is_not_within_five_percent() {
     // Two chains: by Eq. 5, a piece followed by a long piece of the NPU comes first; a longer path without
     // one does not.
-    let work = |on, seconds, after: &[usize]| Work {
+    let work = |on, seconds, after: &[usize]| Operation {
         kind: "any",
         on,
         seconds,

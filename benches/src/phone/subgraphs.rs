@@ -8,7 +8,7 @@
 //! i numbers chunks and j subgraphs, six in a layer. Only attention depends on the position of its chunk, so
 //! one graph of each other subgraph serves all chunks.
 
-use super::sim::{Phone, Work};
+use emberflow_engine::schedule::{Operation, Processors};
 
 /// Index of the CPU.
 pub const CPU: usize = 0;
@@ -16,8 +16,8 @@ pub const CPU: usize = 0;
 pub const NPU: usize = 1;
 
 /// CPU and NPU, without a memory bandwidth limit.
-pub const PHONE: Phone = Phone {
-    processors: &["CPU", "NPU"],
+pub const PHONE: Processors = Processors {
+    names: &["CPU", "NPU"],
     bandwidth: f64::INFINITY,
 };
 
@@ -64,15 +64,19 @@ pub const LAYER: [Subgraph; 6] = [
 
 /// Subgraphs of `chunks` chunks and `layers` layers, chunk by chunk. `seconds` of a chunk and a subgraph of
 /// [`LAYER`].
-pub fn prompt(chunks: usize, layers: usize, seconds: &dyn Fn(usize, usize) -> f64) -> Vec<Work> {
+pub fn prompt(
+    chunks: usize,
+    layers: usize,
+    seconds: &dyn Fn(usize, usize) -> f64,
+) -> Vec<Operation> {
     let of_chunk = layers * LAYER.len();
-    let mut out: Vec<Work> = Vec::with_capacity(chunks * of_chunk);
+    let mut out: Vec<Operation> = Vec::with_capacity(chunks * of_chunk);
     for place in 0..chunks * of_chunk {
         let (chunk, at) = (place / of_chunk, place % of_chunk);
         let subgraph = LAYER[at % LAYER.len()];
         let first = if subgraph.of_place { 0 } else { chunk };
         let before = (first..=chunk).map(|chunk| chunk * of_chunk + at);
-        out.push(Work {
+        out.push(Operation {
             kind: subgraph.name,
             on: subgraph.on,
             seconds: seconds(chunk, at % LAYER.len()),

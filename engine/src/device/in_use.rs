@@ -1,7 +1,7 @@
 //! A device that an engine uses, and whether it still does.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use emberflow_kernels::DType;
@@ -27,6 +27,8 @@ pub(crate) struct InUse {
     /// measured, and must not decide on a text.
     multiplies: BTreeSet<(DType, usize)>,
     lost: OnceLock<DeviceError>,
+    /// It computes clusters only for now, and no products.
+    clusters_only: AtomicBool,
     /// Clusters, and rows of matrices, that it has computed.
     computed: [AtomicU64; 2],
 }
@@ -45,6 +47,7 @@ impl InUse {
             verdict,
             multiplies,
             lost: OnceLock::new(),
+            clusters_only: AtomicBool::new(false),
             computed: Default::default(),
         }
     }
@@ -80,6 +83,17 @@ impl InUse {
     /// Why it is not used any longer.
     pub fn lost(&self) -> Option<&DeviceError> {
         self.lost.get()
+    }
+
+    /// Whether it computes clusters only from here on: one piece of work is under way at a time, and a pass in parts
+    /// has the clusters' begun by another thread than the one that multiplies.
+    pub fn set_clusters_only(&self, only: bool) {
+        self.clusters_only.store(only, Ordering::Relaxed);
+    }
+
+    /// Whether products may be begun.
+    pub fn takes_products(&self) -> bool {
+        self.lost().is_none() && !self.clusters_only.load(Ordering::Relaxed)
     }
 
     /// Takes note of a failure. Where the device has the CPU's bits the CPU goes on without it;

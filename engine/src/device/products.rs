@@ -130,9 +130,9 @@ impl Products {
         }
     }
 
-    /// The devices that have not failed, by number.
+    /// The devices that may be given products, by number.
     fn live(&self) -> ArrayVec<usize, MOST_DEVICES> {
-        let live = |&n: &usize| self.devices[n].0.lost().is_none();
+        let live = |&n: &usize| self.devices[n].0.takes_products();
         (0..self.devices.len()).filter(live).collect()
     }
 

@@ -248,6 +248,13 @@ impl Taker<'_> {
 }
 
 impl Ffn {
+    /// Requests all neurons of a unit.
+    pub(super) fn name_all(&mut self, unit: usize) -> Result<(), Error> {
+        let of = self.units[unit];
+        let on_device = self.store.outside.computes(of.bank);
+        need_all(&mut self.store, unit, of.neurons, on_device)
+    }
+
     /// Determines a unit's active set and requests the misses.
     pub(super) fn name(
         &mut self,
@@ -275,7 +282,7 @@ impl Ffn {
             self.counts.all(&of, own * gate_len);
         }
         if !(of.named || known) {
-            return need_all(&mut self.store, unit, of.neurons, on_device);
+            return self.name_all(unit);
         }
         let (resident, tracer) = (self.store.residency.resident(), self.store.tracer.clone());
         let naming = Naming {

@@ -71,7 +71,8 @@ impl Recent {
 
     /// Whether the last rows visit a bank that `rows` visit.
     pub(super) fn visits(&self, rows: Rows<'_>) -> bool {
-        self.ends.len() == self.rows
+        matches!(rows, Rows::All(_))
+            || self.ends.len() == self.rows
             || (self.ends.iter().cloned().flatten()).any(|row| self.place(rows, row).is_some())
     }
 
@@ -85,7 +86,7 @@ impl Recent {
         let last = |row: usize| self.place(rows, row).is_some_and(&fires);
         let all = rows.len();
         self.ends.iter().any(|end| end.clone().any(&last))
-            || 2 * (0..all).filter(|&place| fires(place)).count() >= all
+            || all > 0 && 2 * (0..all).filter(|&place| fires(place)).count() >= all
     }
 }
 

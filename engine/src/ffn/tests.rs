@@ -100,15 +100,8 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
         })
         .collect();
     let mut memory = Activations::default();
-    let at = LayerInput {
-        number,
-        units: &work,
-        then: &[],
-        input: Input::new(on.cpu, x, rows, &mut memory),
-        residual: x,
-        next: None,
-        ahead: &[],
-    };
+    let input = Input::new(on.cpu, x, rows, &mut memory);
+    let at = LayerInput::alone(number, &work, input, x);
     let mut out = vec![f32::NAN; x.len()];
     ffn.begin_pass((0..rows).map(|_| 1), true);
     ffn.layer(on, &at, &mut out).unwrap();

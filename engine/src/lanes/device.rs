@@ -41,6 +41,7 @@ use crate::device::{
     Clusters, DeviceError, DeviceSet, Devices, Failures, NeuronRows, Part, Sums, Widths,
 };
 use crate::error::Error;
+use crate::schedule::InParts;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
 
 /// Rows of a pass that a layer is computed for.
@@ -155,10 +156,32 @@ impl DeviceLane {
 
     /// How many rows of a pass of `rows` rows, the first ones, it is to compute with all clusters.
     pub fn first_rows(&self, rows: usize) -> usize {
-        match self.buffers.is_some() && !self.is_lost() {
+        match self.takes_all() {
             true => self.widths.streamed(rows),
             false => 0,
         }
+    }
+
+    /// How a prompt's pass of `rows` rows runs in parts; `None` in one piece.
+    pub fn parts(&self, rows: usize) -> Option<&InParts> {
+        let here = self.buffers.is_some() && !self.has_failed();
+        self.widths.parts(rows).filter(|_| here)
+    }
+
+    /// Whether one of its devices has failed.
+    pub fn has_failed(&self) -> bool {
+        self.set.failure().is_some()
+    }
+
+    /// Whether it can compute all clusters for all rows of a pass.
+    pub fn takes_all(&self) -> bool {
+        self.buffers.is_some() && !self.is_lost()
+    }
+
+    /// Whether its devices compute clusters only, and no products, which other threads would begin meanwhile.
+    pub fn set_clusters_only(&self, only: bool) {
+        let devices = self.set.devices().iter();
+        devices.for_each(|device| device.set_clusters_only(only));
     }
 
     /// Most clusters that pass through a buffer at once.
@@ -198,7 +221,10 @@ impl DeviceLane {
             let held = store.outside.holds(of.own.bank);
             self.passing.begin(held, self.passing.wanted);
         }
-        let held = store.outside.computes(of.own.bank);
+        let held = match of.own.input.tokens() {
+            0 => 0,
+            _ => store.outside.computes(of.own.bank),
+        };
         for first in (0..held).step_by(at_once) {
             // Reads go on while the piece before is waited for.
             store.poll()?;

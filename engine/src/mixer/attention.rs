@@ -163,7 +163,7 @@ impl Attention {
         self.norm_and_clip(on, c, s, rows);
         let by_head = self.qk_norm.as_ref().filter(|_| !c.qk_norm_whole);
         for span in spans.iter_mut() {
-            let first = span.sequence.len();
+            let first = span.sequence.position();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
                 let grown = (c.form.query_scale).map_or(1.0, |of| of.at(position, rotates));

@@ -400,6 +400,12 @@ pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
     })
 }
 
+/// Most floats of a layer's recurrent state.
+pub(crate) fn longest_state(c: &ModelConfig) -> usize {
+    let of = |layer| recurrent_floats(c, layer + 1) - recurrent_floats(c, layer);
+    (0..c.layers).map(of).max().unwrap_or(0)
+}
+
 /// Floats of recurrent state before layer `layer`.
 pub(crate) fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     let floats = |layer| match c.mixer_of(layer) {

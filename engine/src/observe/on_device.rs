@@ -31,6 +31,8 @@ pub struct DeviceReport {
     pub streamed: Streamed,
     /// Experts that the device computes in groups; `null` if it does not.
     pub experts: Option<ExpertWork>,
+    /// Passes of prompts that ran in parts: the CPU mixed one part while the device computed the FFN of another.
+    pub in_parts: u64,
     /// Bytes of the neurons on the device.
     pub bytes: u64,
     /// Class of numerics: `cpu` if the sums have the CPU's bits, else device and driver. Texts and
@@ -189,10 +191,11 @@ impl DeviceReport {
         );
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
-        let prompt_share = engine
-            .decoder
-            .weights
-            .prompt_on_device(engine.prompt_chunk());
+        let (decoder, chunk) = (&engine.decoder, engine.prompt_chunk());
+        let prompt_share = match decoder.takes_parts(chunk) {
+            true => 0.0,
+            false => decoder.weights.prompt_on_device(chunk),
+        };
         let (gates_share, gates_waited) = lane.gates_share(&store.outside);
         let cluster = needs.cluster * (needs.gate_len + needs.rest_len);
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
@@ -213,6 +216,7 @@ impl DeviceReport {
                 bytes: lane.passing_clusters() as u64 * cluster,
             },
             experts: lane.groups().map(|groups| ExpertWork::of(groups.counts())),
+            in_parts: engine.decoder.times.passes_in_parts,
             bytes: clusters * cluster,
             numerics: match same_bits {
                 true => "cpu".into(),
@@ -304,6 +308,10 @@ impl DeviceReport {
         };
         let experts = self.experts.filter(|of| of.groups > 0);
         let experts = experts.map_or(String::new(), |of| of.words());
+        let prompts = match self.in_parts {
+            0 => prompts,
+            passes => format!("{prompts}; ran {passes} passes of prompts in parts"),
+        };
         let held = format!(
             "{held}; {experts}{prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,

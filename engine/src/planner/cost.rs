@@ -160,6 +160,11 @@ impl CostModel<'_> {
         [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
+    /// Time in nanoseconds of a layer's mixer for `rows` rows after `before` others.
+    pub fn mixer_ns(&self, rows: usize, before: usize) -> f64 {
+        self.attention(rows as f64, before as f64, self.working_set())
+    }
+
     /// Rows computed by the CPU; the device computes the others.
     fn own(&self, rows: usize) -> usize {
         rows.saturating_sub(self.device_part.rows)

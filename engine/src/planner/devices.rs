@@ -89,6 +89,10 @@ impl DeviceLayer<'_> {
             cpu_ms: alone[1] / 1e6,
             clusters: shares(of, &curves)[device],
             streamed,
+            part: division
+                .widths
+                .parts(rows)
+                .map_or(0, |parts| parts.rows_of(rows)),
         }
     }
 }
@@ -103,8 +107,14 @@ impl DevicePlan {
                 cpu_ms,
                 clusters,
                 streamed,
+                part,
             } = time;
             let what = match (clusters, streamed) {
+                _ if *part > 0 => {
+                    format!(
+                        "computes all of it for prompts, in parts of {part} rows while the CPU mixes another"
+                    )
+                }
                 (0, _) => "computes none of it".to_owned(),
                 (_, 0) => format!("computes {clusters} clusters of it"),
                 _ => format!("computes {clusters} clusters of it for {streamed} rows"),

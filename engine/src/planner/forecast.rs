@@ -171,7 +171,12 @@ impl Planner {
             device_part,
             ..*pass
         };
-        pass.forecast(&division.memory, first, absent, tokens, before)
+        let mut forecast = pass.forecast(&division.memory, first, absent, tokens, before);
+        if let Some(parts) = division.widths.parts(tokens) {
+            forecast.ms /= parts.gain;
+            forecast.tokens_per_s *= parts.gain;
+        }
+        forecast
     }
 
     fn hot_cut(&self, division: &Division, batch: usize) -> HotCut {

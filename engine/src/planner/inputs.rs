@@ -30,7 +30,8 @@ use crate::meta::Quant;
 use crate::mixer::{projections, state_shape};
 use crate::narrow_sizes::matrices_apart;
 use crate::ngrams::NGramLayer;
-use crate::options::{Options, Phases};
+use crate::options::{Options, PassOrder, Phases};
+use crate::part_room::{PartRoom, can_run_in_parts};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
@@ -279,6 +280,23 @@ impl Opened<'_> {
         [clusters, unified * clusters * self.device_cluster()]
     }
 
+    /// How passes run where devices compute all clusters for some rows.
+    fn order(&self) -> PassOrder {
+        match can_run_in_parts(self.config) {
+            true => self.options.lab.order,
+            false => PassOrder::Layers,
+        }
+    }
+
+    /// Memory for passes of up to `rows` rows in parts.
+    fn part_room(&self, rows: usize) -> u64 {
+        if self.order() == PassOrder::Layers || self.devices.is_empty() || self.at_once() == 0 {
+            return 0;
+        }
+        let own = PartRoom::bytes_for(self.config, rows, self.options.batch);
+        own + 4 * thread_floats(self.config, rows) as u64 + PER_THREAD
+    }
+
     /// The devices as a tier of memory.
     fn tier(&self) -> Option<DeviceTier> {
         let verdict = self.devices.first()?.verdict;
@@ -305,6 +323,7 @@ impl Opened<'_> {
             same_bits: all(|device| device.verdict.same_bits),
             copy: verdict.copy,
             at_once: self.at_once(),
+            order: self.order(),
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }
@@ -481,6 +500,7 @@ impl Opened<'_> {
             lanes * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
             self.device_room(&room),
+            self.part_room(room.rows),
         ];
         ChunkMemory {
             chunk,

@@ -16,6 +16,7 @@ mod firing;
 mod forecast;
 mod groups;
 mod inputs;
+mod parts;
 mod pass;
 mod plan;
 mod prompts;

@@ -6,6 +6,7 @@ use arrayvec::ArrayVec;
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
+use super::parts::PassOfParts;
 use super::pass::{CostModel, DevicePart};
 use crate::cluster::CLUSTER;
 use crate::device::{LEAST_STREAMED, MOST_DEVICES, Width, Widths};
@@ -43,31 +44,37 @@ impl Planner {
                     }
                 })
                 .collect();
-            let streamed = self.streamed_of(&pass, division, &clusters, rows);
+            let (streamed, ffn_ns) = self.streamed_of(&pass, division, &clusters, rows);
+            let in_parts = PassOfParts {
+                planner: self,
+                pass: &pass,
+                division,
+                rows,
+                ffn_ns,
+            };
             Width {
                 rows,
                 clusters,
                 streamed,
+                parts: in_parts.best(),
             }
         };
         Widths(rows.take_while(|&n| n <= LONGEST_PASS).map(of).collect())
     }
 
-    /// Number of `rows` rows for which the device computes all clusters. 0 if a device that
-    /// computes the first `clusters` of each layer, which it holds, is faster.
+    /// Number of `rows` rows for which the device computes all clusters, and nanoseconds of all FFNs. 0 if a device
+    /// that computes the first `clusters` of each layer, which it holds, is faster.
     fn streamed_of(
         &self,
         pass: &CostModel<'_>,
         division: &Division,
         clusters: &[u32],
         rows: usize,
-    ) -> usize {
-        let Some(tier) = self.tier.as_ref().filter(|tier| tier.at_once > 0) else {
-            return 0;
+    ) -> (usize, f64) {
+        let tier = self.tier.as_ref().filter(|tier| tier.at_once > 0);
+        let Some(tier) = tier.filter(|_| rows >= LEAST_STREAMED) else {
+            return (0, 0.0);
         };
-        if rows < LEAST_STREAMED {
-            return 0;
-        }
         let all = |device_part: DevicePart| {
             let pass = CostModel {
                 device_part,
@@ -103,16 +110,22 @@ impl Planner {
         let device = |its: usize| streamed(its).ns * self.shape.layers as f64;
         // The CPU computes the last rows: they determine what stays in the cache.
         let its = pieces_of_second(rows - RECENT, own, device);
-        if its > 0 && all(streamed(its)) < apart {
-            its
+        let both = all(streamed(its));
+        if its > 0 && both < apart {
+            (its, both)
         } else {
-            0
+            (0, apart)
         }
     }
 
     /// Device part of a layer that computes `its` of `all` rows and holds `held` clusters. If the
     /// CPU cannot read these, it waits for them.
-    fn streaming(&self, tier: &DeviceTier, held: usize, [its, all]: [usize; 2]) -> DevicePart {
+    pub(super) fn streaming(
+        &self,
+        tier: &DeviceTier,
+        held: usize,
+        [its, all]: [usize; 2],
+    ) -> DevicePart {
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let (held, at_once) = (held.min(clusters), tier.at_once.max(1));
         let rest = clusters - held;
@@ -291,7 +304,7 @@ mod tests {
         p.tier.iter_mut().for_each(|tier| tier.at_once = 8);
         let division = p.divide(p.full_budget()).unwrap();
         let pass = p.pass(&division, p.threads).unwrap();
-        let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows);
+        let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows).0;
         assert_eq!(of(16), 0);
         let mut before = 0;
         for rows in [64, 128, 256, 512] {

@@ -14,6 +14,7 @@ mod first_tokens;
 mod further_tokens;
 mod gemma3n;
 mod golden_logits;
+mod in_parts;
 mod long_prompts;
 mod npu_floats;
 mod observe;

@@ -1,32 +1,19 @@
 //! Discrete-event simulation of work on processors that share one memory.
 //!
 //! ```text
-//! rate of a running piece = min(1, bandwidth of the phone / sum of what the running pieces draw alone)
+//! rate of a running piece = min(1, bandwidth of the memory / sum of what the running pieces draw alone)
 //! ```
 //!
-//! A processor runs one piece at a time and is not preempted. Whenever a piece ends, an [`Order`] decides what
+//! A processor runs one piece at a time and is not preempted. Whenever a piece ends, an [`Scheduler`] decides what
 //! each idle processor begins; time then passes until the next piece ends.
 
-/// One piece of work.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Work {
-    /// Its kind, for charts.
-    pub kind: &'static str,
-    /// Index of its processor in [`Phone::processors`].
-    pub on: usize,
-    /// Seconds if nothing else uses the memory.
-    pub seconds: f64,
-    /// Its memory traffic then, in GB/s; 0 for work that is not bound by memory.
-    pub draws: f64,
-    /// Pieces that must have ended; all have smaller indices.
-    pub after: Vec<usize>,
-}
+use super::graph::{Execution, Operation, Scheduler};
 
-/// The processors of a phone.
+/// Processors that share one memory.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Phone {
+pub struct Processors {
     /// Names, in the order of lanes.
-    pub processors: &'static [&'static str],
+    pub names: &'static [&'static str],
     /// Maximum GB/s of all of them together.
     pub bandwidth: f64,
 }
@@ -42,42 +29,6 @@ pub struct Slot {
     pub end: f64,
 }
 
-/// State when a processor is idle.
-pub struct Progress<'a> {
-    /// All pieces.
-    pub graph: &'a [Work],
-    /// Pieces that must end before each piece.
-    pub waits_for: &'a [usize],
-    /// Whether each piece has begun.
-    pub begun: &'a [bool],
-    /// For each piece, its successors.
-    pub followers: &'a [Vec<usize>],
-}
-
-impl Progress<'_> {
-    /// Whether a piece may begin on `processor`.
-    pub fn is_ready(&self, work: usize, processor: usize) -> bool {
-        !self.begun[work] && self.waits_for[work] == 0 && self.graph[work].on == processor
-    }
-}
-
-/// Decides which piece an idle processor begins.
-pub trait Order {
-    /// A piece that is ready on `processor`, or `None` to leave it idle until another piece ends or begins.
-    fn next(&mut self, seen: &Progress<'_>, processor: usize) -> Option<usize>;
-}
-
-/// The successors of each piece.
-pub fn followers(graph: &[Work]) -> Vec<Vec<usize>> {
-    let mut out = vec![Vec::new(); graph.len()];
-    for (i, work) in graph.iter().enumerate() {
-        for &before in &work.after {
-            out[before].push(i);
-        }
-    }
-    out
-}
-
 /// A running piece.
 struct Running {
     slot: Slot,
@@ -87,14 +38,16 @@ struct Running {
 
 /// Runs the pieces in simulated time. Pieces that the order never begins are missing from the result, which is
 /// sorted by their ends.
-pub fn simulate(graph: &[Work], phone: &Phone, order: &mut dyn Order) -> Vec<Slot> {
-    let followers = followers(graph);
-    let mut waits_for: Vec<usize> = graph.iter().map(|work| work.after.len()).collect();
-    let mut begun = vec![false; graph.len()];
-    let mut running: Vec<Option<Running>> = phone.processors.iter().map(|_| None).collect();
+pub fn simulate(
+    graph: &[Operation],
+    processors: &Processors,
+    scheduler: &mut dyn Scheduler,
+) -> Vec<Slot> {
+    let mut execution = Execution::new(graph, scheduler);
+    let mut running: Vec<Option<Running>> = processors.names.iter().map(|_| None).collect();
     let (mut now, mut out) = (0.0, Vec::with_capacity(graph.len()));
     loop {
-        // One piece may have to begin before another processor may begin the next.
+        // One operation may have to begin before another processor may begin the next.
         let mut changed = true;
         while changed {
             changed = false;
@@ -102,15 +55,7 @@ pub fn simulate(graph: &[Work], phone: &Phone, order: &mut dyn Order) -> Vec<Slo
                 if running.is_some() {
                     continue;
                 }
-                let seen = Progress {
-                    graph,
-                    waits_for: &waits_for,
-                    begun: &begun,
-                    followers: &followers,
-                };
-                if let Some(work) = order.next(&seen, processor) {
-                    debug_assert!(seen.is_ready(work, processor));
-                    begun[work] = true;
+                if let Some(work) = execution.begin(processor) {
                     *running = Some(Running {
                         slot: Slot {
                             work,
@@ -126,12 +71,10 @@ pub fn simulate(graph: &[Work], phone: &Phone, order: &mut dyn Order) -> Vec<Slo
         if running.iter().all(Option::is_none) {
             return out;
         }
-        now += advance(graph, phone.bandwidth, &mut running);
+        now += advance(graph, processors.bandwidth, &mut running);
         for place in &mut running {
             if let Some(done) = place.take_if(|running| running.left <= 0.0) {
-                for &next in &followers[done.slot.work] {
-                    waits_for[next] -= 1;
-                }
+                execution.end(done.slot.work);
                 out.push(Slot {
                     end: now,
                     ..done.slot
@@ -142,7 +85,7 @@ pub fn simulate(graph: &[Work], phone: &Phone, order: &mut dyn Order) -> Vec<Slo
 }
 
 /// Advances time until the first running piece ends; returns the seconds.
-fn advance(graph: &[Work], bandwidth: f64, running: &mut [Option<Running>]) -> f64 {
+fn advance(graph: &[Operation], bandwidth: f64, running: &mut [Option<Running>]) -> f64 {
     let draws = |of: &Running| graph[of.slot.work].draws;
     let drawn: f64 = running.iter().flatten().map(draws).sum();
     let shared = if drawn > bandwidth {
@@ -171,23 +114,23 @@ pub fn makespan(slots: &[Slot]) -> f64 {
 }
 
 /// Seconds in which `processor` is busy.
-pub fn busy(graph: &[Work], slots: &[Slot], processor: usize) -> f64 {
+pub fn busy(graph: &[Operation], slots: &[Slot], processor: usize) -> f64 {
     let mine = slots.iter().filter(|slot| graph[slot.work].on == processor);
     mine.map(|slot| slot.end - slot.start).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::schedule::InOrder;
+    use super::super::InOrder;
     use super::*;
 
-    const PHONE: Phone = Phone {
-        processors: &["a", "b"],
+    const PHONE: Processors = Processors {
+        names: &["a", "b"],
         bandwidth: 60.0,
     };
 
-    fn work(on: usize, seconds: f64, draws: f64, after: &[usize]) -> Work {
-        Work {
+    fn work(on: usize, seconds: f64, draws: f64, after: &[usize]) -> Operation {
+        Operation {
             kind: "work",
             on,
             seconds,
@@ -203,7 +146,7 @@ mod tests {
         let slots = simulate(&graph, &PHONE, &mut InOrder::default());
         assert_eq!(slots[0].end, 4.0);
         assert_eq!(slots[1].end, 7.0);
-        // Work without memory traffic does not slow down.
+        // Operation without memory traffic does not slow down.
         let graph = [work(0, 3.0, 80.0, &[]), work(1, 6.0, 0.0, &[])];
         let slots = simulate(&graph, &PHONE, &mut InOrder::default());
         assert_eq!((slots[0].end, slots[1].end), (4.0, 6.0));

@@ -1,0 +1,56 @@
+//! Buffers of the thread that feeds parts of a pass to devices.
+
+use emberflow_kernels::Activations;
+use emberflow_models::config::{ModelConfig, Parallel};
+
+use crate::mixer::longest_state;
+use crate::schedule::PART_ROWS;
+use crate::streams::aux_width;
+
+/// Bytes of the thread's stack, of which touched pages count.
+pub(crate) const STACK: usize = 512 << 10;
+
+/// Buffers of the FFN of a part.
+#[derive(Default)]
+pub(crate) struct PartRoom {
+    /// Its input, `[rows × d_model]`.
+    pub normed: Vec<f32>,
+    /// The same in 8 bits.
+    pub input: Activations,
+    /// Its output, `[rows × d_model]`.
+    pub out: Vec<f32>,
+    /// Share of the projections that devices multiply for as many rows layer by layer, 0 to 1.
+    pub products: f64,
+}
+
+/// Whether passes of a model can run in parts: one residual stream to which a mixer and then a dense FFN add.
+pub(crate) fn can_run_in_parts(c: &ModelConfig) -> bool {
+    let both = |layer: u32| c.has_mixer(layer) && c.has_ffn(layer);
+    let apart = c.form.parallel == Parallel::No || !(0..c.layers).any(both);
+    c.mixture.is_none() && apart && c.form.ngrams.is_none() && aux_width(c) == 0
+}
+
+impl PartRoom {
+    /// For parts of passes of up to `chunk` rows, which are half as long at most.
+    pub fn new(c: &ModelConfig, chunk: usize, products: f64) -> Self {
+        let (rows, d) = (rows(chunk), c.d_model as usize);
+        Self {
+            normed: vec![0.0; rows * d],
+            input: Activations::with_capacity(d, rows),
+            out: vec![0.0; rows * d],
+            products,
+        }
+    }
+
+    /// Bytes that [`PartRoom::new`] allocates, and that the state between parts takes for `batch` texts.
+    pub fn bytes_for(c: &ModelConfig, chunk: usize, batch: usize) -> u64 {
+        let (rows, d) = (rows(chunk), c.d_model as usize);
+        let floats = 2 * rows * d + batch * longest_state(c);
+        (4 * floats + Activations::bytes(d, rows)) as u64
+    }
+}
+
+/// Most rows of a part of a pass of `chunk` rows.
+fn rows(chunk: usize) -> usize {
+    chunk.div_ceil(2).next_multiple_of(PART_ROWS)
+}

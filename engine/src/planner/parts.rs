@@ -1,0 +1,180 @@
+//! Whether a prompt's pass runs in parts, the mixer of one beside the FFN of another, and in which.
+
+use super::budget::Division;
+use super::facts::{DeviceTier, Planner};
+use super::pass::CostModel;
+use super::search::FORECAST_MARGIN;
+use crate::device::LEAST_STREAMED;
+use crate::options::PassOrder;
+use crate::schedule::{InParts, Rule};
+
+/// Numbers of parts that are compared.
+const PARTS: std::ops::RangeInclusive<usize> = 2..=4;
+
+/// A pass of some number of rows.
+#[derive(Clone, Copy)]
+pub(super) struct PassOfParts<'a> {
+    pub planner: &'a Planner,
+    pub pass: &'a CostModel<'a>,
+    pub division: &'a Division,
+    pub rows: usize,
+    /// Nanoseconds of its FFNs layer by layer, whose rows or clusters the CPU and devices divide.
+    pub ffn_ns: f64,
+}
+
+impl PassOfParts<'_> {
+    /// The fastest way to run it in parts, if that is [`FORECAST_MARGIN`] times as fast as layer by layer, or was asked
+    /// for. Each part needs all neurons of a layer, so nothing may have to be read. What devices multiply of projections
+    /// layer by layer is known later: [`InParts::pays`].
+    pub fn best(self) -> Option<InParts> {
+        let tier = self.planner.tier.as_ref()?;
+        if tier.at_once == 0 || self.rows < 2 * LEAST_STREAMED {
+            return None;
+        }
+        let (needs, memory) = (&self.division.needs, &self.division.memory);
+        let whole = memory.hot_clusters + needs.device_clusters;
+        let resident = memory.slots + whole * needs.cluster >= needs.neurons;
+        match tier.order {
+            PassOrder::Layers => None,
+            PassOrder::Parts(rows) => Some(InParts {
+                rule: Some(Rule::Stalls),
+                ..self.in_parts_of(tier, rows.max(1))
+            }),
+            PassOrder::Planned if !resident => None,
+            PassOrder::Planned => {
+                let all = PARTS.map(|parts| self.in_parts_of(tier, self.rows.div_ceil(parts)));
+                let best = all.max_by(|a, b| a.gain.total_cmp(&b.gain));
+                let best = best.map(|best| InParts {
+                    least: FORECAST_MARGIN,
+                    ..best
+                });
+                best.filter(|best| best.pays(0.0))
+            }
+        }
+    }
+
+    /// In parts of `rows` rows.
+    fn in_parts_of(self, tier: &DeviceTier, rows: usize) -> InParts {
+        let layers = self.planner.shape.layers.max(1);
+        let longest = self.planner.longest_chunk();
+        let before = longest.saturating_sub(self.rows) / 2;
+        let part = |first: usize| {
+            let rows = rows.min(self.rows - first);
+            let [ffn, copying] = self.ffn_ns(tier, rows);
+            // The thread that copies for devices takes its time from the compute threads.
+            let taken = copying / f64::from(self.pass.rates.threads.max(1));
+            let mixer = self.pass.mixer_ns(rows, before + first) + taken;
+            [mixer, ffn].map(|ns| ns / 1e9)
+        };
+        let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(rows).map(part).collect();
+        let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
+        let in_order = [mixers, self.ffn_ns].map(|ns| ns / 1e9);
+        InParts::new(rows, seconds, layers, in_order)
+    }
+
+    /// Nanoseconds of a layer's FFN for `rows` rows on devices, and of the part in which a thread copies for them.
+    fn ffn_ns(self, tier: &DeviceTier, rows: usize) -> [f64; 2] {
+        let layers = self.planner.shape.layers.max(1);
+        let held = self.division.needs.device_clusters as usize / layers;
+        let part = self.planner.streaming(tier, held, [rows, rows]);
+        let ns = part.ns.max(part.copying) + self.pass.rates.layer_ns;
+        [ns, part.copying]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emberflow_storage::io::Profile;
+
+    use super::super::tests::{planner, sparse};
+    use super::*;
+    use crate::cluster::CLUSTER;
+    use crate::device::shared::{Sample, Samples};
+
+    /// A 7B model on a phone with a device that takes `neuron` seconds per neuron for a prompt's rows.
+    fn beside(neuron: f64, order: PassOrder) -> Planner {
+        let mut p = planner(Profile::Ufs4, sparse());
+        let sample = |n: usize| Sample {
+            n,
+            launch: 100e-6,
+            weight: neuron * n as f64 / 512.0,
+        };
+        p.tier = Some(DeviceTier {
+            unified: true,
+            memory: u64::MAX,
+            cluster_len: CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len),
+            cpu_cluster: 100e-6,
+            times: vec![Samples([1, 32, 512].map(sample).to_vec())],
+            same_bits: true,
+            at_once: 8,
+            order,
+            ..DeviceTier::default()
+        });
+        p
+    }
+
+    /// Seconds of the mixers of a layer for 512 rows, and of the CPU alone for its FFN.
+    fn of_cpu(p: &Planner) -> [f64; 2] {
+        let division = p.divide(p.full_budget()).unwrap();
+        let pass = p.pass(&division, p.threads).unwrap();
+        let of = super::super::cost::ResidentLayer {
+            layer: 3,
+            rows: 512,
+        };
+        [
+            pass.mixer_ns(512, 0),
+            pass.in_memory(&division.memory, of)[1],
+        ]
+        .map(|ns| ns / 1e9)
+    }
+
+    /// A device about as fast as the CPU's mixers hides behind them; one that is much slower or faster does not.
+    #[test]
+    fn prompts_run_in_parts_where_that_is_faster() {
+        let parts = |neuron: f64, order, share: f64| {
+            let p = beside(neuron, order);
+            let budget = if share < 1.0 {
+                p.budget_for_share(share)
+            } else {
+                p.full_budget()
+            };
+            let division = p.divide(budget).unwrap();
+            division.widths.parts(512).cloned()
+        };
+        let p = beside(1.0, PassOrder::Layers);
+        let ([mixer, ffn], neurons) = (of_cpu(&p), p.shape.neurons as f64);
+        assert!(mixer < ffn);
+        let equal = mixer / neurons;
+        let found = parts(equal, PassOrder::Planned, 1.0).expect("in parts");
+        assert!(
+            found.gain > FORECAST_MARGIN && found.gain < 2.0,
+            "{found:?}"
+        );
+        assert!(found.rows <= 256 && found.seconds.len() == 512usize.div_ceil(found.rows));
+        // Layer by layer, nearly all of it is on the CPU, or on the device.
+        assert_eq!(parts(100.0 * ffn / neurons, PassOrder::Planned, 1.0), None);
+        assert_eq!(parts(equal / 100.0, PassOrder::Planned, 1.0), None);
+        // Each part would read it again.
+        assert_eq!(parts(equal, PassOrder::Planned, 0.5), None);
+        // By request.
+        assert_eq!(parts(equal, PassOrder::Layers, 1.0), None);
+        let asked = parts(equal / 100.0, PassOrder::Parts(64), 0.5).expect("in parts");
+        assert_eq!((asked.rows, asked.rule), (64, Some(Rule::Stalls)));
+    }
+
+    /// The forecast counts the gain.
+    #[test]
+    fn a_prompt_in_parts_is_expected_to_be_faster() {
+        let p = beside(1.0, PassOrder::Layers);
+        let equal = of_cpu(&p)[0] / p.shape.neurons as f64;
+        let speed = |order| {
+            let p = beside(equal, order);
+            p.speed(&p.divide(p.full_budget()).unwrap(), 512)
+        };
+        let (layers, planned) = (speed(PassOrder::Layers), speed(PassOrder::Planned));
+        assert!(
+            planned > FORECAST_MARGIN * layers * 0.99,
+            "{planned} {layers}"
+        );
+    }
+}
