@@ -1,6 +1,6 @@
 //! Experts that a device computes in groups: the popularity of each, and which a device holds.
 
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Mixture, ModelConfig};
 
 use crate::device::shared::Samples;
 use crate::device::{Devices, Facts};
@@ -24,13 +24,21 @@ pub(crate) struct ExpertLoads {
 }
 
 /// Whether devices compute experts in groups: one alone, with the machine's memory and the CPU's bits, that holds what was
-/// asked for.
-pub(super) fn in_groups(devices: &Devices, layout: &Layout, options: &Options) -> bool {
+/// asked for. Groups know neither predictors nor scaled inputs.
+pub(super) fn in_groups(
+    devices: &Devices,
+    c: &ModelConfig,
+    options: &Options,
+    predicted: bool,
+) -> bool {
     let [device] = &devices[..] else {
         return false;
     };
     let knows = |facts: &Facts| facts.groups && facts.unified;
-    layout.has_experts()
+    let plain = |mixture: &Mixture| !mixture.scales_input;
+    c.mixture.as_ref().is_some_and(plain)
+        && !predicted
+        && !options.lab.count_fired
         && options.device_memory.is_some()
         && device.verdict.same_bits
         && knows(device.facts())

@@ -1,5 +1,7 @@
 //! Experts that a device computes in groups: what it makes ready, what it is told, and what a plan says.
 
+use emberflow_models::config::ModelConfig;
+
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::experts::{expert_neurons, in_groups};
@@ -12,16 +14,18 @@ use crate::options::{Grouping, Options};
 use crate::store::Layout;
 use crate::tiers::{CapacityGroup, capacities};
 
-/// Has a device make what groups of experts need in passes of any length, if it computes them.
+/// Has a device make what groups of experts need in passes of any length, if it computes them. `predicted`: predictors select
+/// neurons.
 ///
 /// # Errors
 /// The driver's.
 pub(crate) fn prepare_groups(
     devices: &Devices,
-    layout: &Layout,
+    (layout, c): (&Layout, &ModelConfig),
     options: &Options,
+    predicted: bool,
 ) -> Result<(), DeviceError> {
-    if !in_groups(devices, layout, options) {
+    if !in_groups(devices, c, options, predicted) {
         return Ok(());
     }
     let prompt = match options.prompt {

@@ -211,19 +211,27 @@ impl Opened<'_> {
         self.devices.iter().map(of).sum::<u64>() + joined + groups
     }
 
+    /// Whether a device computes experts in groups.
+    fn in_groups(&self) -> bool {
+        in_groups(
+            self.devices,
+            self.config,
+            self.options,
+            self.stored.is_some(),
+        )
+    }
+
     /// How often experts are visited, if a device computes them in groups.
     fn experts(&self, visits: &[f32]) -> Option<ExpertLoads> {
         let grouping = self.options.lab.grouping;
         let loads = || ExpertLoads::of(self.layout, self.config, visits, grouping);
-        in_groups(self.devices, self.layout, self.options)
-            .then(loads)
-            .flatten()
+        self.in_groups().then(loads).flatten()
     }
 
     /// Host memory for experts in groups of passes of `rows` rows: hidden values on a device and here, and copies of tokens,
     /// which graphs read in another form.
     fn group_room(&self, room: &FfnRoom) -> u64 {
-        if !in_groups(self.devices, self.layout, self.options) {
+        if !self.in_groups() {
             return 0;
         }
         let d = self.ffn.format.d;

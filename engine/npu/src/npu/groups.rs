@@ -17,6 +17,12 @@ fn fill<T: Copy + Default>(to: &mut [T], items: &[T]) {
 }
 
 impl Npu {
+    /// Whether the graphs of a group form are ready.
+    pub fn has_groups(&self, of: GroupForm) -> bool {
+        let tiles = of.tiles();
+        !tiles.is_empty() && (tiles.iter()).all(|&tile| self.groups.contains_key(&(of, tile)))
+    }
+
     /// Makes the graphs of a group form, unless there are some.
     ///
     /// # Errors

@@ -9,7 +9,8 @@ use super::{Graphs, Multiplied, TOGETHER, add_biases, form, token_len};
 use crate::activation::{Gating, of_up};
 
 impl Graphs {
-    /// Makes the graphs of experts of a size.
+    /// Makes the graphs of experts of a size. Where the provider does not take them, as they are too large, it computes these
+    /// experts one after the other.
     pub(super) fn prepare_groups(&mut self, shape: GroupShape) -> Result<(), String> {
         let (dtype, d) = self.ffn.ok_or("has no FFN")?;
         let of = GroupForm {
@@ -17,11 +18,14 @@ impl Graphs {
             rows: shape.neurons,
             capacity: shape.capacity,
         };
-        self.npu.prepare_groups(of).map_err(|e| e.to_string())
+        if let Err(e) = self.npu.prepare_groups(of) {
+            tracing::warn!(error = %e, "no graphs of {} tokens for groups of experts", shape.capacity);
+        }
+        Ok(())
     }
 
     /// Adds the hidden values of experts of the same size, `[neurons × rows]` each: in graphs of groups, or one after the
-    /// other where such graphs would have too many bytes.
+    /// other where there are none.
     pub(super) fn hidden_of_experts(
         &mut self,
         experts: &[Task],
@@ -37,7 +41,7 @@ impl Graphs {
             rows: first.neurons(),
             capacity,
         };
-        if !of.is_computed() {
+        if !self.npu.has_groups(of) {
             return self.one_by_one(experts, hidden);
         }
         self.tokens.clear();
