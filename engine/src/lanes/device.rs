@@ -147,9 +147,9 @@ impl DeviceLane {
 
     /// How many rows of a pass of `rows` rows, the first ones, it is to compute with all clusters.
     pub fn first_rows(&self, rows: usize) -> usize {
-        match self.buffers.is_some() && !self.is_lost() {
-            true => self.widths.streamed(rows),
-            false => 0,
+        match self.buffers {
+            Some([first, _]) if self.set.has(first) => self.widths.streamed(rows),
+            _ => 0,
         }
     }
 
