@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use emberflow_engine::device::check::check;
 use emberflow_engine::device::{
-    DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, list_npu,
+    DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, TokenScales, list_npu,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -195,7 +195,8 @@ fn compared(provider: Provider) -> Result<bool, DeviceError> {
     let mut device = NpuDevice::open(provider)?;
     let mut same_bits = true;
     for dtype in FORMATS {
-        same_bits &= check(&mut device, &DenseShape { dtype, ..SHAPE })?.same_bits;
+        let (shape, scales) = (DenseShape { dtype, ..SHAPE }, TokenScales::of(dtype));
+        same_bits &= check(&mut device, &shape, scales)?.same_bits;
     }
     Ok(same_bits)
 }
