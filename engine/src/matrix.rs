@@ -155,8 +155,9 @@ impl Matrix {
         else {
             return 0.0;
         };
-        let rows = all.map(Self::rows).sum();
-        (device.rows(Product { rows, cols, n }) * cols) as f64
+        let rows = all.clone().map(Self::rows).sum();
+        let matrices = all.filter_map(Self::device).map(|device| &device.matrices);
+        (device.rows(matrices, Product { rows, cols, n }) * cols) as f64
     }
 
     /// Time spent waiting for the devices that multiply these matrices.

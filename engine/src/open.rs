@@ -11,7 +11,7 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::{DenseShape, Device, Devices, InUse, MOST_DEVICES, checked};
+use crate::device::{DenseShape, Device, Devices, InUse, MOST_DEVICES, TokenScales, checked};
 use crate::embedding::only_decoded;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
@@ -152,9 +152,13 @@ fn checked_devices(
 ) -> Result<Devices, Error> {
     let dense = DenseShape::of(&shape.format, shape.kind);
     let one_scale = has_rows_with_one_scale(&layout.container, c);
-    let scales = |device: &Device| !one_scale || device.facts().per_channel;
+    let scales = match one_scale {
+        true => TokenScales::One,
+        false => TokenScales::ByGroup,
+    };
+    let reads = |device: &Device| !one_scale || device.facts().per_channel;
     let knows =
-        |device: &Device| scales(device) && !c.form.has_gate_top() && dense.unsupported().is_none();
+        |device: &Device| reads(device) && !c.form.has_gate_top() && dense.unsupported().is_none();
     let wanted = |device: &&Device| {
         let wanted = !device.is_optional() || knows(device);
         if !wanted {
@@ -183,10 +187,10 @@ fn checked_devices(
     let multiplied: BTreeSet<(DType, usize)> = multiplied.collect();
     let mut devices = Devices::new();
     for (number, device) in wanted.iter().enumerate() {
-        if !scales(device) {
+        if !reads(device) {
             return Err(Error::DeviceScales(device.facts().name.clone()));
         }
-        let device = checked_device(device, number, &dense, &multiplied)?;
+        let device = checked_device(device, number, &dense, scales, &multiplied)?;
         if wanted.len() > 1 {
             together(&device)?;
         }
@@ -208,15 +212,16 @@ fn together(device: &InUse) -> Result<(), Error> {
         .into())
 }
 
-/// Prepares a device for an FFN and for products, and checks it against the CPU.
+/// Prepares a device for an FFN and for products, and checks it against the CPU, for tokens with such scales.
 fn checked_device(
     device: &Device,
     number: usize,
     shape: &DenseShape,
+    scales: TokenScales,
     multiplied: &BTreeSet<(DType, usize)>,
 ) -> Result<InUse, Error> {
     let lease = device.lease()?;
-    let verdict = checked(&lease, shape)?;
+    let verdict = checked(&lease, shape, scales)?;
     let name = &device.facts().name;
     tracing::info!(device = name, ?verdict, "checked against the CPU");
     // Done now, so that the measured process size includes the driver's code. Devices with other bits compute no
@@ -225,7 +230,7 @@ fn checked_device(
     if verdict.same_bits {
         let known = |of: &&(DType, usize)| device.facts().multiplies(of.0);
         for &(dtype, cols) in multiplied.iter().filter(known) {
-            if lease.prepare_products(dtype, cols)? {
+            if lease.prepare_products(dtype, cols, scales)? {
                 products.insert((dtype, cols));
             } else {
                 tracing::warn!(%dtype, cols, "products have other bits: left to the CPU");

@@ -155,6 +155,10 @@ pub enum Fault {
     Rooms(usize),
     /// Fails at this upload after its check.
     Upload(usize),
+    /// It has no memory for buffers that neurons pass through, after its check.
+    Buffers,
+    /// It has no memory for matrices, once armed.
+    Matrices,
 }
 
 /// A device with a fault. It reports a nanosecond for its work in the check at the start.
@@ -258,7 +262,17 @@ impl Backend for Faulty {
     }
 
     fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {
-        self.inner.backend().memory(of)
+        let refused = match &of {
+            PartKind::Passing(_) => self.fault == Fault::Buffers && self.is_checked(),
+            PartKind::Matrix(_) => {
+                self.fault == Fault::Matrices && self.left.load(Ordering::Relaxed) == 0
+            }
+            _ => false,
+        };
+        match refused {
+            true => Err(self.no_memory()),
+            false => self.inner.backend().memory(of),
+        }
     }
 
     fn host(&mut self, part: Part) -> Result<Option<HostBytes>, DeviceError> {

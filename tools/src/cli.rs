@@ -126,14 +126,18 @@ Examples:
   emberflow plan
   emberflow plan model.ember --memory 1GiB,2GiB,4GiB
   emberflow plan model.ember --memory 2GiB --io sim:ufs4 --json
+  emberflow plan config.json --quant q8 --context 8192
 
-Measure the storage device first (emberflow bench io MODEL). CPU and memory are measured
+Measure the storage device first (emberflow bench io MODEL --save). CPU and memory are measured
 automatically on first use.")]
 pub struct PlanArgs {
     /// A packed model (.ember), a bundled one (demo, demo-moe), or the config.json of a model on Hugging Face: what
     /// it would need, before its weights are downloaded.
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
+    /// Formats of the weights of a config.json, as for pack (auto, q4, q4k, q4c, q8, q8c, f16, f32). Default: auto.
+    #[arg(long, value_name = "QUANT", value_parser = parse_quant)]
+    pub quant: Option<PackQuant>,
     /// Memory budgets for the whole process, such as 1GiB,2GiB, or `auto`; default: eight steps from the smallest
     /// that works to the whole model.
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use emberflow_engine::device::check::check;
 use emberflow_engine::device::{
-    Backend, DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, list_npu,
+    Backend, DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, TokenScales,
+    list_npu,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -199,7 +200,8 @@ fn compared(provider: Provider) -> Result<(Vec<DType>, bool), DeviceError> {
     let facts = device.facts().clone();
     let (mut known, mut same_bits, mut first) = (Vec::new(), true, None);
     for dtype in FORMATS.into_iter().filter(|&dtype| facts.multiplies(dtype)) {
-        match check(&mut device, &DenseShape { dtype, ..SHAPE }) {
+        let (shape, scales) = (DenseShape { dtype, ..SHAPE }, TokenScales::of(dtype));
+        match check(&mut device, &shape, scales) {
             Ok(verdict) => {
                 known.push(dtype);
                 same_bits &= verdict.same_bits;

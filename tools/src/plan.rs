@@ -9,7 +9,7 @@ use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
-use crate::cli::{ModelArg, PlanArgs};
+use crate::cli::{ModelArg, PackQuant, PlanArgs};
 use crate::model::{open_devices, open_model};
 use crate::pack::described;
 use crate::tell::tell;
@@ -38,7 +38,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     };
     atomic::may_write_each([&args.svg], args.force, &[arg.file()])?;
     machine::load_or_measure()?;
-    let model = model_of(&arg)?;
+    let model = model_of(&arg, args.quant)?;
     // As in `run`, load the tokenizer before planning: its memory counts.
     model.text().encode(prompt::DEFAULT)?;
     let c = model.text().config();
@@ -114,10 +114,19 @@ fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
 }
 
 /// The model, or one without weights.
-fn model_of(arg: &ModelArg) -> Result<Model, Failure> {
-    match arg.description() {
-        Some(config) => Ok(Model::open(described(config)?)?),
-        None => open_model(arg),
+fn model_of(arg: &ModelArg, quant: Option<PackQuant>) -> Result<Model, Failure> {
+    match (arg.description(), quant) {
+        (Some(_), Some(PackQuant::Size(_))) => Err(Failure::usage(
+            "--quant auto:SIZE chooses formats by the errors of weights, which a config.json does not have: name one format",
+        )),
+        (Some(config), quant) => {
+            let quant = quant.unwrap_or(PackQuant::AsSource);
+            Ok(Model::open(described(config, &quant.into())?)?)
+        }
+        (None, Some(_)) => Err(Failure::usage(
+            "--quant is for a config.json: a container has the formats that pack --quant gave it",
+        )),
+        (None, None) => open_model(arg),
     }
 }
 
@@ -176,7 +185,7 @@ fn details(p: &Plan) -> String {
         "threads     {} compute; I/O thread {}\n\
          prompts     {} tokens per chunk\n\
          attention   {}\n\
-         hot cut    ",
+         hot         ",
         p.compute_threads,
         p.io_core
             .map_or("not pinned".into(), |c| format!("on core {c}")),
@@ -186,16 +195,20 @@ fn details(p: &Plan) -> String {
             n => format!("up to {n} missing clusters of the next FFN are read during attention"),
         }
     );
-    for cut in &p.hot_cut {
-        out += &format!(
-            " batch {}: {:.0} % ({} clusters, {} held)",
-            cut.batch,
+    let cuts = p.hot_cut.iter().map(|cut| {
+        format!(
+            "{:.0} % of the neurons fire in half of the passes of {} ({} clusters, {} of them held)",
             100.0 * cut.share,
+            match cut.batch {
+                1 => "one text".into(),
+                batch => format!("{batch} texts"),
+            },
             cut.clusters,
             cut.resident
-        );
-    }
-    out += "\n";
+        )
+    });
+    let cuts: Vec<String> = cuts.collect();
+    out += &format!("{}\n", cuts.join(",\n            "));
     for device in &p.devices {
         out += &format!("device      {}\n", device.words());
     }

@@ -11,8 +11,8 @@ mod verdicts;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::numbers::Numbers;
-pub use self::reference::WIDTHS;
 use self::reference::{CLUSTERS, NEURONS, OF_WIDE, Reference, cases, few_cases, is_wrong};
+pub use self::reference::{TokenScales, WIDTHS};
 pub(crate) use self::verdicts::OfProducts;
 pub use self::verdicts::{Entry, Found, Times, Verdicts, checked};
 use super::shared::{Sample, Samples};
@@ -73,19 +73,27 @@ impl Speed {
 }
 
 /// Prepares `device` for `shape` and compares it with the CPU: single rows and several, with masks,
-/// thresholds and biases, magnitudes down to denormals.
+/// thresholds and biases, magnitudes down to denormals, and tokens with such scales.
 ///
 /// # Errors
 /// The driver's, or a device whose sums are wrong.
-pub fn check(device: &mut dyn Backend, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let verdict = compared(device, shape)?;
+pub fn check(
+    device: &mut dyn Backend,
+    shape: &DenseShape,
+    scales: TokenScales,
+) -> Result<Verdict, DeviceError> {
+    let verdict = compared(device, shape, scales)?;
     accept(device.facts(), verdict.worst)?;
     Ok(verdict)
 }
 
 /// [`check`] that refuses nothing: where the sums are wrong there are no times.
-fn compared(device: &mut dyn Backend, shape: &DenseShape) -> Result<Verdict, DeviceError> {
-    let mut reference = Reference::new(shape)?;
+fn compared(
+    device: &mut dyn Backend,
+    shape: &DenseShape,
+    scales: TokenScales,
+) -> Result<Verdict, DeviceError> {
+    let mut reference = Reference::new(shape, scales)?;
     let part = reference.prepare(device)?;
     let apart = reference.compare(device, part, &cases())?;
     let mut verdict = Verdict {
@@ -129,9 +137,10 @@ fn speeds(
 fn agrees(
     device: &mut dyn Backend,
     shape: &DenseShape,
+    scales: TokenScales,
     verdict: &Verdict,
 ) -> Result<bool, DeviceError> {
-    let mut reference = Reference::new(shape)?;
+    let mut reference = Reference::new(shape, scales)?;
     let part = reference.prepare(device)?;
     let apart = reference.compare(device, part, &few_cases())?;
     device.clear();

@@ -195,35 +195,57 @@ impl DeviceSet {
         Ok(Part(self.parts.len() - 1))
     }
 
-    /// Two buffers for neurons that are replaced again and again, on each device.
+    /// Two buffers for neurons that are replaced again and again, on each device that has memory for both; the others compute
+    /// only what is held.
     ///
     /// # Errors
-    /// One of them has not enough memory; none has buffers then.
+    /// None of them has enough memory: the first one's failure.
     pub fn buffers(&mut self, neurons: usize) -> Result<[Part; 2], Failure> {
         let mut both = [(); 2].map(|()| EachPart {
             neurons,
             ..EachPart::default()
         });
-        let made = both.iter_mut().try_for_each(|parts| {
-            self.live().try_for_each(|device| {
-                let made = device.backend().memory(PartKind::Passing(neurons));
-                let part = made.map_err(|why| Failure {
-                    device: device.number,
-                    why,
-                })?;
-                parts.each[device.number] = Some(part);
-                Ok(())
-            })
-        });
-        if let Err(failure) = made {
-            for device in self.live() {
-                let its = both.iter().filter_map(|parts| parts.each[device.number]);
-                its.for_each(|part| device.backend().release(part));
+        let (mut made, mut failure) = (false, None);
+        for device in self.live() {
+            let mut backend = device.backend();
+            let first = backend.memory(PartKind::Passing(neurons));
+            let pair = first.and_then(|first| {
+                let second = backend.memory(PartKind::Passing(neurons));
+                let pair = second.map(|second| [first, second]);
+                pair.inspect_err(|_| backend.release(first))
+            });
+            match pair {
+                Ok(pair) => {
+                    made = true;
+                    for (parts, part) in both.iter_mut().zip(pair) {
+                        parts.each[device.number] = Some(part);
+                    }
+                }
+                Err(why) => {
+                    tracing::warn!(error = %why, "no neurons stream through the device");
+                    let device = device.number;
+                    failure.get_or_insert(Failure { device, why });
+                }
             }
-            return Err(failure);
         }
-        self.parts.extend(both);
-        Ok([2, 1].map(|back| Part(self.parts.len() - back)))
+        match failure.filter(|_| !made) {
+            Some(failure) => Err(failure),
+            None => {
+                self.parts.extend(both);
+                Ok([2, 1].map(|back| Part(self.parts.len() - back)))
+            }
+        }
+    }
+
+    /// Whether a device that has not failed has the part.
+    pub fn has(&self, part: Part) -> bool {
+        self.having(part).next().is_some()
+    }
+
+    /// The devices that have a part and have not failed.
+    fn having(&self, part: Part) -> impl Iterator<Item = &Arc<InUse>> {
+        let has = move |device: &&Arc<InUse>| self.parts[part.0].each[device.number].is_some();
+        self.live().filter(has)
     }
 
     /// Copies neurons to a part of each device that has one, from number `first` on. `None` where the devices were lost.
@@ -236,8 +258,7 @@ impl DeviceSet {
         first: usize,
         neurons: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<Option<()>, Error> {
-        let has = |device: &&Arc<InUse>| self.parts[part.0].each[device.number].is_some();
-        let having: ArrayVec<&Arc<InUse>, MOST_DEVICES> = self.live().filter(has).collect();
+        let having: ArrayVec<&Arc<InUse>, MOST_DEVICES> = self.having(part).collect();
         let upload = |device: &Arc<InUse>, neurons: &mut dyn Iterator<Item = NeuronRows<'_>>| {
             let Some(part) = self.parts[part.0].each[device.number] else {
                 return Ok(None);
@@ -283,8 +304,9 @@ impl DeviceSet {
     /// # Errors
     /// A device's, unless the CPU can go on.
     pub fn submit(&mut self, work: &Clusters<'_>, layer: usize) -> Result<Option<()>, Error> {
-        let live: ArrayVec<Arc<InUse>, MOST_DEVICES> = self.live().cloned().collect();
-        let alone = live.len() == 1;
+        // Not by who has the part: pieces of one total lie on some devices and on all.
+        let alone = self.live().count() == 1;
+        let having: ArrayVec<Arc<InUse>, MOST_DEVICES> = self.having(work.part).cloned().collect();
         let (rows, start) = (work.rows(), self.tracer.now());
         let mut underway = Underway {
             given: ArrayVec::new(),
@@ -305,7 +327,7 @@ impl DeviceSet {
             Sums::Total { .. } if alone != self.total_alone => return Ok(None),
             _ => {}
         }
-        let curves = live
+        let curves = having
             .iter()
             .map(|device| &self.times[device.number] as &dyn Curve);
         let curves: ArrayVec<&dyn Curve, MOST_DEVICES> = curves.collect();
@@ -314,8 +336,8 @@ impl DeviceSet {
             cols: CLUSTER,
             n: rows,
         };
-        let (mut first, mut lost) = (0, live.is_empty());
-        for (device, clusters) in live.iter().zip(shares(of, &curves)) {
+        let (mut first, mut lost) = (0, having.is_empty());
+        for (device, clusters) in having.iter().zip(shares(of, &curves)) {
             let range = work.clusters.start + first..work.clusters.start + first + clusters;
             if clusters > 0 {
                 let submitted = match self.parts[work.part.0].each[device.number] {

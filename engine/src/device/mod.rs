@@ -39,7 +39,7 @@ pub use emberflow_npu::{Listed as NpuLibrary, Provider, list as list_npu};
 pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Listed, Order, Sums, Team, list};
 
 pub(crate) use self::check::OfProducts;
-pub use self::check::{Entry, Found, Times, Verdict, Verdicts, checked};
+pub use self::check::{Entry, Found, Times, TokenScales, Verdict, Verdicts, checked};
 pub use self::choice::{DeviceChoice, DeviceChoices};
 pub use self::cpu::CpuDevice;
 pub(crate) use self::device_set::{DeviceSet, Failure, Failures};

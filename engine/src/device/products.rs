@@ -130,10 +130,16 @@ impl Products {
         }
     }
 
-    /// The devices that may be given products, by number.
-    fn live(&self) -> ArrayVec<usize, MOST_DEVICES> {
-        let live = |&n: &usize| self.devices[n].0.takes_products();
-        (0..self.devices.len()).filter(live).collect()
+    /// The devices that have all of these matrices and may be given products, by number.
+    fn having<'m>(
+        &self,
+        matrices: impl Iterator<Item = &'m Matrices> + Clone,
+    ) -> ArrayVec<usize, MOST_DEVICES> {
+        let has = |&n: &usize| {
+            let mut matrices = matrices.clone();
+            self.devices[n].0.takes_products() && matrices.all(|parts| parts[n].is_some())
+        };
+        (0..self.devices.len()).filter(has).collect()
     }
 
     /// How many of the rows the CPU and each of these devices take, for so many tokens.
@@ -144,16 +150,19 @@ impl Products {
         shares(of, &curves)
     }
 
-    /// How many of the rows the devices take, for so many tokens.
-    pub fn rows(&self, of: Product) -> usize {
-        self.shares(of, &self.live())[1..].iter().sum()
+    /// How many of the rows of `matrices`, which are multiplied with the same input, the devices take, for so many tokens.
+    pub fn rows<'m>(
+        &self,
+        matrices: impl Iterator<Item = &'m Matrices> + Clone,
+        of: Product,
+    ) -> usize {
+        self.shares(of, &self.having(matrices))[1..].iter().sum()
     }
 
     /// Begins products of `matrices`, with the rows to be multiplied, with the same input: on devices that have them all.
     /// `None` where the CPU computes all of it: it is faster alone, or no device is left.
     pub fn begin(&self, matrices: &[(&Matrices, Range<usize>)], input: Input<'_>) -> Option<Begun> {
-        let mut live = self.live();
-        live.retain(|device| matrices.iter().all(|(parts, _)| parts[*device].is_some()));
+        let having = self.having(matrices.iter().map(|(parts, _)| *parts));
         let all = matrices.iter().map(|(_, rows)| rows.len()).sum();
         let shares = self.shares(
             Product {
@@ -161,7 +170,7 @@ impl Products {
                 cols: input.n(),
                 n: input.tokens(),
             },
-            &live,
+            &having,
         );
         let its = all - shares[0];
         let mut begun = Begun {
@@ -179,7 +188,7 @@ impl Products {
         }
         begun.left.reverse();
         let (mut first, counts) = (0, shares[1..].iter());
-        for (&device, &count) in live.iter().zip(counts).filter(|(_, count)| **count > 0) {
+        for (&device, &count) in having.iter().zip(counts).filter(|(_, count)| **count > 0) {
             let (blocks, places) = begun.some(matrices, device, first..first + count);
             first += count;
             let device_of = &self.devices[device].0;

@@ -5,7 +5,9 @@
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
-use super::{DenseShape, Device, DeviceChoice, DeviceChoices, Program, Provider, check, list};
+use super::{
+    DenseShape, Device, DeviceChoice, DeviceChoices, Program, Provider, TokenScales, check, list,
+};
 
 /// The NPU that processors stand in for.
 fn npu() -> Option<Device> {
@@ -29,6 +31,17 @@ pub(super) fn opencl_devices() -> Vec<Device> {
     );
     let open = |number| DeviceChoice::OpenCl(number).open().unwrap().unwrap();
     (0..count).map(open).collect()
+}
+
+/// A format with the scales that tokens of a model with such rows may have.
+fn scales_of(dtype: DType) -> Vec<(DType, TokenScales)> {
+    let usual = TokenScales::of(dtype);
+    let both = dtype.is_grouped() && usual != TokenScales::One;
+    let also = both.then_some(TokenScales::One);
+    std::iter::once(usual)
+        .chain(also)
+        .map(|scales| (dtype, scales))
+        .collect()
 }
 
 fn shape(dtype: DType, d: usize, activation: Activation, ungated: bool) -> DenseShape {
@@ -59,14 +72,18 @@ fn every_format_has_the_cpus_bits_or_a_class_of_its_own() {
             if !device.facts().multiplies(dtype) {
                 continue;
             }
-            for d in [96, 520, 1100] {
+            let one_scale = |of: &(DType, TokenScales)| of.1 == TokenScales::One;
+            let known = |of: &(DType, TokenScales)| device.facts().per_channel || !one_scale(of);
+            let all = scales_of(dtype).into_iter().filter(known);
+            for ((_, scales), d) in all.flat_map(|of| [96, 520, 1100].map(|d| (of, d))) {
                 let shape = shape(dtype, d, Activation::Relu, false);
                 let verdict =
-                    check::check(device.lease().unwrap().backend().as_mut(), &shape).unwrap();
+                    check::check(device.lease().unwrap().backend().as_mut(), &shape, scales)
+                        .unwrap();
                 let name = &device.facts().name;
                 assert!(
                     verdict.same_bits || !(name.contains("pthread") || name.contains("npu")),
-                    "{name}: {dtype} rows of {d}: {verdict:?}"
+                    "{name}: {dtype} rows of {d}, {scales:?}: {verdict:?}"
                 );
             }
         }
@@ -91,8 +108,10 @@ fn every_activation_has_the_cpus_bits() {
         for activation in activations {
             for ungated in [false, true] {
                 let shape = shape(DType::Q4, 224, activation, ungated);
+                let scales = TokenScales::ByGroup;
                 let verdict =
-                    check::check(device.lease().unwrap().backend().as_mut(), &shape).unwrap();
+                    check::check(device.lease().unwrap().backend().as_mut(), &shape, scales)
+                        .unwrap();
                 let name = &device.facts().name;
                 assert!(
                     verdict.same_bits || !(name.contains("pthread") || name.contains("npu")),
@@ -144,11 +163,12 @@ fn formats_and_activations_are_known_or_refused_by_name() {
 fn npus_multiply_integers() {
     let Some(device) = npu() else { return };
     let lease = device.lease().unwrap();
-    for dtype in [DType::Q4, DType::Q4k, DType::Q8, DType::Q8c, DType::Q4c] {
+    let formats = [DType::Q4, DType::Q4k, DType::Q8, DType::Q8c, DType::Q4c];
+    for (dtype, scales) in formats.into_iter().flat_map(scales_of) {
         for cols in [96, 530, 1100] {
             assert!(
-                lease.prepare_products(dtype, cols).unwrap(),
-                "{dtype} {cols}"
+                lease.prepare_products(dtype, cols, scales).unwrap(),
+                "{dtype} {cols} {scales:?}"
             );
         }
     }

@@ -175,7 +175,7 @@ impl DeviceLane {
 
     /// Whether it can compute all clusters for all rows of a pass.
     pub fn takes_all(&self) -> bool {
-        self.buffers.is_some() && !self.is_lost()
+        self.buffers.is_some_and(|[first, _]| self.set.has(first))
     }
 
     /// Whether its devices compute clusters only, and no products, which other threads would begin meanwhile.

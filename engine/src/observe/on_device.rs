@@ -196,7 +196,7 @@ impl DeviceReport {
             true => 0.0,
             false => decoder.weights.prompt_on_device(chunk),
         };
-        let (gates_share, gates_waited) = lane.gates_share(&store.outside);
+        let (gates_share, gates_waited) = lane.gates_share(store);
         let cluster = needs.cluster * (needs.gate_len + needs.rest_len);
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
         let mut rows = vec![1, engine.options().batch, engine.prompt_chunk()];

@@ -321,6 +321,90 @@ fn gates_are_shared_again_with_the_devices_that_are_left() {
     assert!(again > (without + shared) / 2, "{without} {again} {shared}");
 }
 
+/// Clusters of a prompt pass through the devices that have memory for that. One that has none computes what it holds, and
+/// goes on alone where the others are lost.
+#[test]
+fn prompts_stream_through_the_devices_with_memory_for_it() {
+    let tokens = text(200);
+    let expected = expected(&tokens);
+    for other in [Fault::Never, Fault::Take(CHECKS + 6), Fault::Upload(40)] {
+        for (first, held) in [(true, 0), (false, 0), (true, 400 << 10), (false, 400 << 10)] {
+            let without = Faulty::armed_by(&plain_devices()[0], Fault::Buffers, never());
+            let other_device = Faulty::armed_by(&plain_devices()[0], other, never());
+            let mut list = vec![without, other_device];
+            if !first {
+                list.reverse();
+            }
+            let mut engine = demo(on(list, held, some(0.2, 128)));
+            let streamed = engine.device().unwrap().streamed.rows;
+            assert!(streamed > 64 && streamed < 128, "{other:?}: {streamed}");
+            for chunk in [128, 128, 1] {
+                let found = bits(&all_logits(&mut engine, &tokens, chunk));
+                assert!(found == expected, "{other:?} {first} {held} {chunk}");
+            }
+            let report = engine.device().unwrap();
+            let [without, other_work] = [!first, first].map(|n| &report.devices[usize::from(n)]);
+            assert!(
+                without.lost.is_none() && report.lost.is_none(),
+                "{report:?}"
+            );
+            assert_eq!(
+                other_work.lost.is_some(),
+                other != Fault::Never,
+                "{report:?}"
+            );
+            assert!(without.clusters == 0 || held > 0, "{report:?}");
+            assert!(other_work.clusters > 0, "{report:?}");
+        }
+    }
+    // None has any.
+    let list = vec![Faulty::armed_by(
+        &plain_devices()[0],
+        Fault::Buffers,
+        never(),
+    )];
+    let refused = Engine::open(Model::demo().unwrap(), on(list, 0, some(0.2, 128)));
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains("no memory"), "{refused}");
+}
+
+/// Gates that are resident again: the report's share is that of the devices that have room for them.
+#[test]
+fn the_share_of_gates_is_of_the_devices_with_room_for_them() {
+    for without in [0, 1, 2] {
+        let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
+        let device = |n| {
+            let fault = if n < without {
+                Fault::Matrices
+            } else {
+                Fault::Multiply
+            };
+            let left = if n < without {
+                Arc::clone(&left)
+            } else {
+                never()
+            };
+            Faulty::armed_by(&plain_devices()[0], fault, left)
+        };
+        let mut engine = demo(on(vec![device(0), device(1)], 0, some(1.0, 16)));
+        let share = |engine: &Engine| engine.device().unwrap().gates_share;
+        let before = share(&engine);
+        assert!(before > 0.5, "{before}");
+        let budget = engine.memory().budget();
+        squeeze(&mut engine, 0.0);
+        assert_eq!(share(&engine), 0.0);
+        left.store(0, Ordering::Relaxed);
+        engine.set_budget(budget).unwrap();
+        let after = share(&engine);
+        let left_out = if without == 2 {
+            after == 0.0
+        } else {
+            after > 0.5
+        };
+        assert!(left_out, "{without}: {before} {after}");
+    }
+}
+
 #[test]
 fn a_trace_has_a_lane_for_each_device() {
     let list = vec![fast(&plain_devices()[0]), fast(&plain_devices()[0])];

@@ -224,8 +224,13 @@ fn rows<'a>(points: &'a [Point], rounds: &[Vec<Point>], choice: IoChoice) -> Vec
 
 /// Why the result of a quick measurement is not saved.
 fn left_unsaved(args: &BenchIoArgs) -> Option<String> {
-    let quick = args.quick && args.io == "auto" && args.save.is_none();
-    quick.then(|| "not saved for the planner: measure without --quick".into())
+    let unsaved = args.io == "auto" && args.save.is_none();
+    match args.quick {
+        _ if !unsaved => None,
+        true => Some("not saved for the planner: measure without --quick".into()),
+        false if args.file.is_some() => Some("not saved for the planner: --save does it".into()),
+        false => None,
+    }
 }
 
 /// Notes: the bound, the best throughput, warnings, and where the profile was saved.
@@ -282,13 +287,7 @@ pub fn random(profile: &DeviceProfile) -> String {
 
 /// Saves the profile to the given path or for the planner; returns the path.
 fn save(args: &BenchIoArgs, profile: &DeviceProfile) -> Result<Option<PathBuf>, Failure> {
-    // An incomplete measurement is only saved on request.
-    let partial = args.quick
-        || args.io != "auto"
-        || !args.sizes.is_empty()
-        || !args.depths.is_empty()
-        || !args.ranges.is_empty();
-    let wanted = !partial && profile.file.sector.is_some();
+    let wanted = args.saves_by_itself() && profile.file.sector.is_some();
     let path = match &args.save {
         Some(Some(path)) => Some(path.clone()),
         Some(None) => Some(DeviceProfile::default_path().ok_or_else(|| {

@@ -161,6 +161,7 @@ pub struct BenchDecodeArgs {
 #[command(after_help = "\
 Examples:
   emberflow bench io                            with a temporary file; saved for the planner
+  emberflow bench io model.ember --save         with a model's file; saved for the planner
   emberflow bench io model.ember --json
   emberflow bench io model.ember --rounds 5 --out results
   emberflow bench io --quick --io sim:ufs4 --svg ufs4.svg")]
@@ -196,7 +197,40 @@ pub struct BenchIoArgs {
     #[expect(missing_docs)]
     pub output: OutputArgs,
     /// Save the device profile to FILE, or without FILE where the planner finds it
-    /// ($XDG_CACHE_HOME/emberflow/device.json). A full measurement of a real device is always saved there.
+    /// ($XDG_CACHE_HOME/emberflow/device.json). A full measurement with a temporary file is always saved there, one of a
+    /// FILE only on request.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub save: Option<Option<PathBuf>>,
+}
+
+impl BenchIoArgs {
+    /// Whether the measurement is saved without a request: not an incomplete one, and not that of a FILE, whose device need
+    /// not be that of the models.
+    pub(crate) fn saves_by_itself(&self) -> bool {
+        let all = self.sizes.is_empty() && self.depths.is_empty() && self.ranges.is_empty();
+        self.file.is_none() && !self.quick && self.io == "auto" && all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn only_full_measurements_with_a_file_of_their_own_are_saved_unasked() {
+        let saves = |line: &str| {
+            let words = ["emberflow", "bench", "io"].into_iter();
+            match Cli::parse_from(words.chain(line.split_whitespace())).command {
+                Command::Bench(BenchCommand::Io(args)) => args.saves_by_itself(),
+                _ => panic!("{line}"),
+            }
+        };
+        assert!(saves(""));
+        for line in ["model.ember", "--quick", "--io pread", "--depths 4"] {
+            assert!(!saves(line), "{line}");
+        }
+    }
 }

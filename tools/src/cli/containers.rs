@@ -38,7 +38,33 @@ pub enum PackQuant {
     Size(u64),
 }
 
-fn parse_quant(text: &str) -> Result<PackQuant, String> {
+/// What llama.cpp calls a format, and the nearest of this program. Those are not mixtures, so that no name stands for another.
+fn of_llama_cpp(text: &str) -> Option<&'static str> {
+    let text = text.to_ascii_lowercase();
+    let names = [
+        ("q8_0", "q8"),
+        ("q4_k", "q4k for all matrices, or auto:SIZE for a mixture"),
+        ("q4_", "q4"),
+        ("iq4_", "q4k"),
+        (
+            "q5_",
+            "q8 with more bits, q4k with fewer, or auto:SIZE for a mixture",
+        ),
+        (
+            "q6_",
+            "q8 with more bits, q4k with fewer, or auto:SIZE for a mixture",
+        ),
+        ("bf16", "f16 or f32"),
+    ];
+    let known = names.into_iter().find(|(name, _)| text.starts_with(name));
+    known.map(|(_, ours)| ours)
+}
+
+/// The argument of `--quant`.
+///
+/// # Errors
+/// No such format: the nearest.
+pub fn parse_quant(text: &str) -> Result<PackQuant, String> {
     if text == "auto" {
         return Ok(PackQuant::AsSource);
     }
@@ -47,6 +73,9 @@ fn parse_quant(text: &str) -> Result<PackQuant, String> {
     }
     let one = QuantArg::from_str(text, true);
     one.map(PackQuant::One).map_err(|_| {
+        if let Some(ours) = of_llama_cpp(text) {
+            return format!("{text:?} is a name of llama.cpp: here it is {ours}");
+        }
         let near = did_you_mean(text, ["auto", "q4", "q4k", "q4c", "q8", "q8c", "f16", "f32"]);
         format!("{text:?} is not one of auto, q4, q4k, q4c, q8, q8c, f16, f32 or auto:SIZE (such as auto:2GiB){near}")
     })
@@ -201,4 +230,30 @@ pub struct ExportArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_llama_cpp_are_answered_with_those_of_this_program() {
+        for (theirs, ours) in [
+            ("q8_0", "it is q8"),
+            ("Q8_0", "it is q8"),
+            ("Q4_0", "it is q4"),
+            ("Q4_K_M", "q4k for all matrices"),
+            ("q4_k_s", "q4k for all matrices"),
+            ("IQ4_XS", "it is q4k"),
+            ("Q5_K_M", "auto:SIZE"),
+            ("BF16", "f16"),
+        ] {
+            let told = parse_quant(theirs).unwrap_err();
+            assert!(told.contains(ours) && told.contains(theirs), "{told}");
+        }
+        for (name, known) in [("q8", QuantArg::Q8), ("Q4K", QuantArg::Q4k)] {
+            assert_eq!(parse_quant(name), Ok(PackQuant::One(known)));
+        }
+        assert!(parse_quant("q9").unwrap_err().contains("not one of"));
+    }
 }

@@ -66,12 +66,23 @@ pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {
     }
 }
 
+/// Bytes below which a budget without a unit is a mistake.
+const LEAST: u64 = 1 << 20;
+
 pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
     if text == "auto" {
         Ok(Budget::Auto)
     } else {
         let hint = |e| format!("{e}{}", did_you_mean(text, ["auto"]));
-        size::parse(text).map(Budget::Bytes).map_err(hint)
+        match size::parse(text).map_err(hint)? {
+            // No program is that small.
+            bytes if bytes < LEAST && !text.contains(|c: char| c.is_ascii_alphabetic()) => {
+                Err(format!(
+                    "{text} is {bytes} bytes: did you mean {text}GiB? Sizes have a unit, KiB, MiB or GiB"
+                ))
+            }
+            bytes => Ok(Budget::Bytes(bytes)),
+        }
     }
 }
 

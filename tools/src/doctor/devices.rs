@@ -2,7 +2,8 @@
 
 use emberflow_engine::device::check::Speed;
 use emberflow_engine::device::{
-    DenseShape, DeviceChoice, DeviceError, Entry, Found, Listed, Verdict, Verdicts, checked, list,
+    DenseShape, DeviceChoice, DeviceError, Entry, Found, Listed, TokenScales, Verdict, Verdicts,
+    checked, list,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -32,7 +33,10 @@ fn rate(speed: Speed) -> f64 {
 fn verdict(number: usize) -> Result<Verdict, DeviceError> {
     let choice = DeviceChoice::OpenCl(number);
     match choice.open()? {
-        Some(device) => checked(&device.with_verdicts(choice.verdicts()).lease()?, &SHAPE),
+        Some(device) => {
+            let lease = device.with_verdicts(choice.verdicts()).lease()?;
+            checked(&lease, &SHAPE, TokenScales::of(SHAPE.dtype))
+        }
         None => Err(DeviceError {
             device: format!("opencl:{number}"),
             what: "is no longer available".into(),

@@ -78,16 +78,16 @@ impl Checkpoint for Described {
     }
 }
 
-/// The container that `pack` would make by default of the model that `config` describes, from weights in BF16 or
+/// The container that `pack` would make with such options of the model that `config` describes, from weights in BF16 or
 /// as its `quantization_config` says. Its weights are holes: it uses no disk space, and is deleted when it is closed.
 ///
 /// # Errors
 /// An unsupported configuration, or a file that cannot be created.
-pub fn described(config: &Path) -> Result<Container, Failure> {
+pub fn described(config: &Path, options: &PackOptions) -> Result<Container, Failure> {
     let source = Described::open(config)?;
     let folder = tempfile::tempdir().map_err(Failure::file(&std::env::temp_dir()))?;
     let path = folder.path().join("described.ember");
-    let options = decided(&source, &PackOptions::as_source());
+    let options = decided(&source, options);
     let layout = PackLayout::new(&source, &path, &options, None)?;
     let mut writer = Writer::create_with(&path, layout.spec, Options::default())?;
     writer.leave_empty();

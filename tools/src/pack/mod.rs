@@ -64,22 +64,29 @@ pub fn command(args: &PackArgs) -> Result<(), Failure> {
     }
 }
 
+impl From<PackQuant> for PackOptions {
+    fn from(quant: PackQuant) -> Self {
+        match quant {
+            PackQuant::AsSource => Self::as_source(),
+            PackQuant::One(quant) => Self::new(quant.into()),
+            PackQuant::Size(bytes) => Self {
+                size: Some(bytes),
+                ..Self::new(QuantArg::Q4.into())
+            },
+        }
+    }
+}
+
 /// Converts the arguments to options.
 fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
-    let mut options = match args.quant {
-        PackQuant::AsSource => PackOptions::as_source(),
-        PackQuant::One(quant) => PackOptions::new(quant.into()),
-        PackQuant::Size(_) if args.attention_quant.or(args.embedding_quant).is_some() => {
-            return Err(Failure::usage(
-                "--quant auto:SIZE chooses the format of every matrix: leave out --attention-quant \
-                 and --embedding-quant",
-            ));
-        }
-        PackQuant::Size(bytes) => PackOptions {
-            size: Some(bytes),
-            ..PackOptions::new(QuantArg::Q4.into())
-        },
-    };
+    let both = args.attention_quant.or(args.embedding_quant);
+    if let (PackQuant::Size(_), Some(_)) = (args.quant, both) {
+        return Err(Failure::usage(
+            "--quant auto:SIZE chooses the format of every matrix: leave out --attention-quant \
+             and --embedding-quant",
+        ));
+    }
+    let mut options = PackOptions::from(args.quant);
     if let Some(attention) = args.attention_quant {
         options.attention = attention.into();
         options.by_source.attention = false;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::common::{cache, json, save_rates};
+use crate::common::{cache, call, json, save_rates};
 
 /// The families with a mixer or a mixture of their own, and checkpoints in FP8 and FP4.
 const MODELS: [&str; 27] = [
@@ -85,6 +85,29 @@ fn every_family_is_packed_verified_profiled_and_planned() {
 fn plan(model: &str) -> Value {
     let options = ["--context", "100", "--memory", "64MiB", "--json"];
     json(&[&["plan", model], &options[..]].concat())
+}
+
+/// A description is planned in the formats that are asked for.
+#[test]
+fn a_description_is_planned_in_any_format() {
+    save_rates(&cache());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let config = root.join("tests/fixtures/models/llama2/config.json");
+    let config = config.display().to_string();
+    let in_format = |quant: &str| {
+        let options = ["--quant", quant, "--memory", "64MiB", "--json"];
+        json(&[&["plan", &config], &options[..]].concat())
+    };
+    let [q4, q8c] = ["q4", "q8c"].map(in_format);
+    assert_eq!([&q4["quant"]["ffn"], &q8c["quant"]["ffn"]], ["q4", "q8c"]);
+    let hot = |plan: &Value| parts(plan)[6];
+    assert!(hot(&q8c) > hot(&q4), "{q4} {q8c}");
+    let output = call(&["plan", &config, "--quant", "auto:1GiB"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && told.contains("name one format"),
+        "{told}"
+    );
 }
 
 /// Bytes of the parts of memory that are not measured.

@@ -6,7 +6,7 @@ use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 
 use super::products::apart;
-use super::reference::{Case, Reference, cases};
+use super::reference::{Case, Reference, TokenScales, cases};
 use crate::device::tests::opencl_devices;
 use crate::device::{Backend, DenseShape, Dots, Form, Kernels, OpenCl, Order, Program, Team, list};
 
@@ -38,7 +38,7 @@ fn kernels(dtype: DType) -> Vec<Kernels> {
 
 /// Compares all forms for a shape; those of one device that differ.
 fn compared(device: &mut OpenCl, shape: &DenseShape) -> Vec<String> {
-    let mut reference = Reference::new(shape).unwrap();
+    let mut reference = Reference::new(shape, TokenScales::of(shape.dtype)).unwrap();
     let mut differ = Vec::new();
     for kernels in kernels(shape.dtype) {
         device.force(kernels);
@@ -123,4 +123,16 @@ fn every_form_has_the_cpus_products() {
             }
         }
     }
+}
+
+/// Rows of groups are compared with the tokens that the model has: what exceeds their scale counts.
+#[test]
+fn tokens_with_one_scale_are_others() {
+    let shape = shape(DType::Q8, 96, Activation::Relu, false);
+    let sums = |scales| {
+        let mut reference = Reference::new(&shape, scales).unwrap();
+        reference.sums(Case::new(3, 1.0)).unwrap()
+    };
+    let [one, groups] = [TokenScales::One, TokenScales::ByGroup].map(sums);
+    assert!(one.len() == groups.len() && one != groups);
 }

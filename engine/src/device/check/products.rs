@@ -7,7 +7,7 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Cpu, DType, quantize_row};
 
 use super::numbers::Numbers;
-use super::reference::{cpu_for, deviation};
+use super::reference::{TokenScales, deviation, exceed};
 use super::{Found, accept, wrong};
 use crate::device::cpu::products;
 use crate::device::{
@@ -30,6 +30,7 @@ struct Compared<'d> {
     matrix: SharedMatrix,
     number: Part,
     x: Vec<f32>,
+    scales: TokenScales,
 }
 
 /// A matrix of random numbers.
@@ -54,18 +55,27 @@ fn matrix(dtype: DType, cols: usize) -> SharedMatrix {
 
 impl<'d> Compared<'d> {
     /// Shares a matrix with the device.
-    fn new(device: &'d mut dyn Backend, matrix: SharedMatrix) -> Result<Self, DeviceError> {
+    fn new(
+        device: &'d mut dyn Backend,
+        matrix: SharedMatrix,
+        scales: TokenScales,
+    ) -> Result<Self, DeviceError> {
         let mut numbers = Numbers::new(3);
         let (dtype, cols) = (matrix.dtype, matrix.cols);
         device.prepare(&Program::ProductRoom(ProductRoom {
             input: MOST * token_bytes(dtype, cols),
             results: MOST * ROWS,
         }))?;
+        let mut x: Vec<f32> = (0..MOST * cols).map(|_| numbers.next()).collect();
+        if scales == TokenScales::One {
+            exceed(&mut x);
+        }
         Ok(Self {
             number: device.memory(PartKind::Matrix(matrix.clone()))?,
             device,
             matrix,
-            x: (0..MOST * cols).map(|_| numbers.next()).collect(),
+            x,
+            scales,
         })
     }
 
@@ -73,7 +83,7 @@ impl<'d> Compared<'d> {
     fn run(&mut self, rows: Range<usize>, tokens: usize) -> Result<Vec<f32>, DeviceError> {
         let mut quantized = Activations::default();
         let x = &self.x[..tokens * self.matrix.cols];
-        let input = Input::new(cpu_for(self.matrix.dtype), x, tokens, &mut quantized);
+        let input = Input::new(self.scales.cpu(), x, tokens, &mut quantized);
         let mut out = vec![f32::NAN; tokens * rows.len()];
         let block = Block {
             matrix: self.number,
@@ -91,7 +101,9 @@ impl<'d> Compared<'d> {
             let found = self.run(0..ROWS, tokens)?;
             let mut quantized = Activations::default();
             let x = &self.x[..tokens * self.matrix.cols];
-            cpu_for(self.matrix.dtype).quantize_activations(x, tokens, &mut quantized);
+            self.scales
+                .cpu()
+                .quantize_activations(x, tokens, &mut quantized);
             let some = 0..DIFFERENT;
             let some = products(Cpu::detect(), &self.matrix, some, x, &quantized);
             let both = some.chunks_exact(DIFFERENT).zip(found.chunks_exact(ROWS));
@@ -110,17 +122,23 @@ impl Lease {
     ///
     /// # Errors
     /// The driver's, or products that are wrong.
-    pub(crate) fn prepare_products(&self, dtype: DType, cols: usize) -> Result<bool, DeviceError> {
+    pub(crate) fn prepare_products(
+        &self,
+        dtype: DType,
+        cols: usize,
+        scales: TokenScales,
+    ) -> Result<bool, DeviceError> {
         let mut device = self.backend();
         let facts = device.facts().clone();
         let kernels = facts.kernels(dtype);
-        let of = format!("products of {dtype}, width {cols}; {kernels}");
+        let tokens = scales.of_kernels(dtype);
+        let of = format!("products of {dtype}, width {cols}{tokens}; {kernels}");
         let known = match self.verdicts() {
             Some(verdicts) => verdicts.find(&facts, &of)?,
             None => None,
         };
         device.prepare(&Program::Products { dtype, cols })?;
-        let apart = Compared::new(device.as_mut(), matrix(dtype, cols))?.apart()?;
+        let apart = Compared::new(device.as_mut(), matrix(dtype, cols), scales)?.apart()?;
         device.clear();
         device.prepare(&Program::ProductRoom(ProductRoom::default()))?;
         let found = wrong(&facts, apart).map_or(Found::Right, Found::Wrong);
@@ -140,7 +158,7 @@ pub(super) fn apart(
     cols: usize,
 ) -> Result<f32, DeviceError> {
     device.prepare(&Program::Products { dtype, cols })?;
-    let mut compared = Compared::new(device, matrix(dtype, cols))?;
+    let mut compared = Compared::new(device, matrix(dtype, cols), TokenScales::of(dtype))?;
     let apart = compared.apart()?;
     // Some rows, from the middle of a tile to that of another.
     let all = compared.run(0..ROWS, 1)?;

@@ -148,13 +148,14 @@ pub(super) struct Reference {
     neurons: Neurons,
     known: Part,
     shape: DenseShape,
+    scales: TokenScales,
     /// Its answers so far.
     answers: Vec<(Case, Answer)>,
 }
 
 impl Reference {
-    /// For a shape.
-    pub fn new(shape: &DenseShape) -> Result<Self, DeviceError> {
+    /// For a shape, and tokens with such scales.
+    pub fn new(shape: &DenseShape, scales: TokenScales) -> Result<Self, DeviceError> {
         let mut cpu = CpuDevice::new();
         cpu.prepare(&Program::Ffn(*shape))?;
         let neurons = Neurons::new(shape);
@@ -163,6 +164,7 @@ impl Reference {
             cpu,
             neurons,
             shape: *shape,
+            scales,
             answers: Vec::new(),
         })
     }
@@ -191,12 +193,12 @@ impl Reference {
             let at = match known {
                 Some(at) => at,
                 None => {
-                    let answer = case.run(&mut self.cpu, self.known, &self.shape)?;
+                    let answer = case.run(&mut self.cpu, self.known, &self.shape, self.scales)?;
                     self.answers.push((case, answer));
                     self.answers.len() - 1
                 }
             };
-            let found = case.run(device, part, &self.shape)?;
+            let found = case.run(device, part, &self.shape, self.scales)?;
             let expected = &self.answers[at].1;
             let worst = deviation(&expected.sums, &found.sums);
             all = all.and(Apart {
@@ -210,6 +212,13 @@ impl Reference {
         Ok(all)
     }
 
+    /// What the CPU's sums come to.
+    #[cfg(test)]
+    pub fn sums(&mut self, case: Case) -> Result<Vec<f32>, DeviceError> {
+        let answer = case.run(&mut self.cpu, self.known, &self.shape, self.scales)?;
+        Ok(answer.sums)
+    }
+
     /// Seconds of a device and of a thread of the CPU for the first clusters and `rows` rows.
     pub fn timed(
         &mut self,
@@ -217,7 +226,7 @@ impl Reference {
         part: Part,
         [rows, clusters]: [usize; 2],
     ) -> Result<[f64; 2], DeviceError> {
-        let timing = Timing::new(self.shape.dtype, self.shape.d, rows, clusters);
+        let timing = Timing::new(self.scales.cpu(), self.shape.d, rows, clusters);
         let works = [timing.of(part), timing.of(self.known)];
         fastest(device, &mut self.cpu, &works, &self.shape)
     }
@@ -245,9 +254,36 @@ struct Timing {
     clusters: Range<usize>,
 }
 
-/// The CPU as it quantises the input of rows of a format.
-pub(super) fn cpu_for(dtype: DType) -> Cpu {
-    with_scale_per_token(Cpu::detect(), dtype.is_per_channel())
+/// Scales of a model's activations in 8 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenScales {
+    /// One for each group.
+    ByGroup,
+    /// One for each token, and what exceeds it: where any rows of the model have one scale, also for rows of other formats.
+    One,
+}
+
+impl TokenScales {
+    /// Those of a model with only such rows.
+    pub fn of(dtype: DType) -> Self {
+        match dtype.is_per_channel() {
+            true => Self::One,
+            false => Self::ByGroup,
+        }
+    }
+
+    /// The CPU that quantises so.
+    pub(crate) fn cpu(self) -> Cpu {
+        with_scale_per_token(Cpu::detect(), self == Self::One)
+    }
+
+    /// What kernels are compared with: rows of a format and tokens with such scales.
+    pub(super) fn of_kernels(self, dtype: DType) -> &'static str {
+        match self == Self::of(dtype) || !dtype.is_grouped() {
+            true => "",
+            false => ", tokens with one scale",
+        }
+    }
 }
 
 /// Makes a few elements exceed the scale of their token.
@@ -256,10 +292,10 @@ pub(super) fn exceed(x: &mut [f32]) {
 }
 
 impl Timing {
-    fn new(dtype: DType, d: usize, rows: usize, clusters: usize) -> Self {
+    fn new(cpu: Cpu, d: usize, rows: usize, clusters: usize) -> Self {
         let x = vec![0.5; rows * d];
         let mut quantized = Activations::default();
-        cpu_for(dtype).quantize_activations(&x, rows, &mut quantized);
+        cpu.quantize_activations(&x, rows, &mut quantized);
         Self {
             x,
             quantized,
@@ -337,17 +373,18 @@ impl Case {
         device: &mut dyn Backend,
         part: Part,
         shape: &DenseShape,
+        scales: TokenScales,
     ) -> Result<Answer, DeviceError> {
         let (rows, all) = (self.rows, CLUSTERS * CLUSTER);
         let mut numbers = Numbers::new(rows as u64 + 1);
         let mut x: Vec<f32> = (0..rows * shape.d)
             .map(|_| self.size * numbers.next())
             .collect();
-        if shape.dtype.is_per_channel() {
+        if scales == TokenScales::One {
             exceed(&mut x);
         }
         let mut quantized = Activations::default();
-        cpu_for(shape.dtype).quantize_activations(&x, rows, &mut quantized);
+        scales.cpu().quantize_activations(&x, rows, &mut quantized);
         let mask: Vec<u64> = (0..all * rows / 64)
             .map(|i| 0x9e37_79b9_7f4a_7c15u64.rotate_left(i as u32))
             .collect();

@@ -11,7 +11,7 @@ use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
-use super::{Verdict, accept, agrees, check, compared, wrong};
+use super::{TokenScales, Verdict, accept, agrees, check, compared, wrong};
 use crate::device::shared::{Sample, Samples};
 use crate::device::{DenseShape, DeviceError, Facts, Lease};
 
@@ -81,7 +81,7 @@ fn program() -> String {
 }
 
 /// The name of the kernels of an FFN.
-fn of_sums(device: &Facts, shape: &DenseShape) -> String {
+fn of_sums(device: &Facts, shape: &DenseShape, scales: TokenScales) -> String {
     let kind = shape.kind;
     let more = [
         (kind.ungated, ", ungated"),
@@ -89,8 +89,8 @@ fn of_sums(device: &Facts, shape: &DenseShape) -> String {
     ];
     let more: String = more.iter().filter(|m| m.0).map(|m| m.1).collect();
     let (dtype, d, activation) = (shape.dtype, shape.d, kind.activation);
-    let kernels = device.kernels(dtype);
-    format!("FFN of {dtype}, width {d}, {activation:?}{more}; {kernels}")
+    let (kernels, tokens) = (device.kernels(dtype), scales.of_kernels(dtype));
+    format!("FFN of {dtype}, width {d}, {activation:?}{more}{tokens}; {kernels}")
 }
 
 /// Products that are compared.
@@ -231,20 +231,24 @@ impl Verdicts {
     }
 }
 
-/// Prepares a leased device for `shape` and compares it with the CPU: in all ways where no verdict is saved,
-/// else in one, so that its driver has run the kernels, with the times of the verdict.
+/// Prepares a leased device for `shape` and compares it with the CPU, for tokens with such scales: in all ways where no verdict
+/// is saved, else in one, so that its driver has run the kernels, with the times of the verdict.
 ///
 /// # Errors
 /// The driver's, or a device whose sums are wrong, also if they were before.
-pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError> {
+pub fn checked(
+    lease: &Lease,
+    shape: &DenseShape,
+    scales: TokenScales,
+) -> Result<Verdict, DeviceError> {
     let mut device = lease.backend();
     let Some(verdicts) = lease.verdicts() else {
-        return check(device.as_mut(), shape);
+        return check(device.as_mut(), shape, scales);
     };
     let facts = device.facts().clone();
-    let kernels = of_sums(&facts, shape);
+    let kernels = of_sums(&facts, shape, scales);
     if let Some(Found::Sums(verdict)) = verdicts.find(&facts, &kernels)? {
-        if agrees(device.as_mut(), shape, &verdict)? {
+        if agrees(device.as_mut(), shape, scales, &verdict)? {
             return Ok(verdict);
         }
         tracing::warn!(
@@ -253,7 +257,7 @@ pub fn checked(lease: &Lease, shape: &DenseShape) -> Result<Verdict, DeviceError
             "is not what it was: checked anew"
         );
     }
-    let verdict = compared(device.as_mut(), shape)?;
+    let verdict = compared(device.as_mut(), shape, scales)?;
     let found = match wrong(&facts, verdict.worst) {
         None => Found::Sums(verdict),
         Some(how) => Found::Wrong(how),
@@ -329,7 +333,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = Verdicts::at(dir.path().join("cache").join("devices.json"));
         let facts = facts();
-        let name = of_sums(&facts, &shape());
+        let name = of_sums(&facts, &shape(), TokenScales::ByGroup);
         assert_eq!(file.find(&facts, &name), Ok(None));
         file.put(&facts, &name, Found::Sums(verdict()));
         file.put(&facts, "others", Found::Wrong("by 0.1".into()));
@@ -357,7 +361,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = Verdicts::at(dir.path().join("devices.json"));
         let facts = facts();
-        let name = of_sums(&facts, &shape());
+        let name = of_sums(&facts, &shape(), TokenScales::ByGroup);
         file.put(&facts, &name, Found::Sums(verdict()));
         let text = std::fs::read_to_string(file.path()).unwrap();
         for len in 0..text.len() - 2 {
@@ -406,9 +410,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = Verdicts::at(dir.path().join("devices.json"));
         let device = Device::new(Box::new(CpuDevice::new())).with_verdicts(Some(file.clone()));
-        let first = checked(&device.lease().unwrap(), &shape()).unwrap();
+        let first = checked(&device.lease().unwrap(), &shape(), TokenScales::ByGroup).unwrap();
         // Its times are those of the first check, as JSON has them.
-        let second = checked(&device.lease().unwrap(), &shape()).unwrap();
+        let second = checked(&device.lease().unwrap(), &shape(), TokenScales::ByGroup).unwrap();
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
         assert!(close(second.speed.neuron, first.speed.neuron), "{second:?}");
         assert!(close(second.cpu.launch, first.cpu.launch), "{second:?}");
@@ -418,16 +422,17 @@ mod tests {
             worst: 1e-6,
             ..first
         };
-        let name = of_sums(device.facts(), &shape());
+        let name = of_sums(device.facts(), &shape(), TokenScales::ByGroup);
         file.put(device.facts(), &name, Found::Sums(other));
         assert!(
-            !checked(&device.lease().unwrap(), &shape())
+            !checked(&device.lease().unwrap(), &shape(), TokenScales::ByGroup)
                 .unwrap()
                 .same_bits
         );
         // A wrong one is not tried.
         file.put(device.facts(), &name, Found::Wrong("by 1".into()));
-        let refused = checked(&device.lease().unwrap(), &shape()).unwrap_err();
+        let refused =
+            checked(&device.lease().unwrap(), &shape(), TokenScales::ByGroup).unwrap_err();
         assert!(refused.to_string().contains("not tried again"), "{refused}");
     }
 }

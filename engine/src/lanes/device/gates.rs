@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::{DeviceLane, Sharing};
 
 use crate::cluster::CLUSTER;
-use crate::device::products::{Begun, Products};
+use crate::device::products::{Begun, OnDevice, Products};
 use crate::error::Error;
 use crate::input::Input;
 use crate::split::Product;
-use crate::store::{NeuronStore, Outside, Resident};
+use crate::store::{NeuronStore, Resident};
 
 /// Products of a bank's last Gate rows, under way on a device.
 pub(crate) struct BegunGates {
@@ -105,16 +105,20 @@ impl DeviceLane {
 
     /// Share of the gates of a token that it computes from resident rows, and the time that was
     /// waited for it.
-    pub fn gates_share(&self, outside: &Outside) -> (f64, Duration) {
+    pub fn gates_share(&self, store: &NeuronStore) -> (f64, Duration) {
         let Some(products) = &self.gates else {
             return (0.0, Duration::ZERO);
         };
+        let resident = store.residency.resident();
         let banks = (0..self.parts.len() as u32).map(|bank| {
             let all = self.layout.neurons(bank);
-            let its = self.clusters_for(outside, bank, 1) as usize;
+            let its = self.clusters_for(&store.outside, bank, 1) as usize;
             let rows = all.saturating_sub(its * CLUSTER);
             let (cols, n) = (self.layout.format.d, 1);
-            [products.rows(Product { rows, cols, n }), all]
+            let of = resident.matrix(bank).and_then(|matrix| matrix.device());
+            let product = Product { rows, cols, n };
+            let its = |of: &OnDevice| products.rows(std::iter::once(&of.matrices), product);
+            [of.map_or(0, its), all]
         });
         let [its, all] = banks.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
         (its as f64 / all.max(1) as f64, products.waited())

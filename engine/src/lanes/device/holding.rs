@@ -156,7 +156,7 @@ impl DeviceLane {
         failures
     }
 
-    /// Makes the buffers that others pass through, if passes of `rows` rows do that.
+    /// Makes the buffers that others pass through, if passes of `rows` rows do that, on the devices with memory for them.
     fn reserve_buffers(&mut self, rows: usize) -> Result<(), Failure> {
         if self.buffers.is_none() && self.at_once > 0 && self.widths.passes_clusters(rows) {
             self.buffers = Some(self.set.buffers(self.at_once * CLUSTER)?);

@@ -1,6 +1,8 @@
 //! Rows with one scale times tokens with one scale, by the channel rule of the crate's
 //! `channel.rs`: the sums of all groups are added as integers, scales come last.
 
+use std::ops::Range;
+
 use crate::{
     ActivationsRef, Chunk, Row,
     channel::{Outliers, scale_of},
@@ -34,34 +36,117 @@ pub(super) fn of_sums(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
     }
 }
 
-/// Calls `place` with row, token and what the row's outliers add to the product, for all rows and
+/// Rows of a block: where there are several tokens, an integer or a weight of each lies beside those of the others.
+const BLOCK: usize = 16;
+
+/// Tokens from which blocks are faster than row by row.
+const SEVERAL: usize = 4;
+
+/// Most tokens of a tile, whose elements are gathered once for all rows.
+const TILE: usize = 64;
+
+/// Most outliers of a row of a block: those of 8192 elements. Of longer rows they are a small part of the work.
+const TOGETHER: usize = 128;
+
+/// Blocks of rows; the last one may be short.
+#[inline(always)]
+fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = rows.end;
+    rows.step_by(BLOCK)
+        .map(move |first| first..end.min(first + BLOCK))
+}
+
+/// Calls `place` with a row, a token and what the outliers of some rows from that one on add to the products, for all rows and
 /// tokens.
 #[inline(always)]
 pub(super) fn add_outliers<R: Rows>(
     rows: R,
     xs: ActivationsRef<'_>,
-    mut place: impl FnMut(usize, usize, f32),
+    mut place: impl FnMut(usize, usize, &[f32]),
 ) {
     let mut first = 0;
     while first < rows.count() {
         // Rows of a matrix have the same outliers: a token's are gathered once for all of them.
         let channels = Outliers::of(rows.at(first)).channels;
         let alike = |&r: &usize| Outliers::of(rows.at(r)).channels == channels;
-        let count = 1 + (first + 1..rows.count()).take_while(alike).count();
-        for t in 0..xs.tokens() {
+        let end = first + 1 + (first + 1..rows.count()).take_while(alike).count();
+        match xs.tokens() < SEVERAL || channels.len() > TOGETHER {
+            true => outliers_by_row(rows, first..end, xs, &mut place),
+            false => outliers_by_block(rows, first..end, xs, &mut place),
+        }
+        first = end;
+    }
+}
+
+/// [`add_outliers`] of rows with the same ones, row by row.
+#[inline(always)]
+fn outliers_by_row<R: Rows>(
+    rows: R,
+    some: Range<usize>,
+    xs: ActivationsRef<'_>,
+    mut place: impl FnMut(usize, usize, &[f32]),
+) {
+    for t in 0..xs.tokens() {
+        let x = xs.range(t, 1).chunks();
+        let mut gathered = [0i8; MAX_OUTLIERS];
+        let of_first = Outliers::of(rows.at(some.start)).each();
+        for (to, (_, channel)) in gathered.iter_mut().zip(of_first) {
+            *to = ActivationsRef::quant(x, channel).unwrap_or(0);
+        }
+        for r in some.clone() {
+            let its = Outliers::of(rows.at(r));
+            let products = its.quants.iter().zip(&gathered);
+            let products = products.map(|(&q, &x)| i32::from(q as i8) * i32::from(x));
+            place(
+                r,
+                t,
+                &[scaled(products.sum(), its.scale, scale_of_token(x))],
+            );
+        }
+    }
+}
+
+/// [`add_outliers`] of rows with the same ones, at most [`TOGETHER`], block by block.
+#[inline(always)]
+fn outliers_by_block<R: Rows>(
+    rows: R,
+    some: Range<usize>,
+    xs: ActivationsRef<'_>,
+    mut place: impl FnMut(usize, usize, &[f32]),
+) {
+    let mut gathered = [[0i8; TOGETHER]; TILE];
+    let mut quants = [[0i8; BLOCK]; TOGETHER];
+    for first in (0..xs.tokens()).step_by(TILE) {
+        let tokens = first..xs.tokens().min(first + TILE);
+        for (t, gathered) in tokens.clone().zip(&mut gathered) {
             let x = xs.range(t, 1).chunks();
-            let mut gathered = [0i8; MAX_OUTLIERS];
-            for (to, (_, channel)) in gathered.iter_mut().zip(Outliers::of(rows.at(first)).each()) {
+            let of_first = Outliers::of(rows.at(some.start)).each();
+            for (to, (_, channel)) in gathered.iter_mut().zip(of_first) {
                 *to = ActivationsRef::quant(x, channel).unwrap_or(0);
             }
-            for r in first..first + count {
+        }
+        for block in blocks(some.clone()) {
+            let (mut count, mut scales) = (0, [0.0; BLOCK]);
+            for (lane, r) in block.clone().enumerate() {
                 let its = Outliers::of(rows.at(r));
-                let products = its.quants.iter().zip(&gathered);
-                let products = products.map(|(&q, &x)| i32::from(q as i8) * i32::from(x));
-                place(r, t, scaled(products.sum(), its.scale, scale_of_token(x)));
+                (count, scales[lane]) = (its.quants.len(), its.scale);
+                for (to, &quant) in quants.iter_mut().zip(its.quants) {
+                    to[lane] = quant as i8;
+                }
+            }
+            for (t, gathered) in tokens.clone().zip(&gathered) {
+                let mut sums = [0i32; BLOCK];
+                for (quants, &x) in quants[..count].iter().zip(gathered) {
+                    for (sum, &quant) in sums.iter_mut().zip(quants) {
+                        *sum += i32::from(quant) * i32::from(x);
+                    }
+                }
+                let token = scale_of_token(xs.range(t, 1).chunks());
+                let products: [f32; BLOCK] =
+                    std::array::from_fn(|lane| scaled(sums[lane], scales[lane], token));
+                place(block.start, t, &products[..block.len()]);
             }
         }
-        first += count;
     }
 }
 
@@ -103,16 +188,30 @@ impl Gathered {
     }
 }
 
-/// Calls `place` with row, token and the product of the row with the token's excess, for all tokens that have one.
+/// Calls `place` with a row, a token and the products of some rows from that one on with the token's excess, for all tokens that
+/// have one.
 #[inline(always)]
 pub(super) fn add_excess<R: Rows>(
     rows: R,
     xs: ActivationsRef<'_>,
-    mut place: impl FnMut(usize, usize, f32),
+    place: impl FnMut(usize, usize, &[f32]),
 ) {
     if rows.count() == 0 {
         return;
     }
+    match xs.tokens() < SEVERAL {
+        true => excess_by_row(rows, xs, place),
+        false => excess_by_block(rows, xs, place),
+    }
+}
+
+/// [`add_excess`] row by row.
+#[inline(always)]
+fn excess_by_row<R: Rows>(
+    rows: R,
+    xs: ActivationsRef<'_>,
+    mut place: impl FnMut(usize, usize, &[f32]),
+) {
     let outliers = Outliers::of(rows.at(0));
     for t in 0..xs.tokens() {
         let x = xs.range(t, 1);
@@ -141,7 +240,166 @@ pub(super) fn add_excess<R: Rows>(
                     all.product(|i, _| element(row, i))
                 }
             };
-            place(r, t, product);
+            place(r, t, &[product]);
+        }
+    }
+}
+
+/// A token's excess: which of the tile's elements, and how much.
+#[derive(Clone, Copy, Default)]
+struct OfTile {
+    count: usize,
+    places: [u8; EXCESSES],
+    values: [f32; EXCESSES],
+}
+
+/// Most elements of a tile: most tokens exceed their scales in the same few.
+const ELEMENTS: usize = 64;
+
+/// The excess of some tokens, and the elements that it is of, each once.
+struct Tile {
+    tokens: [OfTile; TILE],
+    elements: [usize; ELEMENTS],
+    count: usize,
+}
+
+impl Tile {
+    /// From token `first` on, as many tokens as fit: at least one. Returns where the next tile begins.
+    #[inline(always)]
+    fn fill(&mut self, xs: ActivationsRef<'_>, first: usize) -> usize {
+        self.count = 0;
+        let end = xs.tokens().min(first + TILE);
+        for t in first..end {
+            if self.count + EXCESSES > ELEMENTS {
+                return t;
+            }
+            let x = xs.range(t, 1);
+            let scale = scale_of_token(x.chunks());
+            let mut token = OfTile::default();
+            for its in x.excess().iter().flatten().filter(|its| its.steps != 0) {
+                let place = self.place(its.element as usize);
+                (token.places[token.count], token.values[token.count]) =
+                    (place as u8, its.steps as f32 * scale);
+                token.count += 1;
+            }
+            self.tokens[t - first] = token;
+        }
+        end
+    }
+
+    /// The place of an element, of which there are fewer than [`ELEMENTS`] or which is known.
+    #[inline(always)]
+    fn place(&mut self, element: usize) -> usize {
+        let known = self.elements[..self.count]
+            .iter()
+            .position(|&known| known == element);
+        known.unwrap_or_else(|| {
+            self.elements[self.count] = element;
+            self.count += 1;
+            self.count - 1
+        })
+    }
+}
+
+/// [`add_excess`] block by block: each weight that meets an excess is decoded once for a tile of tokens.
+#[inline(always)]
+fn excess_by_block<R: Rows>(
+    rows: R,
+    xs: ActivationsRef<'_>,
+    mut place: impl FnMut(usize, usize, &[f32]),
+) {
+    let mut tile = Tile {
+        tokens: [OfTile::default(); TILE],
+        elements: [0; ELEMENTS],
+        count: 0,
+    };
+    let mut weights = [[0.0f32; BLOCK]; ELEMENTS];
+    let mut first = 0;
+    while first < xs.tokens() {
+        let end = tile.fill(xs, first);
+        let elements = &tile.elements[..tile.count];
+        let standing = Standing::of(Outliers::of(rows.at(0)), elements);
+        for block in blocks(0..rows.count()) {
+            for (lane, r) in block.clone().enumerate() {
+                decode(rows.at(r), elements, &standing, &mut weights, lane);
+            }
+            for (t, token) in (first..end).zip(&tile.tokens) {
+                if token.count == 0 {
+                    continue;
+                }
+                let mut products = [0.0f32; BLOCK];
+                let excess = token.places.iter().zip(&token.values);
+                for (&at, &value) in excess.take(token.count) {
+                    for (product, weight) in products.iter_mut().zip(&weights[usize::from(at)]) {
+                        *product += weight * value;
+                    }
+                }
+                place(block.start, t, &products[..block.len()]);
+            }
+        }
+        first = end;
+    }
+}
+
+/// The outliers that stand for the elements of a tile, in rows that have theirs in the same channels.
+struct Standing<'a> {
+    channels: &'a [[u8; 2]],
+    /// Which outlier, and for which of the elements.
+    pairs: [[u16; 2]; ELEMENTS],
+    count: usize,
+}
+
+impl<'a> Standing<'a> {
+    /// `None` if there are too many, as in no row that was packed.
+    #[inline(always)]
+    fn of(outliers: Outliers<'a>, elements: &[usize]) -> Option<Self> {
+        let (mut pairs, mut count) = ([[0; 2]; ELEMENTS], 0);
+        for (place, (_, channel)) in outliers.each().enumerate() {
+            for (i, &element) in elements.iter().enumerate() {
+                if element == channel {
+                    *pairs.get_mut(count)? = [place as u16, i as u16];
+                    count += 1;
+                }
+            }
+        }
+        Some(Self {
+            channels: outliers.channels,
+            pairs,
+            count,
+        })
+    }
+}
+
+/// Writes the weights of these elements of a row to a lane.
+#[inline(always)]
+fn decode(
+    row: Row<'_>,
+    elements: &[usize],
+    standing: &Option<Standing<'_>>,
+    weights: &mut [[f32; BLOCK]; ELEMENTS],
+    lane: usize,
+) {
+    let (quants, scale, its) = (row.quants(), scale_of(row), Outliers::of(row));
+    let each = elements.iter().zip(&mut *weights);
+    match (row.dtype(), standing) {
+        (DType::Q8c, _) => {
+            for (&at, weight) in each {
+                weight[lane] = f32::from(quants[at] as i8) * scale;
+            }
+        }
+        (DType::Q4c, Some(standing)) if its.channels == standing.channels => {
+            for (&at, weight) in each {
+                weight[lane] = f32::from(nibble(quants, at) as i8 - 8) * scale;
+            }
+            for &[place, i] in &standing.pairs[..standing.count] {
+                let quant = f32::from(its.quants[usize::from(place)] as i8);
+                weights[usize::from(i)][lane] += quant * its.scale;
+            }
+        }
+        _ => {
+            for (&at, weight) in each {
+                weight[lane] = element(row, at);
+            }
         }
     }
 }

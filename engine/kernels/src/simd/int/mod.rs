@@ -64,7 +64,7 @@ macro_rules! entry_points {
         pub(in crate::simd::int) fn add_outliers<R: Rows>(
             rows: R,
             xs: ActivationsRef<'_>,
-            place: impl FnMut(usize, usize, f32),
+            place: impl FnMut(usize, usize, &[f32]),
         ) {
             $crate::simd::int::channel::add_outliers(rows, xs, place);
         }
@@ -73,7 +73,7 @@ macro_rules! entry_points {
         pub(in crate::simd::int) fn add_excess<R: Rows>(
             rows: R,
             xs: ActivationsRef<'_>,
-            place: impl FnMut(usize, usize, f32),
+            place: impl FnMut(usize, usize, &[f32]),
         ) {
             $crate::simd::int::channel::add_excess(rows, xs, place);
         }
@@ -247,12 +247,13 @@ pub(crate) fn quantize_whole_token(
     dispatch!(cpu, quantize_whole_token(x, chunks, excess))
 }
 
-/// Calls `place` with row, token and a part of their product: of the outliers of q4c rows, and of the token's excess.
+/// Calls `place` with a row, a token and a part of the products of some rows from that one on: of the outliers of q4c rows, and of
+/// the token's excess.
 fn add_outliers<R: Rows>(
     cpu: Cpu,
     rows: R,
     xs: ActivationsRef<'_>,
-    mut place: impl FnMut(usize, usize, f32),
+    mut place: impl FnMut(usize, usize, &[f32]),
 ) {
     if rows.count() > 0 && rows.at(0).dtype() == DType::Q4c {
         dispatch!(cpu, add_outliers(rows, xs, &mut place));
@@ -262,11 +263,19 @@ fn add_outliers<R: Rows>(
     }
 }
 
+/// Adds parts of products to the others of the same rows.
+#[inline(always)]
+fn add(products: &mut [f32], more: &[f32]) {
+    for (product, more) in products.iter_mut().zip(more) {
+        *product += more;
+    }
+}
+
 pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: ActivationsRef<'_>) -> f32 {
     check_token(x);
     check_row(row, x);
     let mut sum = dispatch!(cpu, dot(row, x.chunks()));
-    add_outliers(cpu, &[row][..], x, |_, _, more| sum += more);
+    add_outliers(cpu, &[row][..], x, |_, _, more| sum += more[0]);
     sum
 }
 
@@ -276,7 +285,10 @@ pub(crate) fn of_sums(cpu: Cpu, row: Row<'_>, sums: &[i32], x: ActivationsRef<'_
     check_len("sums", sums.len(), row.dtype().sums(row.len()));
     let mut product = dispatch!(cpu, of_sums(row, sums, x.chunks()));
     if !x.excess().is_empty() {
-        dispatch!(cpu, add_excess(&[row][..], x, |_, _, more| product += more));
+        dispatch!(
+            cpu,
+            add_excess(&[row][..], x, |_, _, more| product += more[0])
+        );
     }
     product
 }
@@ -286,7 +298,7 @@ pub(crate) fn dot_rows(cpu: Cpu, rows: &[Row<'_>], x: ActivationsRef<'_>, y: &mu
     check_len("y", y.len(), rows.len());
     check_rows(rows, x);
     dispatch!(cpu, dots(rows, x.chunks(), y));
-    add_outliers(cpu, rows, x, |r, _, more| y[r] += more);
+    add_outliers(cpu, rows, x, |r, _, more| add(&mut y[r..], more));
 }
 
 pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f32]) {
@@ -295,7 +307,7 @@ pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f3
     if m.rows() > 0 {
         check_row(m.row(0), x);
         dispatch!(cpu, dots(m, x.chunks(), y));
-        add_outliers(cpu, m, x, |r, _, more| y[r] += more);
+        add_outliers(cpu, m, x, |r, _, more| add(&mut y[r..], more));
     }
 }
 
@@ -310,7 +322,7 @@ pub(crate) fn matmul(
     if m.rows() > 0 && xs.tokens() > 0 {
         check_row(m.row(0), xs);
         dispatch!(cpu, matmul(m, xs, y, scratch));
-        add_outliers(cpu, m, xs, |r, t, more| y.row_mut(t)[r] += more);
+        add_outliers(cpu, m, xs, |r, t, more| add(&mut y.row_mut(t)[r..], more));
     }
 }
 
@@ -324,7 +336,9 @@ pub(crate) fn matmul_rows(
     check_result(xs, y, rows.len(), scratch);
     check_rows(rows, xs);
     dispatch!(cpu, matmul(rows, xs, y, scratch));
-    add_outliers(cpu, rows, xs, |r, t, more| y.row_mut(t)[r] += more);
+    add_outliers(cpu, rows, xs, |r, t, more| {
+        add(&mut y.row_mut(t)[r..], more)
+    });
 }
 
 pub(crate) fn pairs(
@@ -349,9 +363,11 @@ pub(crate) fn pairs(
     check_rows(rows, xs);
     if tokens > 0 {
         dispatch!(cpu, pairs(rows, xs, masks, out));
-        let place = |r: usize, t: usize, more| {
-            if masks[r * words + t / 64] >> (t % 64) & 1 == 1 {
-                out[r * tokens + t] += more;
+        let place = |first: usize, t: usize, more: &[f32]| {
+            for (r, more) in (first..).zip(more) {
+                if masks[r * words + t / 64] >> (t % 64) & 1 == 1 {
+                    out[r * tokens + t] += more;
+                }
             }
         };
         add_outliers(cpu, rows, xs, place);
