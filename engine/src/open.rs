@@ -89,7 +89,7 @@ impl Parts {
         };
         // Loaded first, so that the measured process size includes the driver.
         let devices = checked_devices(&options, &shape, &layout, c)?;
-        prepare_groups(&devices, (&layout, c), &options, stored.is_some())?;
+        prepare_groups(&devices, &layout, c, &options, stored.is_some())?;
         let (planner, known) = Planner::new(Opened {
             devices: &devices,
             layout: &layout,

@@ -21,7 +21,8 @@ use crate::tiers::{CapacityGroup, capacities};
 /// The driver's.
 pub(crate) fn prepare_groups(
     devices: &Devices,
-    (layout, c): (&Layout, &ModelConfig),
+    layout: &Layout,
+    c: &ModelConfig,
     options: &Options,
     predicted: bool,
 ) -> Result<(), DeviceError> {
