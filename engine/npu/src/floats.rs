@@ -154,8 +154,8 @@ impl Form {
         let mut names = Vec::new();
         for (i, piece) in self.pieces().iter().enumerate() {
             let name = |of: &str| format!("{of} {i}");
-            let [start, end, first, last] = ["start", "end", "first", "last"].map(|of| name(of));
-            let [w, x, product, sums] = ["w", "x", "product", "sums"].map(|of| name(of));
+            let [start, end, first, last] = ["start", "end", "first", "last"].map(&name);
+            let [w, x, product, sums] = ["w", "x", "product", "sums"].map(&name);
             let before = piece.plane * self.row_bytes;
             graph = graph
                 .list(&start, &[piece.start])
