@@ -15,17 +15,10 @@
 //! A piece has so few channels that its sums are below 2^24, so that floats of 32 bits have them exactly whatever the order
 //! of additions. Factors keep products and sums of floats of 16 bits in their range; these lose bits.
 
-use crate::graph::{Form, GROUP, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS, Weights};
+use crate::graph::{
+    Floats, Form, GROUP, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
+};
 use crate::onnx::{Attribute, Element, Graph};
-
-/// Floats that products are computed in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Floats {
-    /// Of 32 bits, if the provider has no others.
-    Single,
-    /// Of 16 bits, whatever the provider has.
-    Half,
-}
 
 /// Channels of a piece: of bytes 1024 · 128 · 127 < 2^24, of nibbles 16384 · 8 · 127 < 2^24.
 fn piece_len(weights: Weights) -> usize {
@@ -131,7 +124,7 @@ impl Form {
 
     /// The model that multiplies a tile, in floats; `None` if sums are by group.
     pub(crate) fn float_model(&self, tile: Tile, floats: Floats) -> Option<Vec<u8>> {
-        let crate::graph::Summed::ByRow(count) = self.summed else {
+        let Summed::ByRow(count) = self.summed else {
             return None;
         };
         let Tile { height, width } = tile;
@@ -153,24 +146,8 @@ impl Form {
             self.planes_of(dequantized(graph, TOKENS, "of tokens", "x", floats), floats);
         let mut names = Vec::new();
         for (i, piece) in self.pieces().iter().enumerate() {
-            let name = |of: &str| format!("{of} {i}");
-            let [start, end, first, last] = ["start", "end", "first", "last"].map(&name);
-            let [w, x, product, sums] = ["w", "x", "product", "sums"].map(&name);
-            let before = piece.plane * self.row_bytes;
-            graph = graph
-                .list(&start, &[piece.start])
-                .list(&end, &[piece.end])
-                .list(&first, &[before + piece.start])
-                .list(&last, &[before + piece.end])
-                .node(
-                    "Slice",
-                    &[PLANES[piece.plane], &start, &end, "columns"],
-                    &w,
-                    None,
-                )
-                .node("Slice", &["x", &first, &last, "rows"], &x, None)
-                .node("MatMul", &[&w, &x], &product, None)
-                .node("Reshape", &[&product, "one piece"], &sums, None);
+            let sums = format!("sums {i}");
+            graph = self.with_piece(graph, piece, &sums);
             names.push(sums);
         }
         if count > 0 {
@@ -202,6 +179,23 @@ impl Form {
             }
             .model(),
         )
+    }
+
+    /// Adds the sums of a piece, `[1, height, width]`.
+    fn with_piece(&self, graph: Graph, piece: &Piece, sums: &str) -> Graph {
+        let name = |of: &str| format!("{sums} {of}");
+        let [start, end, first, last] = ["start", "end", "first", "last"].map(name);
+        let [w, x, product] = ["w", "x", "product"].map(name);
+        let (plane, before) = (PLANES[piece.plane], piece.plane * self.row_bytes);
+        graph
+            .list(&start, &[piece.start])
+            .list(&end, &[piece.end])
+            .list(&first, &[before + piece.start])
+            .list(&last, &[before + piece.end])
+            .node("Slice", &[plane, &start, &end, "columns"], &w, None)
+            .node("Slice", &["x", &first, &last, "rows"], &x, None)
+            .node("MatMul", &[&w, &x], &product, None)
+            .node("Reshape", &[&product, "one piece"], sums, None)
     }
 
     /// Adds the planes of the weights.

@@ -22,7 +22,6 @@
 //! Signed bytes are multiplied by signed bytes, and nibbles by signed bytes: kernels that multiply unsigned by signed bytes add
 //! pairs of products in 16 bits on some processors, which saturates, but not of nibbles.
 
-use crate::floats::Floats;
 use crate::onnx::{Attribute, Element, Graph};
 
 /// Elements of a group.
@@ -72,6 +71,15 @@ pub(crate) enum Numbers {
     Floats(Floats),
 }
 
+/// Floats that products are computed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Floats {
+    /// Of 32 bits, if the provider has no others.
+    Single,
+    /// Of 16 bits, whatever the provider has.
+    Half,
+}
+
 /// Rows of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Form {
@@ -117,12 +125,9 @@ impl Form {
         }
     }
 
-    /// The model that multiplies a tile; `None` if there is none with such numbers.
-    pub(crate) fn model(&self, tile: Tile, numbers: Numbers) -> Option<Vec<u8>> {
-        match numbers {
-            Numbers::Integers => Some(self.added(Graph::new("sums"), tile).model()),
-            Numbers::Floats(floats) => self.float_model(tile, floats),
-        }
+    /// The model that multiplies a tile, in integers.
+    pub(crate) fn model(&self, tile: Tile) -> Vec<u8> {
+        self.added(Graph::new("sums"), tile).model()
     }
 
     /// A graph of integers, and what multiplies a tile.

@@ -79,10 +79,19 @@ pub struct Sums<'a> {
 struct Key {
     form: Form,
     tile: Tile,
+    numbers: Numbers,
 }
 
 /// Timed runs of a graph, of which the fastest counts.
 const RUNS: usize = 3;
+
+/// The model that multiplies a tile; `None` if there is none with such numbers.
+fn model(form: Form, tile: Tile, numbers: Numbers) -> Option<Vec<u8>> {
+    match numbers {
+        Numbers::Integers => Some(form.model(tile)),
+        Numbers::Floats(floats) => form.float_model(tile, floats),
+    }
+}
 
 /// A provider, and the graphs that it has.
 pub struct Npu {
@@ -174,8 +183,7 @@ impl Npu {
         match self.provider.numbers() {
             [Numbers::Integers] => true,
             numbers if numbers.contains(&Numbers::Integers) => {
-                let model = form.model(small, Numbers::Integers);
-                model.is_some_and(|model| self.session(&model).is_ok())
+                self.session(&form.model(small)).is_ok()
             }
             _ => false,
         }
@@ -218,19 +226,30 @@ impl Npu {
     /// Makes the graphs for rows of a form with such numbers, and takes their times unless they are known.
     fn prepare_with(&mut self, form: Form, numbers: Numbers) -> Result<(), Error> {
         for tile in form.tiles(numbers) {
-            let model = form.model(tile, numbers).ok_or_else(|| {
+            let model = model(form, tile, numbers).ok_or_else(|| {
                 Error::broken(format!(
                     "the provider {} knows rows with one scale only: pack the model with --quant q8c or q4c",
                     self.provider
                 ))
             })?;
             let session = self.compiled_session(&model)?;
-            self.sessions.insert(Key { form, tile }, session);
+            self.sessions.insert(
+                Key {
+                    form,
+                    tile,
+                    numbers,
+                },
+                session,
+            );
             self.compiled += 1;
         }
         if !self.times.contains_key(&form) {
             let timed = form.tiles(numbers).into_iter().map(|tile| {
-                let seconds = self.timed((Key { form, tile }, numbers))?;
+                let seconds = self.timed(Key {
+                    form,
+                    tile,
+                    numbers,
+                })?;
                 Ok((tile, seconds))
             });
             let timed = timed.collect::<Result<_, Error>>()?;
@@ -241,7 +260,7 @@ impl Npu {
     }
 
     /// Seconds of a run of a graph: the fastest of some, of zeros.
-    fn timed(&mut self, (key, numbers): (Key, Numbers)) -> Result<f64, Error> {
+    fn timed(&mut self, key: Key) -> Result<f64, Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         self.placed = None;
         let rows = vec![0; height * form.row_bytes];
@@ -255,7 +274,7 @@ impl Npu {
         let mut best = f64::INFINITY;
         for _ in 0..RUNS {
             let start = Instant::now();
-            self.tile((key, numbers), [0..height, 0..width], of, &mut |_| {})?;
+            self.tile(key, [0..height, 0..width], of, &mut |_| {})?;
             best = best.min(start.elapsed().as_secs_f64());
         }
         Ok(best)
@@ -336,7 +355,16 @@ impl Npu {
         times.divide([height, width], |tile, place| {
             if result.is_ok() {
                 self.runs += 1;
-                result = self.tile((Key { form, tile }, numbers), place, of, &mut then);
+                result = self.tile(
+                    Key {
+                        form,
+                        tile,
+                        numbers,
+                    },
+                    place,
+                    of,
+                    &mut then,
+                );
             }
         });
         result
@@ -362,13 +390,13 @@ impl Npu {
     /// Multiplies a tile.
     fn tile(
         &mut self,
-        (key, numbers): (Key, Numbers),
+        key: Key,
         [rows, tokens]: [Range<usize>; 2],
         of: Operands<'_>,
         then: &mut impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
-        if numbers != Numbers::Integers && self.placed != Some((tokens.clone(), width)) {
+        if key.numbers != Numbers::Integers && self.placed != Some((tokens.clone(), width)) {
             self.put_across(form, of, &tokens, width);
             self.placed = Some((tokens.clone(), width));
         }
@@ -380,7 +408,7 @@ impl Npu {
             Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
             Weights::Nibbles(_) => tensor(shape, weights)?,
         };
-        let (count, integers) = (form.outliers(), numbers == Numbers::Integers);
+        let (count, integers) = (form.outliers(), key.numbers == Numbers::Integers);
         let x = match integers {
             true => {
                 let len = form.groups * GROUP;

@@ -7,8 +7,7 @@ use ort::ep::{self, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
 
 use crate::error::Error;
-use crate::floats::Floats;
-use crate::graph::Numbers;
+use crate::graph::{Floats, Numbers};
 use crate::library::Library;
 use crate::plugin;
 

@@ -174,8 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::floats::Floats;
-    use crate::graph::{Summed, Weights};
+    use crate::graph::{Floats, Summed, Weights};
 
     /// Sizes, each a multiple of the next, with any times.
     fn any_sizes() -> impl Strategy<Value = Vec<Pieces>> {

@@ -26,7 +26,7 @@ fn rows_of<'a>(
         return None;
     }
     let its = |from| {
-        let wanted = lane.wanted().map(|_| &pairs.wanted[of.words_end()..]);
+        let wanted = lane.passing.wanted.map(|_| &pairs.wanted[of.words_end()..]);
         of.rows_of(from, wanted)
     };
     Some(LayerRows {

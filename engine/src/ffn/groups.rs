@@ -3,7 +3,6 @@
 
 use arrayvec::ArrayVec;
 
-use super::name::need_all;
 use super::pairs::{Inputs, Unit};
 use super::state::Ffn;
 use super::units::{BankWork, LayerInput, Rows};
@@ -105,13 +104,6 @@ impl Ffn {
         let groups = lane.groups();
         let part = |unit: &BankWork<'a>| groups.and_then(|of| of.part(expert(unit)));
         Ok(split_units(at.units, part))
-    }
-
-    /// Marks every neuron of a unit in a group as needed, for Down: the device computes all gates.
-    pub(super) fn name_in_group(&mut self, unit: usize) -> Result<(), Error> {
-        let of = self.units[unit];
-        self.counts.all(&of, 0);
-        need_all(&mut self.store, unit, of.neurons, 0)
     }
 
     /// Submits the next group, if a device is free. Waits for those with the first `until` hidden values.

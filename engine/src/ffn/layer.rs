@@ -65,7 +65,7 @@ impl Ffn {
         let all = (neurons * rows) as u64;
         self.counts.possible += all;
         for lane in &mut self.lanes {
-            self.counts.looked_at += lane.wanted().unwrap_or(all);
+            self.counts.looked_at += lane.passing.wanted.unwrap_or(all);
             lane.end_rows(neurons, its)?;
         }
         Ok(())
@@ -169,9 +169,7 @@ impl Ffn {
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
             match (self.units[unit].group, self.units[unit].rows) {
-                (Some(_), _) => self.name_in_group(unit)?,
-                // Devices compute all rows, with all neurons.
-                (None, 0) => self.name_all(unit)?,
+                (Some(_), _) | (None, 0) => self.name_all(unit)?,
                 (None, _) => self.name(on, unit, inputs.of(unit))?,
             }
         }

@@ -247,11 +247,24 @@ impl Taker<'_> {
     }
 }
 
+/// Whether a device computes a group of experts.
+fn is_in_groups(lane: &DeviceLane) -> bool {
+    let groups = lane.groups();
+    groups.is_some_and(|groups| groups.is_under_way())
+}
+
 impl Ffn {
-    /// Requests all neurons of a unit.
+    /// Requests all neurons of a unit: of one without rows, which devices compute, or of one in a group, whose gates a
+    /// device computes, for Down.
     pub(super) fn name_all(&mut self, unit: usize) -> Result<(), Error> {
         let of = self.units[unit];
-        let on_device = self.store.outside.computes(of.bank);
+        let on_device = match of.group {
+            Some(_) => {
+                self.counts.all(&of, 0);
+                0
+            }
+            None => self.store.outside.computes(of.bank),
+        };
         need_all(&mut self.store, unit, of.neurons, on_device)
     }
 
@@ -296,7 +309,7 @@ impl Ffn {
             predictor,
             oracle,
             on_device,
-            devices_busy: self.lanes.iter().any(DeviceLane::is_in_groups),
+            devices_busy: self.lanes.iter().any(is_in_groups),
             resident: known.then_some(&*resident),
             all: self.shape.dense,
             streams: self.store.outside.all_needed,
@@ -334,7 +347,9 @@ impl Ffn {
         let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
             return;
         };
-        self.lanes.iter_mut().for_each(|lane| lane.set_wanted(None));
+        self.lanes
+            .iter_mut()
+            .for_each(|lane| lane.passing.wanted = None);
         let features = from.input.features(from.residual);
         let (predictors, counts) = (&mut self.predictors, &mut self.counts);
         let cutoffs = &mut self.cutoffs;
@@ -357,7 +372,7 @@ impl Ffn {
             count.fetch_add(predicting.part(c, wanted, &mut []), Ordering::Relaxed);
         });
         let wanted = Some(count.into_inner());
-        (self.lanes.iter_mut()).for_each(|lane| lane.set_wanted(wanted));
+        (self.lanes.iter_mut()).for_each(|lane| lane.passing.wanted = wanted);
         self.counts.predict_ns += nanoseconds(start.elapsed());
     }
 }

@@ -95,7 +95,9 @@ pub(crate) struct DeviceLane {
     /// The current layer, and for which rows what is outside was told; none yet after another room.
     layer: usize,
     rows: PassRows,
-    passing: Passing,
+    /// How far the current layer has come for the rows that it computes with all clusters; what a predictor wants of them is
+    /// known before [`DeviceLane::begin_pieces`].
+    pub passing: Passing,
     /// Experts in groups, if it computes them so.
     groups: Option<GroupLane>,
     /// Pieces whose sums come cluster by cluster; the first of them is under way if anything is.
@@ -132,7 +134,12 @@ impl DeviceLane {
         rows: PassRows,
         outside: &mut Outside,
     ) -> Result<(), Error> {
-        if !self.is_in_groups() {
+        // A group that is under way is waited for when it is needed.
+        if self
+            .groups
+            .as_ref()
+            .is_none_or(|groups| !groups.is_under_way())
+        {
             self.set.discard()?;
         }
         let streams = rows.first > 0;
@@ -192,17 +199,6 @@ impl DeviceLane {
     /// Whether a device has failed in this layer, so that sums are missing; not told again.
     pub fn take_lost(&mut self) -> bool {
         std::mem::take(&mut self.lost)
-    }
-
-    /// Pairs that a predictor wants of the rows that it computes with all clusters; `None` for all. Known before
-    /// [`DeviceLane::begin_pieces`].
-    pub fn set_wanted(&mut self, wanted: Option<u64>) {
-        self.passing.wanted = wanted;
-    }
-
-    /// See [`DeviceLane::set_wanted`].
-    pub fn wanted(&self) -> Option<u64> {
-        self.passing.wanted
     }
 
     /// Begins to compute its clusters for the CPU's rows, before all other sums, in pieces of `at_once` at most: `out`

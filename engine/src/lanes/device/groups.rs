@@ -332,6 +332,11 @@ impl GroupLane {
         self.hidden.get(part.hidden..)?.get(..part.tokens * neurons)
     }
 
+    /// Whether a device computes a group.
+    pub fn is_under_way(&self) -> bool {
+        self.underway.is_some()
+    }
+
     /// What was computed since the device was opened.
     pub fn counts(&self) -> GroupCounts {
         self.counts
@@ -365,12 +370,6 @@ impl DeviceLane {
         Ok(groups.is_some_and(|groups| groups.begin(of, visited)))
     }
 
-    /// Whether a group is under way, which a layer's parts wait for when they need it.
-    pub fn is_in_groups(&self) -> bool {
-        let underway = self.groups.as_ref().map(|groups| groups.underway.is_some());
-        underway.unwrap_or(false)
-    }
-
     /// The groups, if it computes any.
     pub fn groups(&self) -> Option<&GroupLane> {
         self.groups.as_ref()
@@ -390,7 +389,7 @@ impl DeviceLane {
             groups.clear();
             return Ok(None);
         }
-        if groups.underway.is_some() {
+        if groups.is_under_way() {
             let waits = waits(groups);
             if !waits && !self.is_free()? {
                 return Ok(None);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// How far a layer has come.
 #[derive(Default)]
-pub(super) struct Passing {
+pub(crate) struct Passing {
     /// Clusters that the device holds and is to compute yet.
     pub held: Range<usize>,
     /// Groups that were begun.
@@ -60,7 +60,7 @@ impl Passing {
     }
 
     /// What is to be computed next, of so many clusters at most: first what is held, in the order of clusters.
-    pub fn next(&self, at_once: usize) -> Option<Piece> {
+    pub(super) fn next(&self, at_once: usize) -> Option<Piece> {
         let Range { start, end } = self.held;
         match start < end {
             true => Some(Piece {
@@ -79,7 +79,7 @@ impl Passing {
     }
 
     /// Takes note that a piece was submitted.
-    pub fn submitted(&mut self, piece: &Piece) {
+    pub(super) fn submitted(&mut self, piece: &Piece) {
         self.begun = true;
         match piece.held {
             true => self.held.start = piece.clusters.end,
