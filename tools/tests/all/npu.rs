@@ -126,8 +126,7 @@ fn understood(script: &str) -> Result<Found, String> {
 
 #[test]
 fn answers_are_found_among_what_drivers_print() {
-    const ANSWER: &str =
-        r#"{"found":{"library":"l","build":"b","providers":["cpu"],"formats":["q8"],"same_bits":true}}"#;
+    const ANSWER: &str = r#"{"found":{"library":"l","build":"b","providers":["cpu"],"formats":["q8"],"same_bits":true}}"#;
     let long = "i=0; while [ $i -lt 9000 ]; do echo '[a line of a driver]'; i=$((i+1)); done";
     let found = understood(&format!(
         "{long}; echo 1; echo '{ANSWER}'; printf 'end {{}}'"
