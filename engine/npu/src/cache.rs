@@ -9,6 +9,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::driver::Fnv;
 
@@ -74,9 +75,18 @@ impl Cache {
         // The name of another provider may begin alike.
         let len = self.path(&[]).file_name().map_or(0, |name| name.len());
         for entry in fs::read_dir(&self.folder)? {
-            let (entry, is_its) = (entry?, |name: &str| {
-                name.starts_with(&all) && !name.starts_with(&own) && name.len() == len
-            });
+            let entry = entry?;
+            // Of a process that ended while it wrote.
+            let age = entry
+                .metadata()?
+                .modified()
+                .ok()
+                .and_then(|time| time.elapsed().ok());
+            let is_old = age.is_some_and(|age| age > Duration::from_secs(24 * 3600));
+            let is_its = |name: &str| {
+                let of_other = !name.starts_with(&own) && name.len() == len;
+                name.starts_with(&all) && (of_other || is_old && name.ends_with(".partial"))
+            };
             if entry.file_name().to_str().is_some_and(is_its) {
                 fs::remove_file(entry.path())?;
             }

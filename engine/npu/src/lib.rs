@@ -27,6 +27,7 @@ mod provider;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod trial;
 
 pub use driver::driver;
 pub use error::{Cause, Error};

@@ -22,6 +22,7 @@ use crate::groups::GroupSessions;
 use crate::library::{Library, library};
 use crate::provider::Provider;
 use crate::tiles::TimedTiles;
+use crate::trial::Trial;
 
 /// The library of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +39,11 @@ impl Listed {
     fn of(library: &Library) -> Result<Self, Error> {
         let mut providers = Vec::new();
         for provider in Provider::ALL {
-            if provider.is_available(library)? {
-                providers.push(provider);
+            match provider.is_available(library) {
+                Ok(true) => providers.push(provider),
+                Ok(false) => {}
+                // It does not keep others from being used.
+                Err(error) => tracing::warn!(%provider, %error, "not available"),
             }
         }
         Ok(Self {
@@ -85,6 +89,16 @@ struct Key {
 /// Timed runs of a graph, of which the fastest counts.
 const RUNS: usize = 3;
 
+/// Rows or tokens that a run could compute in the time that launching it takes, where times must not decide.
+const FIXED: f64 = 32.0;
+
+/// A graph that returned other sums than those of integers.
+fn wrong_sums(provider: Provider) -> Error {
+    Error::broken(format!(
+        "the provider {provider} computes wrong sums; --device none does without it"
+    ))
+}
+
 /// The model that multiplies a tile; `None` if there is none with such numbers.
 fn model(form: Form, tile: Tile, numbers: Numbers) -> Option<Vec<u8>> {
     match numbers {
@@ -97,14 +111,13 @@ fn model(form: Form, tile: Tile, numbers: Numbers) -> Option<Vec<u8>> {
 pub struct Npu {
     library: Library,
     provider: Provider,
-    listed: Listed,
     /// Where compiled graphs are.
     cache: Option<Cache>,
     /// What the graphs of a form compute with.
     numbers: HashMap<Form, Numbers>,
     sessions: HashMap<Key, Session>,
     /// Times of graphs, also of those that were given back.
-    times: HashMap<Form, TimedTiles>,
+    times: HashMap<(Form, Numbers), TimedTiles>,
     groups: GroupSessions,
     compiled: u64,
     runs: u64,
@@ -126,18 +139,16 @@ impl Npu {
     /// There is no library, or it does not have the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, Error> {
         let library = library()?;
-        let listed = Listed::of(&library)?;
-        if !listed.providers.contains(&provider) {
+        if !provider.is_available(&library)? {
             return Err(Error::broken(format!(
                 "the ONNX Runtime in {} has no provider {provider}: {}",
-                listed.path,
+                library.path.display(),
                 provider.advice()
             )));
         }
         Ok(Self {
             library,
             provider,
-            listed,
             cache: None,
             numbers: HashMap::new(),
             sessions: HashMap::new(),
@@ -163,9 +174,9 @@ impl Npu {
         Self { cache, ..self }
     }
 
-    /// The library.
-    pub fn listed(&self) -> &Listed {
-        &self.listed
+    /// Path of the library, and its build.
+    pub fn library(&self) -> (&Path, &str) {
+        (&self.library.path, &self.library.build)
     }
 
     /// Whether it takes graphs of integers, so that it knows sums by group; found out with a small one.
@@ -217,7 +228,10 @@ impl Npu {
                     self.numbers.insert(form, numbers);
                     return Ok(());
                 }
-                Err(e) => refused = refused.or(Some(e)),
+                Err(e) => {
+                    self.sessions.retain(|key, _| key.form != form);
+                    refused = refused.or(Some(e));
+                }
             }
         }
         Err(refused.unwrap_or_else(|| Error::broken("no graphs")))
@@ -243,9 +257,9 @@ impl Npu {
             );
             self.compiled += 1;
         }
-        if !self.times.contains_key(&form) {
+        if !self.times.contains_key(&(form, numbers)) {
             let timed = form.tiles(numbers).into_iter().map(|tile| {
-                let seconds = self.timed(Key {
+                let seconds = self.tried(Key {
                     form,
                     tile,
                     numbers,
@@ -254,30 +268,32 @@ impl Npu {
             });
             let timed = timed.collect::<Result<_, Error>>()?;
             tracing::debug!(?form, ?timed, "seconds of graphs");
-            self.times.insert(form, TimedTiles(timed));
+            self.times.insert((form, numbers), TimedTiles(timed));
         }
         Ok(())
     }
 
-    /// Seconds of a run of a graph: the fastest of some, of zeros.
-    fn timed(&mut self, key: Key) -> Result<f64, Error> {
+    /// Seconds of a run of a graph, the fastest of some, whose sums are those of integers. Of a provider that may compute with
+    /// floats of 16 bits a number that is always the same, so that no text depends on times.
+    fn tried(&mut self, key: Key) -> Result<f64, Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         self.placed = None;
-        let rows = vec![0; height * form.row_bytes];
-        let tokens = vec![0; width * form.groups * GROUP];
-        let outliers = [height, width].map(|count| vec![0; count * form.outliers()]);
-        let of = Operands {
-            rows: &rows,
-            tokens: &tokens,
-            outliers: outliers.each_ref().map(Vec::as_slice),
-        };
+        let trial = Trial::new(form, [height, width], height as u64);
+        let may_differ = key.numbers != Numbers::Integers && self.provider.halves();
         let mut best = f64::INFINITY;
         for _ in 0..RUNS {
-            let start = Instant::now();
-            self.tile(key, [0..height, 0..width], of, &mut |_| {})?;
+            let (start, mut wrong) = (Instant::now(), 0);
+            let compare = &mut |sums: Sums<'_>| wrong += trial.wrong(&sums);
+            self.tile(key, [0..height, 0..width], trial.operands(), compare)?;
             best = best.min(start.elapsed().as_secs_f64());
+            if wrong > 0 && !may_differ {
+                return Err(wrong_sums(self.provider));
+            }
         }
-        Ok(best)
+        Ok(match may_differ {
+            true => (height as f64 + FIXED) * (width as f64 + FIXED),
+            false => best,
+        })
     }
 
     /// Gives all graphs back.
@@ -347,7 +363,7 @@ impl Npu {
             .counts(form)
             .ok_or_else(|| Error::broken("rows and tokens of other lengths than the graphs'"))?;
         let numbers = self.numbers.get(&form).copied();
-        let times = self.times.get(&form).cloned();
+        let times = numbers.and_then(|of| self.times.get(&(form, of)).cloned());
         let (numbers, times) =
             (numbers.zip(times)).ok_or_else(|| Error::broken("such rows are not prepared"))?;
         self.placed = None;

@@ -14,7 +14,6 @@
 mod experts;
 
 use std::ops::Range;
-use std::path::Path;
 
 use emberflow_kernels::{ActivationsRef, Cpu, DType, Outliers, Row, dot_of_sums, outliers};
 use emberflow_npu as npu;
@@ -67,16 +66,15 @@ impl NpuDevice {
             what: e.to_string(),
         };
         let opened = npu::Npu::open(provider).map_err(failed)?;
-        let path = opened.listed().path.clone();
-        let driver = npu::driver(Path::new(&path));
+        let driver = npu::driver(opened.library().0);
         let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
         let opened = opened.with_cache(folder.as_deref(), &driver);
         let integers = opened.knows_integers();
-        let listed = opened.listed();
-        let file = Path::new(&listed.path).file_name().unwrap_or_default();
+        let (path, build) = opened.library();
+        let file = path.file_name().unwrap_or_default();
         let facts = Facts {
             name,
-            driver: format!("{}, {}, {}", file.display(), listed.build, driver),
+            driver: format!("{}, {build}, {driver}", file.display()),
             unified: true,
             memory: u64::MAX,
             longest: u64::MAX,

@@ -39,6 +39,12 @@ impl Division {
     pub(super) fn scans(&self, shape: &Shape) -> bool {
         shape.dense || !self.memory.gates_resident() && !self.needs.predicts
     }
+
+    /// Whether all neurons are in memory, so that nothing is read.
+    pub(crate) fn is_resident(&self) -> bool {
+        let whole = self.memory.hot_clusters + self.needs.device_clusters;
+        self.memory.slots + whole * self.needs.cluster >= self.needs.neurons
+    }
 }
 
 impl Planner {

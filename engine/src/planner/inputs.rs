@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Cpu, DType, Isa};
+use emberflow_kernels::{Cpu, DType, Isa, outliers};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::limits::Limits;
@@ -19,7 +19,7 @@ use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::cluster::{CLUSTER, LEAST_BUFFERS};
-use crate::device::{DenseShape, Devices, Facts, InUse, token_bytes};
+use crate::device::{DenseShape, Devices, Facts, InUse, MOST_EXPERTS, token_bytes};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
@@ -237,7 +237,12 @@ impl Opened<'_> {
         let d = self.ffn.format.d;
         let hidden = room.clusters * CLUSTER * room.rows;
         let token = token_bytes(self.ffn.format.dtype, d) + d.next_multiple_of(32);
-        (8 * hidden + room.chosen * room.rows * token) as u64
+        // Outliers of all rows of a group's experts.
+        let of_rows = match self.ffn.format.dtype {
+            DType::Q4c => MOST_EXPERTS * self.layout.most_neurons() * outliers(d),
+            _ => 0,
+        };
+        (8 * hidden + room.chosen * room.rows * token + of_rows) as u64
     }
 
     /// Clusters per stream buffer of devices that stream the longest chunk. In separate memory

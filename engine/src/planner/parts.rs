@@ -31,16 +31,13 @@ impl PassOfParts<'_> {
         if tier.at_once == 0 || self.rows < 2 * LEAST_STREAMED {
             return None;
         }
-        let (needs, memory) = (&self.division.needs, &self.division.memory);
-        let whole = memory.hot_clusters + needs.device_clusters;
-        let resident = memory.slots + whole * needs.cluster >= needs.neurons;
         match tier.order {
             PassOrder::Layers => None,
             PassOrder::Parts(rows) => Some(InParts {
                 rule: Some(Rule::Stalls),
                 ..self.in_parts_of(tier, rows.max(1))
             }),
-            PassOrder::Planned if !resident => None,
+            PassOrder::Planned if !self.division.is_resident() => None,
             PassOrder::Planned => {
                 let all = PARTS.map(|parts| self.in_parts_of(tier, self.rows.div_ceil(parts)));
                 let best = all.max_by(|a, b| a.gain.total_cmp(&b.gain));

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use ort::session::SessionInputValue;
 
-use super::{Npu, Operands, Sums, tensor};
+use super::{Npu, Operands, Sums, tensor, wrong_sums};
 use crate::error::Error;
-use crate::graph::{GROUP, OUTLIERS, PICKED, SUMS, TOKENS, WEIGHTS, Weights};
+use crate::graph::{GROUP, Numbers, OUTLIERS, PICKED, SUMS, TOKENS, WEIGHTS, Weights};
 use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, pieces, prefix};
+use crate::trial::Trial;
 
 /// Copies `items`, of `len` values each, to the front of a place for `count` of them, and fills the rest with zeros.
 fn fill<T: Copy + Default>(to: &mut [T], items: &[T]) {
@@ -28,14 +29,46 @@ impl Npu {
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
     pub fn prepare_groups(&mut self, of: GroupForm) -> Result<(), Error> {
+        if self.numbers.get(&of.form) != Some(&Numbers::Integers) {
+            return Err(Error::broken(
+                "groups of experts are computed in integers only",
+            ));
+        }
         for tile in of.tiles() {
-            if !self.groups.contains_key(&(of, tile)) {
-                let session = self.compiled_session(&of.model(tile))?;
-                self.groups.insert((of, tile), session);
-                self.compiled += 1;
+            if self.groups.contains_key(&(of, tile)) {
+                continue;
+            }
+            let session = self.compiled_session(&of.model(tile))?;
+            self.groups.insert((of, tile), session);
+            self.compiled += 1;
+            if let Err(e) = self.try_group(of, tile) {
+                self.groups.remove(&(of, tile));
+                return Err(e);
             }
         }
         Ok(())
+    }
+
+    /// Runs a graph of experts once, of which the last has a single token: its sums are those of integers.
+    fn try_group(&mut self, of: GroupForm, tile: GroupTile) -> Result<(), Error> {
+        let trials: Vec<Trial> = (0..tile.experts)
+            .map(|expert| {
+                let last = expert > 0 && expert + 1 == tile.experts;
+                let tokens = if last { 1 } else { of.capacity };
+                Trial::new(of.form, [of.rows, tokens], expert as u64)
+            })
+            .collect();
+        let operands: Vec<Operands<'_>> = trials.iter().map(Trial::operands).collect();
+        let mut wrong = 0;
+        for row in (0..of.rows).step_by(tile.height) {
+            self.group_tile(of, tile, row, &operands, |expert, sums| {
+                wrong += trials[expert].wrong(&sums);
+            })?;
+        }
+        match wrong {
+            0 => Ok(()),
+            _ => Err(wrong_sums(self.provider)),
+        }
     }
 
     /// Multiplies the rows of several experts with their own tokens, at most `capacity` of each: calls `then` with an
