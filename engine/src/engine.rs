@@ -589,17 +589,10 @@ pub(crate) fn part_room(
     weights: &Weights,
     rows: usize,
 ) -> PartRoom {
-    match runs_in_parts(division, rows) {
+    match division.runs_in_parts(rows) {
         true => PartRoom::new(c, rows, weights.prompt_on_device(rows)),
         false => PartRoom::default(),
     }
-}
-
-/// Whether passes of `rows` rows may run in parts: each reads what is not in memory, so nothing may be missing, unless such
-/// passes were asked for.
-pub(crate) fn runs_in_parts(division: &Division, rows: usize) -> bool {
-    let parts = division.widths.parts(rows);
-    parts.is_some_and(|parts| parts.rule.is_some() || division.is_resident())
 }
 
 /// Validates the rows of a pass against the limit `most`; returns their number.

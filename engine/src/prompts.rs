@@ -13,7 +13,7 @@ use emberflow_storage::trim_heap;
 use crate::ablation::Ablation;
 use crate::decoder::Decoder;
 use crate::embedding::{Embedding, hold_tables};
-use crate::engine::{Engine, part_room, runs_in_parts};
+use crate::engine::{Engine, part_room};
 use crate::error::Error;
 use crate::ffn::FfnRoom;
 use crate::lanes::{Failures, ProductRoom};
@@ -146,7 +146,7 @@ impl Engine {
 /// A failed read.
 fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     engine.end_prompt()?;
-    if !runs_in_parts(&division, engine.most_rows()) {
+    if !division.runs_in_parts(engine.most_rows()) {
         engine.decoder.part_room = PartRoom::default();
     }
     let hold = division.memory.tables;

@@ -22,6 +22,7 @@ mod groups;
 mod library;
 mod npu;
 mod onnx;
+mod operands;
 mod plugin;
 mod provider;
 #[cfg(test)]
@@ -33,7 +34,8 @@ pub use driver::driver;
 pub use error::{Cause, Error};
 pub use graph::{Form, Summed, Weights};
 pub use groups::{GROUP_SIZES, GroupForm, GroupRuns};
-pub use npu::{Listed, Npu, Operands, Sums, list};
+pub use npu::{Listed, Npu, list};
+pub use operands::{Operands, Sums};
 pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::graph::{Form, GROUP, Summed, Weights};
-use crate::npu::{Operands, Sums};
+use crate::operands::{Operands, Sums};
 
 /// Rows and tokens of pseudo-random numbers, the largest among them.
 pub(crate) struct Trial {

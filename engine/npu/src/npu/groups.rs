@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use ort::session::SessionInputValue;
 
-use super::{Npu, Operands, Sums, tensor, wrong_sums};
+use super::{Npu, tensor, wrong_sums};
 use crate::error::Error;
 use crate::graph::{GROUP, Numbers, OUTLIERS, PICKED, SUMS, TOKENS, WEIGHTS, Weights};
 use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, pieces, prefix};
+use crate::operands::{Operands, Sums};
 use crate::trial::Trial;
 
 /// Copies `items`, of `len` values each, to the front of a place for `count` of them, and fills the rest with zeros.
