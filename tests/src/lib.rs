@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use emberflow::pack::{self, PackOptions};
 use emberflow_engine::memory::Needs;
-use emberflow_engine::{Budget, Counters, Engine, Logits, Model, Options};
+use emberflow_engine::{Budget, Counters, Engine, Lab, Logits, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
@@ -124,6 +124,11 @@ pub fn roomy(context: usize) -> Options {
         threads: 2,
         context,
         kv: DType::F32,
+        // What somebody measured on this machine decides on no test.
+        lab: Lab {
+            profiles: false,
+            ..Lab::default()
+        },
         ..Options::default()
     }
 }

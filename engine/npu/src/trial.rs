@@ -119,3 +119,49 @@ impl Trial {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_that_is_off_by_one_is_seen_in_each_row_and_token() {
+        let form = Form {
+            weights: Weights::Nibbles(8),
+            summed: Summed::ByRow(3),
+            groups: 2,
+            row_bytes: 37,
+        };
+        const ROWS: usize = 7;
+        const TOKENS: usize = 3;
+        let trial = Trial::new(form, [ROWS, TOKENS], 1);
+        let sums = |s: usize| {
+            let of_row = move |row| (0..TOKENS).map(move |token| (row, token));
+            let pairs = (0..ROWS).flat_map(of_row);
+            pairs.map(move |(row, token)| (row, token, s))
+        };
+        let all = sums(0).chain(sums(1));
+        let right: Vec<i32> = all
+            .map(|(row, token, s)| trial.expected(row, token, s))
+            .collect();
+        let wrong = |sums: &[i32]| {
+            trial.wrong(&Sums {
+                rows: 0..ROWS,
+                tokens: 0..TOKENS,
+                sums,
+                group: ROWS * TOKENS,
+                width: TOKENS,
+            })
+        };
+        assert_eq!(wrong(&right), 0);
+        let off = |is: &dyn Fn(usize, usize) -> bool| {
+            let mut sums = right.clone();
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum += i32::from(is(i / TOKENS % ROWS, i % TOKENS));
+            }
+            wrong(&sums)
+        };
+        assert!((0..ROWS).all(|row| off(&|r, _| r == row) > 0));
+        assert!((0..TOKENS).all(|token| off(&|_, t| t == token) > 0));
+    }
+}

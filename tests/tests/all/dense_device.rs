@@ -55,6 +55,7 @@ fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
             let options = Options {
                 lab: Lab {
                     chunk: 40,
+                    profiles: false,
                     ..Lab::default()
                 },
                 ..some(share)
@@ -80,6 +81,7 @@ fn batches_on_a_device_are_what_each_text_is_alone() {
         batch: 3,
         lab: Lab {
             chunk: 32,
+            profiles: false,
             ..Lab::default()
         },
         ..some(0.7)
@@ -115,6 +117,7 @@ fn a_devices_part_follows_the_rows_of_a_pass() {
         batch: 8,
         lab: Lab {
             chunk: 32,
+            profiles: false,
             ..Lab::default()
         },
         ..some(share)
@@ -270,6 +273,7 @@ fn a_trace_shows_all_lanes_at_once() {
         let options = Options {
             lab: Lab {
                 trace: 4096,
+                profiles: false,
                 ..Lab::default()
             },
             ..some(0.4)
@@ -356,6 +360,7 @@ fn a_device_lost_in_the_middle_ends_on_the_cpu_with_the_same_text() {
             let options = Options {
                 lab: Lab {
                     chunk: 24,
+                    profiles: false,
                     ..Lab::default()
                 },
                 ..some(0.5)
@@ -483,6 +488,7 @@ fn what_a_device_cannot_do_is_refused() {
     let mapped = Options {
         lab: Lab {
             ablation: Ablation::Mmap,
+            profiles: false,
             ..Lab::default()
         },
         ..cpu()

@@ -31,6 +31,7 @@ fn some(share: f64) -> Options {
         context: 256,
         lab: Lab {
             chunk: CHUNK,
+            profiles: false,
             ..Lab::default()
         },
         ..Options::default()
@@ -239,6 +240,7 @@ fn totals_in_pieces_change_no_bit() {
         threads: 1,
         lab: Lab {
             chunk: 480,
+            profiles: false,
             ..Lab::default()
         },
         ..some(1.0)

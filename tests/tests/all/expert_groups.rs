@@ -25,6 +25,7 @@ fn some(share: f64, chunk: usize, grouping: Grouping) -> Options {
         lab: Lab {
             chunk,
             grouping,
+            profiles: false,
             ..Lab::default()
         },
         ..Options::default()

@@ -30,6 +30,7 @@ fn some(share: f64, order: PassOrder) -> Options {
         lab: Lab {
             chunk: CHUNK,
             order,
+            profiles: false,
             ..Lab::default()
         },
         ..Options::default()

@@ -21,6 +21,7 @@ fn options() -> Options {
         budget: Budget::FfnShare(0.3),
         lab: Lab {
             io: IoChoice::Sim(SimOptions::new(Profile::Emmc, 7)),
+            profiles: false,
             ..Lab::default()
         },
         ..Options::default()

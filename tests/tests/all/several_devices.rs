@@ -24,6 +24,7 @@ fn some(share: f64, chunk: usize) -> Options {
         context: 256,
         lab: Lab {
             chunk,
+            profiles: false,
             ..Lab::default()
         },
         ..Options::default()
