@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Memory of ONNX Runtime's graphs for a model's FFN: shared by all layers, or one for each layer.
 
-    benches/shared_graphs.py [--layers N] [--d N] [--neurons N] [--widths N,N,..]
+    benches/shared_graphs.py [--layers N] [--d N] [--neurons N] [--widths N,N,..] [--provider NAME]
 
 Gate and Up in bytes, as the engine's NPU devices multiply them. Each row is measured in a process of its own:
 
     shared   a graph for each width of tokens; 128 rows of weights are an input, whosever layer they are
     own      a graph for each width and matrix of each layer, with its weights inside (initialisers)
 
-Prints graphs, bytes of weights, and growth of resident memory after each graph has run once: in all, and without one copy
-of the weights. Default is the bundled model. Needs the Python packages onnxruntime, onnx and numpy.
+Prints graphs, bytes of weights, growth of resident memory after each graph has run once: in all, and without one copy
+of the weights; and for each width the milliseconds of all rows of a matrix, the fastest of ten runs through all matrices.
+Default is the bundled model. Needs the Python packages onnx, numpy, and onnxruntime or onnxruntime-openvino (for the
+provider OpenVINOExecutionProvider).
 """
 
 import argparse
@@ -36,7 +38,7 @@ def resident():
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def session(rows, d, width, weights=None):
+def session(provider, rows, d, width, weights=None):
     """A static graph of exact sums; weights are an input, unless they are given."""
     value = helper.make_tensor_value_info
     inputs = [value("x", TensorProto.INT8, [d, width])]
@@ -52,7 +54,7 @@ def session(rows, d, width, weights=None):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider])
 
 
 def one(way, args):
@@ -61,11 +63,11 @@ def one(way, args):
     matrices = 2 * args.layers
     whole = lambda: random.integers(-127, 128, (args.neurons, args.d), numpy.int8)
     # The library's own memory is not that of graphs.
-    session(ROWS, args.d, 1).run(None, {"w": numpy.zeros((ROWS, args.d), numpy.int8), "x": numpy.zeros((args.d, 1), numpy.int8)})
+    session(args.provider, ROWS, args.d, 1).run(None, {"w": numpy.zeros((ROWS, args.d), numpy.int8), "x": numpy.zeros((args.d, 1), numpy.int8)})
     before, took, graphs, held = resident(), 0.0, [], []
     for width in args.widths if way == "shared" else []:
         start = time.monotonic()
-        graphs.append((session(ROWS, args.d, width), width))
+        graphs.append((session(args.provider, ROWS, args.d, width), width))
         took += time.monotonic() - start
     for _ in range(matrices):
         weights = whole()
@@ -74,14 +76,31 @@ def one(way, args):
             continue
         for width in args.widths:
             start = time.monotonic()
-            graphs.append((session(args.neurons, args.d, width, weights), width))
+            graphs.append((session(args.provider, args.neurons, args.d, width, weights), width))
             took += time.monotonic() - start
     for graph, width in graphs:
         x = {"x": numpy.ones((args.d, width), numpy.int8)}
         if way == "shared":
             x["w"] = held[-1][:ROWS]
         graph.run(None, x)
-    print(len(graphs), took, resident() - before)
+    print(len(graphs), took, resident() - before, *milliseconds(graphs, held, args))
+
+
+def milliseconds(graphs, held, args):
+    """For each width, of all rows of a matrix."""
+    for width in args.widths:
+        x, best = {"x": numpy.ones((args.d, width), numpy.int8)}, float("inf")
+        its = [graph for graph, of in graphs if of == width]
+        for _ in range(10):
+            start = time.monotonic()
+            for graph in its if not held else []:
+                graph.run(None, x)
+            for weights in held:
+                for row in range(0, args.neurons - ROWS + 1, ROWS):
+                    its[0].run(None, x | {"w": weights[row : row + ROWS]})
+            best = min(best, time.monotonic() - start)
+        whole = args.neurons if not held else args.neurons // ROWS * ROWS
+        yield 1e3 * best / (2 * args.layers) * args.neurons / whole
 
 
 def main():
@@ -90,20 +109,22 @@ def main():
     parser.add_argument("--d", type=int, default=320)
     parser.add_argument("--neurons", type=int, default=960)
     parser.add_argument("--widths", type=lambda of: [int(n) for n in of.split(",")], default=[1, 32, 128, 256])
+    parser.add_argument("--provider", default="CPUExecutionProvider")
     parser.add_argument("--way", choices=["shared", "own"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         return one(args.way, args)
     weights = 2 * args.layers * args.neurons * args.d / CHUNK
     print(f"onnxruntime {onnxruntime.__version__}, {weights:.1f} MiB of weights")
-    print("way      graphs   made in s   grew by MiB   without the weights")
+    widths = "".join(f"{width:9}" for width in args.widths)
+    print("way      graphs   made in s   grew by MiB   without the weights   ms:" + widths)
     for way in ["shared", "own"]:
         done = subprocess.run([sys.executable, *sys.argv, "--way", way], capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
-        count, took, grew = done.stdout.split()
+        count, took, grew, *times = done.stdout.split()
         grew = int(grew) / CHUNK
-        print(f"{way:8} {count:>6} {float(took):11.2f} {grew:13.1f} {grew - weights:21.1f}")
+        print(f"{way:8} {count:>6} {float(took):11.2f} {grew:13.1f} {grew - weights:21.1f}      {''.join(f'{float(ms):9.3f}' for ms in times)}")
 
 
 if __name__ == "__main__":

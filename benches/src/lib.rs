@@ -48,6 +48,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
         CheckNpu { provider } => emberflow::npu::command(provider),
+        CheckOpencl => emberflow::opencl::command(),
         Program(command) => emberflow::dispatch(*command),
     }
 }

@@ -117,6 +117,9 @@ gave different logits; 130 interrupted by Ctrl-C."
         /// The provider.
         provider: Provider,
     },
+    /// Internal: open all OpenCL devices.
+    #[command(hide = true)]
+    CheckOpencl,
 }
 
 /// `plan`

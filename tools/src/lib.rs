@@ -29,10 +29,12 @@ pub mod man;
 pub mod measure;
 pub mod model;
 pub mod npu;
+pub mod opencl;
 pub mod pack;
 pub mod packed;
 pub mod perplexity;
 pub mod plan;
+pub mod probe;
 pub mod profile;
 pub mod program;
 pub mod progress;
@@ -75,5 +77,6 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Point(args) => run::run(&args.into_run()),
         cli::Command::MeasureMachine => machine::command(),
         cli::Command::CheckNpu { provider } => npu::command(provider),
+        cli::Command::CheckOpencl => opencl::command(),
     }
 }

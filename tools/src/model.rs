@@ -11,7 +11,7 @@ use emberflow_storage::container::Container;
 
 use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
-use crate::{Failure, budget, npu};
+use crate::{Failure, budget, probe};
 
 /// Opens the container that `arg` names, or a bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -165,7 +165,7 @@ pub fn open_routed(
 pub fn open_devices(arg: &DeviceArg) -> Result<Vec<Device>, Failure> {
     let mut devices = Vec::new();
     for &choice in &arg.choices.0 {
-        let device = npu::open(choice).map_err(emberflow_engine::Error::from)?;
+        let device = probe::open(choice).map_err(emberflow_engine::Error::from)?;
         devices.extend(device.map(|device| device.with_verdicts(choice.verdicts())));
     }
     Ok(devices)

@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use emberflow_engine::device::check::check;
 use emberflow_engine::device::{
-    Backend, DenseShape, Device, DeviceChoice, DeviceError, NpuDevice, Provider, TokenScales,
-    list_npu,
+    Backend, DenseShape, DeviceError, NpuDevice, Provider, TokenScales, list_npu,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::child::{ChildBounds, ask, this_program};
+use crate::child::this_program;
+use crate::probe::{Answer, Unusable, answer_of};
 use crate::{Failure, print_json};
 
 /// Name of the hidden command.
@@ -27,9 +27,6 @@ const COMMAND: &str = "check-npu";
 
 /// Maximum duration of a child process.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// Number of bytes of a child's output that are stored.
-const BYTES: usize = 64 << 10;
 
 /// Formats of weights that have graphs of their own.
 const FORMATS: [DType; 5] = [DType::Q8, DType::Q8c, DType::Q4, DType::Q4c, DType::Q4k];
@@ -60,56 +57,6 @@ pub struct Found {
     pub same_bits: bool,
 }
 
-/// Cause of an NPU failure: the engine's causes, by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Cause {
-    /// No library was found.
-    Missing,
-    /// This program is statically linked and cannot load libraries.
-    Static,
-    /// A library, a provider or a driver is unusable, or fails.
-    Broken,
-}
-
-/// An NPU that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unusable {
-    /// Cause.
-    pub cause: Cause,
-    /// What failed, with a remedy.
-    pub what: String,
-}
-
-impl Unusable {
-    fn broken(what: impl Into<String>) -> Self {
-        let (cause, what) = (Cause::Broken, what.into());
-        Self { cause, what }
-    }
-}
-
-/// The line of JSON printed by a child process.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Answer {
-    Found(Found),
-    Unusable(Unusable),
-}
-
-/// Opens a device; an NPU first in a child process.
-///
-/// # Errors
-/// No such device, or an error of the driver.
-pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
-    if let DeviceChoice::Npu(provider) = choice {
-        probe(provider).map_err(|Unusable { what, .. }| DeviceError {
-            device: format!("npu:{provider}"),
-            what,
-        })?;
-    }
-    choice.open()
-}
-
 /// Opens an NPU in a child process and compares it with the CPU.
 ///
 /// # Errors
@@ -123,51 +70,7 @@ pub fn probe(provider: Provider) -> Result<Found, Unusable> {
 /// # Errors
 /// As [`probe`].
 pub fn probe_by(program: Command, provider: Provider, limit: Duration) -> Result<Found, Unusable> {
-    let bounds = ChildBounds {
-        bytes: BYTES,
-        time: limit,
-    };
-    let ended = ask(program, &[COMMAND, provider.name()], Vec::new(), bounds);
-    let ended = ended.map_err(|e| Unusable::broken(format!("cannot start a process: {e}")))?;
-    let [output, errors] =
-        [&ended.output, &ended.errors].map(|bytes| String::from_utf8_lossy(bytes));
-    match ended.status {
-        None => Err(Unusable::broken(format!(
-            "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
-            limit.as_secs()
-        ))),
-        Some(status) if status.success() => match answer(&output) {
-            Some(Answer::Found(found)) => Ok(found),
-            Some(Answer::Unusable(unusable)) => Err(unusable),
-            None => Err(Unusable::broken("ended without an answer")),
-        },
-        Some(status) if status.code().is_some() => Err(Unusable::broken(error(&errors))),
-        Some(status) => Err(Unusable::broken(format!(
-            "its library or driver crashed ({status}): update it, or use --device none"
-        ))),
-    }
-}
-
-/// The last line with a result: libraries and drivers also print lines, some only at the end.
-fn answer(output: &str) -> Option<Answer> {
-    let mut lines = output.lines().rev();
-    lines.find_map(|line| serde_json::from_str(line).ok())
-}
-
-/// The message of a panic, or else the last line.
-fn error(text: &str) -> String {
-    let panic = text
-        .lines()
-        .skip_while(|line| !line.contains(" panicked at "));
-    let message = panic
-        .skip(1)
-        .take_while(|line| !line.starts_with("note: ") && !line.starts_with("stack backtrace:"));
-    let message: Vec<&str> = message.collect();
-    if !message.is_empty() {
-        return message.join(" ");
-    }
-    let last = text.lines().last().unwrap_or("no error message");
-    last.trim_start_matches("emberflow: ").to_owned()
+    answer_of(program, &[COMMAND, provider.name()], limit)
 }
 
 /// The hidden command: opens an NPU, compares it with the CPU, and prints the result on a separate line.
@@ -184,7 +87,7 @@ pub fn command(provider: Provider) -> Result<(), Failure> {
                 formats: formats.iter().map(DType::to_string).collect(),
                 same_bits,
             })),
-            Err(e) => json!(Answer::Unusable(Unusable::broken(e.what))),
+            Err(e) => json!(Answer::<Found>::Unusable(Unusable::broken(e.what))),
         },
         Err(e) => json!({"unusable": {"cause": e.cause.name(), "what": e.what}}),
     };

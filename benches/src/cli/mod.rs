@@ -102,6 +102,9 @@ Example:
         /// The provider.
         provider: emberflow_engine::device::Provider,
     },
+    /// Open all OpenCL devices; used by this program itself.
+    #[command(hide = true)]
+    CheckOpencl,
     /// Any command of the program emberflow; used by tests.
     #[command(subcommand, hide = true)]
     Program(Box<emberflow::cli::Command>),

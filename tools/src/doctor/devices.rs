@@ -10,6 +10,7 @@ use emberflow_models::config::{Activation, FfnKind};
 use serde_json::{Value, json};
 
 use super::check::Check;
+use crate::opencl::probe;
 use crate::size;
 use crate::tell::tell;
 
@@ -171,6 +172,10 @@ pub(super) fn devices(again: bool) -> Check {
     {
         let path = verdicts.path().display();
         return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
+    }
+    if let Err(e) = probe() {
+        let check = Check::ok(NAME, format!("OpenCL: {}", e.what)).with("devices", json!([]));
+        return check.advise("update the OpenCL driver, or use --device none");
     }
     let found = list();
     if found.is_empty() {

@@ -1,9 +1,12 @@
 //! `--device` and its section in `doctor`, as a user runs them.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::common::{call, emberflow, json};
-use crate::npu::has_onnxruntime;
+use crate::npu::{has_onnxruntime, is_needed, library};
+use emberflow::opencl;
+use emberflow::probe::Cause;
 use emberflow_engine::device::Provider;
 use serde_json::Value;
 
@@ -83,6 +86,68 @@ fn devices_that_are_not_there_are_refused() {
         .args(["run", "-p", "x", "-n", "1", "--device", "auto"])
         .output();
     assert!(output.unwrap().status.success());
+}
+
+/// An OpenCL driver that ends its process, or never answers, is an error of the commands that load it.
+#[test]
+fn opencl_drivers_that_fail_are_errors_within_seconds() {
+    if !has_opencl() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, code, told) in [
+        (
+            "aborts",
+            "#include <stdlib.h>\n__attribute__((constructor)) void made(void) { abort(); }",
+            "crashed",
+        ),
+        (
+            "hangs",
+            "#include <unistd.h>\n__attribute__((constructor)) void made(void) { sleep(600); }",
+            "did not answer",
+        ),
+    ] {
+        let Some(driver) = library(dir.path(), name, code) else {
+            assert!(!is_needed(), "no C compiler `cc`");
+            return;
+        };
+        let vendors = dir.path().join(format!("{name}.vendors"));
+        std::fs::create_dir(&vendors).unwrap();
+        std::fs::write(vendors.join("driver.icd"), driver.display().to_string()).unwrap();
+        let with_driver = |args: &[&str]| {
+            let mut program = emberflow();
+            program.args(args).env("OCL_ICD_VENDORS", &vendors);
+            program
+        };
+        let failed = opencl::probe_by(with_driver(&[]), Duration::from_secs(3)).unwrap_err();
+        assert!(
+            failed.cause == Cause::Broken && failed.what.contains(told),
+            "{failed:?}"
+        );
+        if name == "hangs" {
+            continue;
+        }
+        let run = ["run", "-p", "A", "-n", "1", "--device"];
+        let refused = with_driver(&[&run[..], &["opencl"]].concat())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            refused.status.code() == Some(1) && said.contains(told),
+            "{said}"
+        );
+        let without = with_driver(&[&run[..], &["auto"]].concat())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&without.stderr).into_owned();
+        assert!(without.status.success() && said.contains(told), "{said}");
+        let doctor = with_driver(&["doctor"]).output().unwrap();
+        let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        assert!(
+            doctor.status.code().is_some() && said.contains(told),
+            "{said}"
+        );
+    }
 }
 
 #[test]

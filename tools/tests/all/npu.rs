@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use emberflow::npu::{Cause, Found, Unusable, probe_by};
+use emberflow::npu::{Found, probe_by};
+use emberflow::probe::{Cause, Unusable};
 use emberflow_engine::device::Provider;
 
 use crate::common::{cache, emberflow, json, save_verdicts};
@@ -14,7 +15,7 @@ use crate::common::{cache, emberflow, json, save_verdicts};
 const VARIABLE: &str = "EMBERFLOW_ONNXRUNTIME";
 
 /// Whether tests that need ONNX Runtime or a C compiler are required.
-fn is_needed() -> bool {
+pub fn is_needed() -> bool {
     std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some()
 }
 
@@ -27,7 +28,7 @@ pub fn has_onnxruntime() -> bool {
 }
 
 /// A library of these functions in C; `None` without a compiler.
-fn library(dir: &Path, name: &str, code: &str) -> Option<PathBuf> {
+pub fn library(dir: &Path, name: &str, code: &str) -> Option<PathBuf> {
     let [source, library] = ["c", "so"].map(|end| dir.join(format!("{name}.{end}")));
     std::fs::write(&source, code).unwrap();
     let mut compiler = Command::new("cc");

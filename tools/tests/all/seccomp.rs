@@ -101,6 +101,11 @@ fn a_system_without_threads_is_an_error_and_no_crash() {
             &["run", "-p", "A", "--device", "npu:cpu"],
             "cannot start a process",
         ),
+        (
+            &["run", "-p", "A", "--device", "opencl"],
+            "cannot start a process",
+        ),
+        (&["doctor"], "OpenCL: cannot start a process"),
         (&["bench", "io"], "os error 11"),
         (&["serve", "--port", "0"], "os error 11"),
     ] {

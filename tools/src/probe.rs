@@ -1,0 +1,140 @@
+//! Libraries and drivers of devices are first loaded in a child process, this program again: if one crashes or hangs, the child
+//! ends, and this process reports an error.
+
+use std::process::Command;
+use std::time::Duration;
+
+use emberflow_engine::device::{Device, DeviceChoice, DeviceError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::child::{ChildBounds, ask};
+use crate::tell::tell;
+use crate::{npu, opencl};
+
+/// Number of bytes of a child's output that are stored.
+const BYTES: usize = 64 << 10;
+
+/// Cause of a device's failure: the engine's causes, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// No library was found.
+    Missing,
+    /// This program is statically linked and cannot load libraries.
+    Static,
+    /// A library, a provider or a driver is unusable, or fails.
+    Broken,
+}
+
+/// A device that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unusable {
+    /// Cause.
+    pub cause: Cause,
+    /// What failed, with a remedy.
+    pub what: String,
+}
+
+impl Unusable {
+    /// Of a library or driver that fails.
+    pub(crate) fn broken(what: impl Into<String>) -> Self {
+        let (cause, what) = (Cause::Broken, what.into());
+        Self { cause, what }
+    }
+
+    /// The failure of a device.
+    fn of(self, device: impl Into<String>) -> DeviceError {
+        DeviceError {
+            device: device.into(),
+            what: self.what,
+        }
+    }
+}
+
+/// The line of JSON printed by a child process.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Answer<T> {
+    Found(T),
+    Unusable(Unusable),
+}
+
+/// Opens a device; its driver is loaded in a child process first.
+///
+/// # Errors
+/// No such device, or an error of the driver.
+pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
+    match choice {
+        DeviceChoice::None | DeviceChoice::Cpu => {}
+        DeviceChoice::Npu(provider) => {
+            npu::probe(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
+        }
+        DeviceChoice::OpenCl(_) | DeviceChoice::OpenClApart(_) => {
+            opencl::probe().map_err(|e| e.of("opencl"))?;
+        }
+        DeviceChoice::Auto => {
+            if let Err(Unusable { what, .. }) = opencl::probe() {
+                tell(format_args!("emberflow: no OpenCL device: {what}"));
+                return Ok(None);
+            }
+        }
+    }
+    choice.open()
+}
+
+/// The answer of a child process, within a time limit.
+///
+/// # Errors
+/// Its own, or it crashed or hung.
+pub(crate) fn answer_of<T: DeserializeOwned>(
+    program: Command,
+    args: &[&str],
+    limit: Duration,
+) -> Result<T, Unusable> {
+    let bounds = ChildBounds {
+        bytes: BYTES,
+        time: limit,
+    };
+    let ended = ask(program, args, Vec::new(), bounds);
+    let ended = ended.map_err(|e| Unusable::broken(format!("cannot start a process: {e}")))?;
+    let [output, errors] =
+        [&ended.output, &ended.errors].map(|bytes| String::from_utf8_lossy(bytes));
+    match ended.status {
+        None => Err(Unusable::broken(format!(
+            "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
+            limit.as_secs()
+        ))),
+        Some(status) if status.success() => match answer(&output) {
+            Some(Answer::Found(found)) => Ok(found),
+            Some(Answer::Unusable(unusable)) => Err(unusable),
+            None => Err(Unusable::broken("ended without an answer")),
+        },
+        Some(status) if status.code().is_some() => Err(Unusable::broken(error(&errors))),
+        Some(status) => Err(Unusable::broken(format!(
+            "its library or driver crashed ({status}): update it, or use --device none"
+        ))),
+    }
+}
+
+/// The last line with a result: libraries and drivers also print lines, some only at the end.
+fn answer<T: DeserializeOwned>(output: &str) -> Option<Answer<T>> {
+    let mut lines = output.lines().rev();
+    lines.find_map(|line| serde_json::from_str(line).ok())
+}
+
+/// The message of a panic, or else the last line.
+fn error(text: &str) -> String {
+    let panic = text
+        .lines()
+        .skip_while(|line| !line.contains(" panicked at "));
+    let message = panic
+        .skip(1)
+        .take_while(|line| !line.starts_with("note: ") && !line.starts_with("stack backtrace:"));
+    let message: Vec<&str> = message.collect();
+    if !message.is_empty() {
+        return message.join(" ");
+    }
+    let last = text.lines().last().unwrap_or("no error message");
+    last.trim_start_matches("emberflow: ").to_owned()
+}
