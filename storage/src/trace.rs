@@ -95,6 +95,9 @@ static UNNAMED: Kind = Kind {
     keys: ["", ""],
 };
 
+/// The lane of a thread that is in none.
+const NO_LANE: usize = usize::MAX;
+
 thread_local! {
     /// Lane of this thread, while it is in a section.
     static LANE: Cell<usize> = const { Cell::new(0) };
@@ -195,8 +198,11 @@ impl Trace {
     }
 
     /// Runs a compute thread's part of a section, and records it under the kind last set by
-    /// [`Tracer::section`].
+    /// [`Tracer::section`]. Of a thread in [no lane](Tracer::leave_lane) nothing is recorded.
     pub fn around(&self, thread: usize, part: &dyn Fn()) {
+        if LANE.get() == NO_LANE {
+            return part();
+        }
         LANE.set(thread);
         let start = self.now();
         part();
@@ -297,7 +303,7 @@ impl Tracer {
     /// Spans that the calling thread opens from now on are in no lane: it is neither a compute thread nor any other that
     /// has one.
     pub fn leave_lane() {
-        LANE.set(usize::MAX);
+        LANE.set(NO_LANE);
     }
 
     /// Sets the section that the compute threads run from now on.

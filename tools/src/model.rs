@@ -10,7 +10,7 @@ use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
 use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
-use crate::progress::Loading;
+use crate::progress::{self, Loading};
 use crate::{Failure, budget, probe};
 
 /// Opens the container that `arg` names, or a bundled one.
@@ -69,13 +69,25 @@ pub fn open_engine(
 fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engine, Failure> {
     let mut bar = None;
     let budget = options.budget;
+    // Before a plan is made, NPUs compile graphs.
+    let npus = options.devices.iter().map(|device| &*device.facts().name);
+    let npus: Vec<&str> = npus.filter(|name| name.starts_with("npu")).collect();
+    let compiling = (!quiet && !npus.is_empty())
+        .then(|| progress::waiting(&format!("compiling graphs for {}", npus.join(", "))));
     let planned = |plan: &MemoryPlan| {
+        if let Some(compiling) = &compiling {
+            compiling.finish_and_clear();
+        }
         budget::check_free_memory(budget, plan, force)?;
         bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
         Ok::<(), Failure>(())
     };
     let engine = Engine::open_watched(model, options, planned);
     drop(bar);
+    // It may not have come to a plan.
+    if let Some(compiling) = compiling {
+        compiling.finish_and_clear();
+    }
     engine
 }
 

@@ -21,6 +21,15 @@ pub fn steps(what: &str, total: u64) -> ProgressBar {
     styled(total, what, "{msg} [{bar:30}] {pos}/{len} eta {eta}")
 }
 
+/// A line that says what is done and for how long, where its end is not known; hidden if standard error is not a terminal.
+pub fn waiting(what: &str) -> ProgressBar {
+    let bar = styled(0, what, "{msg} {elapsed}");
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
+    bar
+}
+
 fn styled(total: u64, what: &str, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template(template) {

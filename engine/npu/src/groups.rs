@@ -9,11 +9,13 @@
 //! Each expert has inputs of its own, so that its weights are read where they lie. A graph holds as many rows of each expert
 //! as the bytes of a run allow; there is none of a number of experts that saves no runs.
 
+use std::array;
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use ort::session::Session;
 
-use crate::graph::{Form, GROUP, Numbers, Tile};
+use crate::graph::{Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS};
 use crate::onnx::Graph;
 use crate::tiles::RUN_BYTES;
 
@@ -99,9 +101,32 @@ impl GroupForm {
 }
 
 /// Begins the names of an expert's values.
-pub(crate) fn prefix(expert: usize) -> String {
+fn prefix(expert: usize) -> String {
     format!("{expert}.")
 }
+
+/// Names of an expert's inputs and output in a graph.
+pub(crate) struct ExpertNames {
+    pub weights: String,
+    pub tokens: String,
+    pub outliers: String,
+    pub picked: String,
+    pub sums: String,
+}
+
+/// Those of each expert of a graph, made once.
+pub(crate) static NAMES: LazyLock<[ExpertNames; GROUP_SIZES[0]]> = LazyLock::new(|| {
+    array::from_fn(|expert| {
+        let name = |of: &str| prefix(expert) + of;
+        ExpertNames {
+            weights: name(WEIGHTS),
+            tokens: name(TOKENS),
+            outliers: name(OUTLIERS),
+            picked: name(PICKED),
+            sums: name(SUMS),
+        }
+    })
+});
 
 /// Divides `count` experts among graphs of so many each, the largest first: a graph that at least three quarters of its
 /// experts fill, else smaller ones. Calls `then` with the first expert and the graph.

@@ -6,8 +6,8 @@ use ort::session::SessionInputValue;
 
 use super::{Npu, tensor, wrong_sums};
 use crate::error::Error;
-use crate::graph::{GROUP, Numbers, OUTLIERS, PICKED, SUMS, TOKENS, WEIGHTS, Weights};
-use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, pieces, prefix};
+use crate::graph::{GROUP, Numbers, Weights};
+use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, NAMES, pieces};
 use crate::operands::{Operands, Sums};
 use crate::trial::Trial;
 
@@ -131,10 +131,12 @@ impl Npu {
         let session = self.groups.get_mut(&(of, tile));
         let session = session.ok_or_else(|| Error::broken("such experts are not prepared"))?;
         let lens = Lens::of(of, tile);
-        let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::new();
+        let of_each = 2 + 2 * usize::from(form.outliers() > 0);
+        let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> =
+            Vec::with_capacity(tile.experts * of_each);
         for place in 0..tile.experts {
             let its = &experts[if place < experts.len() { place } else { 0 }];
-            let name = |of: &str| Cow::from(format!("{}{of}", prefix(place)));
+            let names = &NAMES[place];
             let weights = match rows.len() == height {
                 true => &its.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
                 false => &self.rows[place * lens.rows..][..lens.rows],
@@ -145,25 +147,24 @@ impl Npu {
                 Weights::Nibbles(_) => tensor(shape, weights)?,
             };
             let x = &self.tokens[place * lens.tokens..][..lens.tokens];
-            inputs.push((name(WEIGHTS), weights.into()));
-            inputs.push((
-                name(TOKENS),
-                tensor([capacity, form.groups, GROUP], x)?.into(),
-            ));
+            let x = tensor([capacity, form.groups, GROUP], x)?;
+            inputs.push(((&names.weights).into(), weights.into()));
+            inputs.push(((&names.tokens).into(), x.into()));
             if let count @ 1.. = form.outliers() {
                 let [outliers, picked] = [0, 1].map(|i| {
                     let len = lens.outliers[i];
                     &self.outliers[i][place * len..][..len]
                 });
-                inputs.push((name(OUTLIERS), tensor([height, count], outliers)?.into()));
-                inputs.push((name(PICKED), tensor([capacity, count], picked)?.into()));
+                let outliers = tensor([height, count], outliers)?;
+                let picked = tensor([capacity, count], picked)?;
+                inputs.push(((&names.outliers).into(), outliers.into()));
+                inputs.push(((&names.picked).into(), picked.into()));
             }
         }
         self.runs += 1;
         let outputs = session.run(inputs).map_err(Error::of)?;
         for (place, expert) in experts.iter().enumerate() {
-            let name = format!("{}{SUMS}", prefix(place));
-            let sums = outputs.get(&name);
+            let sums = outputs.get(&NAMES[place].sums);
             let sums = sums.ok_or_else(|| Error::broken("no sums came out"))?;
             let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
             if sums.len() != form.sums() * height * capacity {
