@@ -136,7 +136,10 @@ impl Provider {
             }
             Self::OpenVino => ep::OpenVINO::default().with_device_type("NPU").build(),
             Self::OpenVinoCpu => ep::OpenVINO::default().with_device_type("CPU").build(),
-            Self::CoreMl => ep::CoreML::default().build(),
+            // In the older format all weights have to be constants.
+            Self::CoreMl => ep::CoreML::default()
+                .with_model_format(ep::coreml::ModelFormat::MLProgram)
+                .build(),
             Self::Qnn | Self::QnnCpu => {
                 let device = plugin::device(environment, self == Self::QnnCpu);
                 let builder = builder.with_devices(device, Some(&plugin::options()));
