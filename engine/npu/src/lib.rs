@@ -40,4 +40,4 @@ pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 
 /// Tells versions of the graphs from each other.
-pub const GRAPHS: u32 = 3;
+pub const GRAPHS: u32 = 4;

@@ -405,20 +405,30 @@ impl Npu {
         }
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
-        let weights = padded(of.rows, &rows, height, form.row_bytes, &mut self.rows);
-        let shape = [height, form.row_bytes];
-        let weights = match form.weights {
-            Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
-            Weights::Nibbles(_) => tensor(shape, weights)?,
-        };
         let (count, integers) = (form.outliers(), key.numbers == Numbers::Integers);
+        let weights = match form.weights {
+            Weights::Nibbles(less) if !integers => {
+                let len = form.row_bytes;
+                form.unpack(
+                    &of.rows[rows.start * len..rows.end * len],
+                    less,
+                    &mut self.rows,
+                );
+                self.rows.resize(height * form.float_row_bytes(), 0);
+                form.float_tensor(height, &self.rows)?
+            }
+            _ => {
+                let rows = padded(of.rows, &rows, height, form.row_bytes, &mut self.rows);
+                form.stored_tensor(height, rows)?
+            }
+        };
         let x = match integers {
             true => {
                 let len = form.groups * GROUP;
                 let x = padded(of.tokens, &tokens, width, len, &mut self.tokens);
                 tensor([width, form.groups, GROUP], x)?
             }
-            false => tensor([form.across(), width], &self.across[0])?,
+            false => tensor([form.float_row_bytes(), width], &self.across[0])?,
         };
         let mut inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
         if count > 0 {
@@ -457,6 +467,23 @@ impl Npu {
             width,
         });
         Ok(())
+    }
+}
+
+impl Form {
+    /// `height` rows as they are stored.
+    fn stored_tensor<'a>(&self, height: usize, rows: &'a [u8]) -> Result<ValueRef<'a>, Error> {
+        let shape = [height, self.row_bytes];
+        match self.weights {
+            Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(rows)),
+            Weights::Nibbles(_) => tensor(shape, rows),
+        }
+    }
+
+    /// `height` rows as graphs of floats read them.
+    fn float_tensor<'a>(&self, height: usize, rows: &'a [u8]) -> Result<ValueRef<'a>, Error> {
+        let shape = [height, self.float_row_bytes()];
+        tensor(shape, bytemuck::cast_slice::<u8, i8>(rows))
     }
 }
 

@@ -6,7 +6,7 @@ use ort::session::SessionInputValue;
 
 use super::{Npu, tensor, wrong_sums};
 use crate::error::Error;
-use crate::graph::{GROUP, Numbers, Weights};
+use crate::graph::{GROUP, Numbers};
 use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, NAMES, pieces};
 use crate::operands::{Operands, Sums};
 use crate::trial::Trial;
@@ -141,11 +141,7 @@ impl Npu {
                 true => &its.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
                 false => &self.rows[place * lens.rows..][..lens.rows],
             };
-            let shape = [height, form.row_bytes];
-            let weights = match form.weights {
-                Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(weights))?,
-                Weights::Nibbles(_) => tensor(shape, weights)?,
-            };
+            let weights = form.stored_tensor(height, weights)?;
             let x = &self.tokens[place * lens.tokens..][..lens.tokens];
             let x = tensor([capacity, form.groups, GROUP], x)?;
             inputs.push(((&names.weights).into(), weights.into()));
