@@ -47,8 +47,8 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Split(args) => bench::split::command(&args),
         Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
-        CheckNpu { provider } => emberflow::npu::command(provider),
-        CheckOpencl => emberflow::opencl::command(),
+        CheckNpu { provider } => emberflow::probe::npu::command(provider),
+        CheckOpencl => emberflow::probe::opencl::command(),
         Program(command) => emberflow::dispatch(*command),
     }
 }

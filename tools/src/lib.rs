@@ -28,8 +28,6 @@ pub mod machine;
 pub mod man;
 pub mod measure;
 pub mod model;
-pub mod npu;
-pub mod opencl;
 pub mod pack;
 pub mod packed;
 pub mod perplexity;
@@ -76,7 +74,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::CheckGrammar => serve::check_grammar(),
         cli::Command::Point(args) => run::run(&args.into_run()),
         cli::Command::MeasureMachine => machine::command(),
-        cli::Command::CheckNpu { provider } => npu::command(provider),
-        cli::Command::CheckOpencl => opencl::command(),
+        cli::Command::CheckNpu { provider } => probe::npu::command(provider),
+        cli::Command::CheckOpencl => probe::opencl::command(),
     }
 }

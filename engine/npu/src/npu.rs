@@ -406,22 +406,7 @@ impl Npu {
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let (count, integers) = (form.outliers(), key.numbers == Numbers::Integers);
-        let weights = match form.weights {
-            Weights::Nibbles(less) if !integers => {
-                let len = form.row_bytes;
-                form.unpack(
-                    &of.rows[rows.start * len..rows.end * len],
-                    less,
-                    &mut self.rows,
-                );
-                self.rows.resize(height * form.float_row_bytes(), 0);
-                form.float_tensor(height, &self.rows)?
-            }
-            _ => {
-                let rows = padded(of.rows, &rows, height, form.row_bytes, &mut self.rows);
-                form.stored_tensor(height, rows)?
-            }
-        };
+        let weights = form.rows_of_run(of.rows, &rows, key, &mut self.rows)?;
         let x = match integers {
             true => {
                 let len = form.groups * GROUP;
@@ -480,10 +465,24 @@ impl Form {
         }
     }
 
-    /// `height` rows as graphs of floats read them.
-    fn float_tensor<'a>(&self, height: usize, rows: &'a [u8]) -> Result<ValueRef<'a>, Error> {
-        let shape = [height, self.float_row_bytes()];
-        tensor(shape, bytemuck::cast_slice::<u8, i8>(rows))
+    /// Some rows as a graph reads them: where they are, or in `buffer`.
+    fn rows_of_run<'a>(
+        &self,
+        all: &'a [u8],
+        some: &Range<usize>,
+        key: Key,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<ValueRef<'a>, Error> {
+        let (height, len) = (key.tile.height, self.row_bytes);
+        match self.weights {
+            Weights::Nibbles(less) if key.numbers != Numbers::Integers => {
+                self.unpack(&all[some.start * len..some.end * len], less, buffer);
+                let len = self.float_row_bytes();
+                buffer.resize(height * len, 0);
+                tensor([height, len], bytemuck::cast_slice::<u8, i8>(buffer))
+            }
+            _ => self.stored_tensor(height, padded(all, some, height, len, buffer)),
+        }
     }
 }
 

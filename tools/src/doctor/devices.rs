@@ -10,7 +10,7 @@ use emberflow_models::config::{Activation, FfnKind};
 use serde_json::{Value, json};
 
 use super::check::Check;
-use crate::opencl::probe;
+use crate::probe::opencl::probe;
 use crate::size;
 use crate::tell::tell;
 

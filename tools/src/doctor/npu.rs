@@ -4,7 +4,7 @@ use emberflow_engine::device::Provider;
 use serde_json::{Value, json};
 
 use super::check::Check;
-use crate::npu::{Found, probe};
+use crate::probe::npu::{Found, probe};
 use crate::probe::{Cause, Unusable};
 
 /// Finds ONNX Runtime, and compares all its providers with the CPU, each in a separate process.

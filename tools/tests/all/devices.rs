@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use crate::common::{call, emberflow, json};
 use crate::npu::{has_onnxruntime, is_needed, library};
-use emberflow::opencl;
-use emberflow::probe::Cause;
+use emberflow::probe::{Cause, opencl};
 use emberflow_engine::device::Provider;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use emberflow::npu::{Found, probe_by};
+use emberflow::probe::npu::{Found, probe_by};
 use emberflow::probe::{Cause, Unusable};
 use emberflow_engine::device::Provider;
 

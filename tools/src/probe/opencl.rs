@@ -9,8 +9,8 @@ use emberflow_engine::device::{OpenCl, list};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::answer::{Answer, Unusable, answer_of};
 use crate::child::this_program;
-use crate::probe::{Answer, Unusable, answer_of};
 use crate::{Failure, print_json};
 
 /// Name of the hidden command.

@@ -1,16 +1,13 @@
-//! Libraries and drivers of devices are first loaded in a child process, this program again: if one crashes or hangs, the child
-//! ends, and this process reports an error.
+//! What a child process says of a device.
 
 use std::process::Command;
 use std::time::Duration;
 
-use emberflow_engine::device::{Device, DeviceChoice, DeviceError};
+use emberflow_engine::device::DeviceError;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::child::{ChildBounds, ask};
-use crate::tell::tell;
-use crate::{npu, opencl};
 
 /// Number of bytes of a child's output that are stored.
 const BYTES: usize = 64 << 10;
@@ -44,7 +41,7 @@ impl Unusable {
     }
 
     /// The failure of a device.
-    fn of(self, device: impl Into<String>) -> DeviceError {
+    pub(crate) fn of(self, device: impl Into<String>) -> DeviceError {
         DeviceError {
             device: device.into(),
             what: self.what,
@@ -58,29 +55,6 @@ impl Unusable {
 pub(crate) enum Answer<T> {
     Found(T),
     Unusable(Unusable),
-}
-
-/// Opens a device; its driver is loaded in a child process first.
-///
-/// # Errors
-/// No such device, or an error of the driver.
-pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
-    match choice {
-        DeviceChoice::None | DeviceChoice::Cpu => {}
-        DeviceChoice::Npu(provider) => {
-            npu::probe(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
-        }
-        DeviceChoice::OpenCl(_) | DeviceChoice::OpenClApart(_) => {
-            opencl::probe().map_err(|e| e.of("opencl"))?;
-        }
-        DeviceChoice::Auto => {
-            if let Err(Unusable { what, .. }) = opencl::probe() {
-                tell(format_args!("emberflow: no OpenCL device: {what}"));
-                return Ok(None);
-            }
-        }
-    }
-    choice.open()
 }
 
 /// The answer of a child process, within a time limit.

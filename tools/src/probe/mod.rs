@@ -1,0 +1,34 @@
+//! Libraries and drivers of devices are first loaded in a child process, this program again: if one crashes or hangs, the child
+//! ends, and this process reports an error.
+
+mod answer;
+pub mod npu;
+pub mod opencl;
+
+use emberflow_engine::device::{Device, DeviceChoice, DeviceError};
+
+pub use self::answer::{Cause, Unusable};
+use crate::tell::tell;
+
+/// Opens a device; its driver is loaded in a child process first.
+///
+/// # Errors
+/// No such device, or an error of the driver.
+pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
+    match choice {
+        DeviceChoice::None | DeviceChoice::Cpu => {}
+        DeviceChoice::Npu(provider) => {
+            npu::probe(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
+        }
+        DeviceChoice::OpenCl(_) | DeviceChoice::OpenClApart(_) => {
+            opencl::probe().map_err(|e| e.of("opencl"))?;
+        }
+        DeviceChoice::Auto => {
+            if let Err(Unusable { what, .. }) = opencl::probe() {
+                tell(format_args!("emberflow: no OpenCL device: {what}"));
+                return Ok(None);
+            }
+        }
+    }
+    choice.open()
+}
