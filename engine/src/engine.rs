@@ -34,9 +34,7 @@ use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
-use crate::store::Foreseen;
-use crate::store::LayerResidency;
-use crate::store::{Layout, NeuronStore, StoreSetup};
+use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
@@ -515,6 +513,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let of = parts.opened();
     let Rooms { ffn: room, gates } = of.rooms(division);
     let Parts {
+        text,
         options,
         stored,
         shape,
@@ -528,7 +527,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
-    let mut weights = Weights::load(&layout.container, &c)?;
+    let mut weights = Weights::load(&layout.container, text.meta())?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use emberflow_kernels::{Activations, Cpu};
+
+use crate::decoder::{AttentionSeen, StreamRows};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::ffn::Oracle;
+use crate::ffn::{FfnSeen, Oracle};
 use crate::planner::rates::Rates;
 use crate::state::Sequence;
 
@@ -55,6 +58,51 @@ impl<'e> Probe<'e> {
         Ok(plan.decode.compute_ms)
     }
 
+    /// Prunes the outliers of the inputs of the layers for which `prunes` is true, from the next pass on, and of no others.
+    /// Changes nothing in models whose activations have a scale for each group.
+    pub fn set_pruned(&mut self, prunes: impl Fn(usize) -> bool) {
+        let layers = self.engine.decoder.weights.layers.iter_mut();
+        (layers.enumerate()).for_each(|(number, layer)| layer.pruned = prunes(number));
+    }
+
+    /// Passes up to [`Engine::chunk`] `tokens` through the layers as the next of `sequence`, and raises `most`, one value per
+    /// layer, to the [importance](emberflow_kernels::ActivationsRef::importance) of the outliers of these tokens: of the inputs of the
+    /// mixer's first and last projections and of the FFN.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn importance(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        most: &mut [f32],
+    ) -> Result<(), Error> {
+        let (c, cpu) = (self.engine.config().clone(), self.engine.decoder.on.cpu);
+        let (mut of_mixers, mut of_ffns) = (vec![1.0; most.len()], vec![1.0; most.len()]);
+        let mut quantized = Activations::default();
+        let mut attention = |seen: &AttentionSeen<'_>| {
+            for x in [seen.x, seen.mixed] {
+                raise(&mut of_mixers[seen.layer], cpu, x, seen.tokens, &mut quantized);
+            }
+        };
+        let (layers, mut quantized) = (c.ffn_layers().collect::<Vec<_>>(), Activations::default());
+        let mut ffn = |seen: &FfnSeen<'_>| {
+            let most = &mut of_ffns[layers[seen.layer] as usize];
+            raise(most, cpu, seen.x, seen.tokens, &mut quantized);
+        };
+        let rows = StreamRows {
+            tokens,
+            x: &mut Vec::new(),
+            stored: None,
+        };
+        let engine = &mut *self.engine;
+        engine.forward_residual(sequence, rows, &mut attention, &mut ffn)?;
+        for (most, (mixer, ffn)) in most.iter_mut().zip(of_mixers.iter().zip(&of_ffns)) {
+            *most = most.max(*mixer).max(*ffn);
+        }
+        Ok(())
+    }
+
     /// Sets `sequence` to `count` positions of `token` with constant keys and values, without
     /// computing them, to measure long contexts.
     ///
@@ -66,4 +114,11 @@ impl<'e> Probe<'e> {
         sequence.pretend(token, count);
         Ok(())
     }
+}
+
+/// Raises `most` to the importance of the outliers of `tokens` tokens.
+fn raise(most: &mut f32, cpu: Cpu, x: &[f32], tokens: usize, quantized: &mut Activations) {
+    cpu.quantize_activations(x, tokens, quantized);
+    let all = quantized.all();
+    *most = (0..tokens).fold(*most, |most, token| most.max(all.importance(token)));
 }
