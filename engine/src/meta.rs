@@ -197,7 +197,11 @@ impl ContainerMeta {
         meta.config.validate(path)?;
         let layers = meta.pruned.as_ref().map_or(&[][..], |of| &of.layers);
         let ascending = layers.is_sorted_by(|a, b| a < b);
-        if !ascending || layers.last().is_some_and(|&last| last >= meta.config.layers) {
+        if !ascending
+            || layers
+                .last()
+                .is_some_and(|&last| last >= meta.config.layers)
+        {
             return Err(bad(format!(
                 "pruned layers {layers:?} of a model with {} layers, in ascending order",
                 meta.config.layers

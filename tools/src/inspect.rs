@@ -331,7 +331,11 @@ fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::f
         b.scales
     )?;
     if let Some(pruned) = &meta.pruned {
-        writeln!(out, "outliers   {}", prune_outliers::summary(pruned, c.layers))?;
+        writeln!(
+            out,
+            "outliers   {}",
+            prune_outliers::summary(pruned, c.layers)
+        )?;
     }
     writeln!(
         out,

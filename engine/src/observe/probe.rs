@@ -82,7 +82,13 @@ impl<'e> Probe<'e> {
         let mut quantized = Activations::default();
         let mut attention = |seen: &AttentionSeen<'_>| {
             for x in [seen.x, seen.mixed] {
-                raise(&mut of_mixers[seen.layer], cpu, x, seen.tokens, &mut quantized);
+                raise(
+                    &mut of_mixers[seen.layer],
+                    cpu,
+                    x,
+                    seen.tokens,
+                    &mut quantized,
+                );
             }
         };
         let (layers, mut quantized) = (c.ffn_layers().collect::<Vec<_>>(), Activations::default());
