@@ -13,7 +13,7 @@ use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, St
 use crate::device::Devices;
 use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
-use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
 use crate::hyper::Hyper;
 use crate::lanes::{self, DeviceLane, Sharing};
@@ -531,8 +531,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
-    let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
-    let predictors = stored.map(load).transpose()?;
+    let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
     let mut sharing = (!devices.is_empty()).then(|| Sharing {
         devices: &devices,

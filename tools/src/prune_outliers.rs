@@ -1,13 +1,14 @@
 //! `emberflow prune-outliers`: copies a container with one scale per row and prunes outlier activations of layers.
 //!
 //! A layer whose outliers are pruned has nothing for the CPU to add beside a device (llm.npu, §3.3). Layers are pruned by
-//! their outliers' importance, least first: as many as the perplexity on a text allows, found by bisection. The bound holds
-//! on that text, as the perplexity of the chosen layers is measured, not estimated.
+//! their outliers' importance, least first: as many as the perplexity on a text allows. The bound holds on that text, as the
+//! perplexity of the chosen layers is measured, not estimated. It does not rise with every layer, as roundings fall by chance:
+//! a bisection may end far below the most layers, so the search goes down from all layers in steps before it bisects.
 
 use std::io::Write;
 
 use emberflow_engine::meta::{ContainerMeta, Pruned};
-use emberflow_engine::{Engine, Probe, has_rows_with_one_scale};
+use emberflow_engine::{Engine, Importance, Probe, has_rows_with_one_scale};
 use emberflow_storage::container::Container;
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -18,6 +19,9 @@ use crate::perplexity::{self, WINDOW};
 use crate::rewrite::{self, Changed};
 use crate::text::{self, Tokens};
 use crate::{Failure, atomic, budget, print_json, progress};
+
+/// Steps from all layers down to none, before a step is bisected.
+const STEPS: usize = 8;
 
 /// Output of `prune-outliers --json`. Keys are a contract.
 #[derive(Debug, Clone, Serialize)]
@@ -45,8 +49,8 @@ pub struct PrunedModel {
 pub struct PrunedLayer {
     /// Layer number.
     pub layer: u32,
-    /// Largest element of a token as a multiple of the limit of its scale, at most over the text.
-    pub importance: f32,
+    /// Largest element of a token as a multiple of the limit of its scale: the geometric mean over tokens and inputs.
+    pub importance: f64,
     /// Whether outliers are pruned.
     pub pruned: bool,
 }
@@ -92,14 +96,14 @@ fn write(
 }
 
 /// The model on the text.
-struct Measured {
+struct ModelOnText {
     engine: Engine,
     tokens: Vec<u32>,
     window: usize,
     bar: ProgressBar,
 }
 
-impl Measured {
+impl ModelOnText {
     fn open(args: &PruneOutliersArgs) -> Result<Self, Failure> {
         let model = open_model(&args.model)?;
         let window = text::window(None, WINDOW, model.text().config().max_context)? as usize;
@@ -107,32 +111,32 @@ impl Measured {
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let tokens = Tokens::open(&text, &args.file, Some(args.limit))?.next(limit)?;
         let engine = open_engine(model, &args.engine, window, args.force)?;
-        // Importance, two perplexities at least, and one for each halving.
-        let runs = 4 + engine.config().layers.ilog2();
-        let total = u64::from(runs) * tokens.len() as u64;
+        // Importance, without pruning, the steps, and the halvings of one of them.
+        let halvings = (engine.config().layers as usize / STEPS + 1).ilog2() + 1;
+        let total = (2 + STEPS + halvings as usize) * tokens.len();
         Ok(Self {
             engine,
             tokens,
             window,
-            bar: progress::steps("tokens", total),
+            bar: progress::steps("tokens", total as u64),
         })
     }
 
     /// The importance of each layer's outliers.
-    fn importance(&mut self) -> Result<Vec<f32>, Failure> {
+    fn importance(&mut self) -> Result<Vec<f64>, Failure> {
         let lead = self.engine.text().start_tokens().to_vec();
         let body = self.window.saturating_sub(lead.len()).max(1);
         let mut sequence = self.engine.new_sequence()?;
-        let mut most = vec![1.0; self.engine.config().layers as usize];
+        let mut layers = vec![Importance::default(); self.engine.config().layers as usize];
         for part in self.tokens.chunks(body) {
             sequence.clear();
             let window = [&lead[..], part].concat();
             for piece in window.chunks(self.engine.chunk()) {
-                Probe::new(&mut self.engine).importance(&mut sequence, piece, &mut most)?;
+                Probe::new(&mut self.engine).importance(&mut sequence, piece, &mut layers)?;
             }
             self.bar.inc(part.len() as u64);
         }
-        Ok(most)
+        Ok(layers.iter().map(Importance::mean).collect())
     }
 
     /// The perplexity with the outliers of these layers pruned, and the tokens that are scored.
@@ -158,7 +162,7 @@ impl Measured {
 
 /// Chooses the layers.
 fn choose(args: &PruneOutliersArgs) -> Result<PrunedModel, Failure> {
-    let mut on = Measured::open(args)?;
+    let mut on = ModelOnText::open(args)?;
     Probe::new(&mut on.engine).set_pruned(|_| false);
     let importance = on.importance()?;
     let (unpruned, tokens) = on.perplexity(&[])?;
@@ -167,7 +171,7 @@ fn choose(args: &PruneOutliersArgs) -> Result<PrunedModel, Failure> {
     let most = unpruned * (1.0 + args.loss / 100.0);
     // Layers known to be within the bound with the perplexity, and the fewest known to be beyond it.
     let (mut within, mut beyond) = ((0, unpruned), order.len() + 1);
-    let mut next = order.len();
+    let (mut next, step) = (order.len(), order.len().div_ceil(STEPS));
     while within.0 + 1 < beyond {
         let (perplexity, _) = on.perplexity(&order[..next])?;
         if perplexity <= most {
@@ -175,11 +179,14 @@ fn choose(args: &PruneOutliersArgs) -> Result<PrunedModel, Failure> {
         } else {
             beyond = next;
         }
-        next = within.0.midpoint(beyond);
+        next = match within.0 {
+            0 if beyond > step => beyond - step,
+            most => most.midpoint(beyond),
+        };
     }
     on.bar.finish_and_clear();
     let (count, perplexity) = within;
-    let layer = |(number, &importance): (usize, &f32)| PrunedLayer {
+    let layer = |(number, &importance): (usize, &f64)| PrunedLayer {
         layer: number as u32,
         importance,
         pruned: order[..count].contains(&number),

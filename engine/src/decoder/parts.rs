@@ -144,6 +144,7 @@ impl PartMixers<'_, '_, '_> {
             tokens: &self.span.tokens[rows],
         };
         layer.mixer.run(on, at, &mut [span], s);
+        s.input.set_pruned(false);
         let (out, scale) = (&mut s.out[..x.len()], c.form.residual_scale);
         add_output(on.cpu, layer.attn_post_norm.as_ref(), scale, out, x);
         if !c.has_ffn(number as u32) {
@@ -370,7 +371,6 @@ impl Decoder {
         });
         set_clusters_only(ffn, false);
         self.rope.begin_part(0);
-        self.scratch.input.set_pruned(false);
         let Some(reached) = outcome? else {
             tracing::warn!("no thread for the FFN of parts: the pass runs layer by layer");
             return Ok(false);

@@ -65,9 +65,8 @@ impl<'e> Probe<'e> {
         (layers.enumerate()).for_each(|(number, layer)| layer.pruned = prunes(number));
     }
 
-    /// Passes up to [`Engine::chunk`] `tokens` through the layers as the next of `sequence`, and raises `most`, one value per
-    /// layer, to the [importance](emberflow_kernels::ActivationsRef::importance) of the outliers of these tokens: of the inputs of the
-    /// mixer's first and last projections and of the FFN.
+    /// Passes up to [`Engine::chunk`] `tokens` through the layers as the next of `sequence`, and adds the importance of their
+    /// outliers to `layers`, one for each layer: of the inputs of the mixer's first and last projections and of the FFN.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -75,26 +74,22 @@ impl<'e> Probe<'e> {
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
-        most: &mut [f32],
+        layers: &mut [Importance],
     ) -> Result<(), Error> {
         let (c, cpu) = (self.engine.config().clone(), self.engine.decoder.on.cpu);
-        let (mut of_mixers, mut of_ffns) = (vec![1.0; most.len()], vec![1.0; most.len()]);
+        let mut of_mixers = layers.to_vec();
         let mut quantized = Activations::default();
         let mut attention = |seen: &AttentionSeen<'_>| {
             for x in [seen.x, seen.mixed] {
-                raise(
-                    &mut of_mixers[seen.layer],
-                    cpu,
-                    x,
-                    seen.tokens,
-                    &mut quantized,
-                );
+                of_mixers[seen.layer].add(cpu, x, seen.tokens, &mut quantized);
             }
         };
-        let (layers, mut quantized) = (c.ffn_layers().collect::<Vec<_>>(), Activations::default());
+        let numbers: Vec<u32> = c.ffn_layers().collect();
+        let mut of_ffns = vec![Importance::default(); layers.len()];
+        let mut quantized = Activations::default();
         let mut ffn = |seen: &FfnSeen<'_>| {
-            let most = &mut of_ffns[layers[seen.layer] as usize];
-            raise(most, cpu, seen.x, seen.tokens, &mut quantized);
+            let of = &mut of_ffns[numbers[seen.layer] as usize];
+            of.add(cpu, seen.x, seen.tokens, &mut quantized);
         };
         let rows = StreamRows {
             tokens,
@@ -103,8 +98,11 @@ impl<'e> Probe<'e> {
         };
         let engine = &mut *self.engine;
         engine.forward_residual(sequence, rows, &mut attention, &mut ffn)?;
-        for (most, (mixer, ffn)) in most.iter_mut().zip(of_mixers.iter().zip(&of_ffns)) {
-            *most = most.max(*mixer).max(*ffn);
+        for (layer, (mixer, ffn)) in layers.iter_mut().zip(of_mixers.iter().zip(of_ffns)) {
+            *layer = Importance {
+                sum: mixer.sum + ffn.sum,
+                count: mixer.count + ffn.count,
+            };
         }
         Ok(())
     }
@@ -122,9 +120,29 @@ impl<'e> Probe<'e> {
     }
 }
 
-/// Raises `most` to the importance of the outliers of `tokens` tokens.
-fn raise(most: &mut f32, cpu: Cpu, x: &[f32], tokens: usize, quantized: &mut Activations) {
-    cpu.quantize_activations(x, tokens, quantized);
-    let all = quantized.all();
-    *most = (0..tokens).fold(*most, |most, token| most.max(all.importance(token)));
+/// Importance of the outliers of a layer's inputs (llm.npu, §3.3, which takes the largest of all tokens; the mean orders layers
+/// better).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Importance {
+    /// Sum of the logarithms of the [importance](emberflow_kernels::ActivationsRef::importance) of each token in each input.
+    sum: f64,
+    count: u64,
+}
+
+impl Importance {
+    /// The geometric mean over tokens and inputs: how many times the limit of its scale a token's largest element is. At
+    /// least 1.
+    pub fn mean(&self) -> f64 {
+        (self.sum / self.count.max(1) as f64).exp()
+    }
+
+    /// Adds an input `x`, `[tokens × n]`.
+    fn add(&mut self, cpu: Cpu, x: &[f32], tokens: usize, quantized: &mut Activations) {
+        cpu.quantize_activations(x, tokens, quantized);
+        let all = quantized.all();
+        self.sum += (0..tokens)
+            .map(|token| f64::from(all.importance(token)).ln())
+            .sum::<f64>();
+        self.count += tokens as u64;
+    }
 }

@@ -15,7 +15,8 @@ Examples:
   emberflow prune-outliers model.ember -f text.txt -o pruned.ember --loss 2 --limit 32768
   emberflow perplexity pruned.ember -f other.txt
 
-The text runs through the model about 4 + log2(layers) times.")]
+The text runs through the model 3 to about 15 times. Layers are pruned by the importance of their outliers,
+least first; the loss is measured.")]
 pub struct PruneOutliersArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
