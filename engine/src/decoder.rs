@@ -152,14 +152,11 @@ impl Decoder {
         }
         let rows = spans.iter().map(|span| span.tokens.len());
         self.ffn.begin_pass(rows, fresh);
-        let mut row = 0;
-        for span in &*spans {
+        let positions = spans.iter().flat_map(|span| {
             let first = span.sequence.len();
-            for i in 0..span.tokens.len() {
-                self.rope.fill(row, first + i);
-                row += 1;
-            }
-        }
+            first..first + span.tokens.len()
+        });
+        (positions.enumerate()).for_each(|(row, position)| self.rope.fill(row, position));
         let tokens = spans.iter().flat_map(|span| span.tokens).copied();
         self.scratch.routes.set_tokens(tokens);
         for span in spans.iter_mut() {
@@ -178,7 +175,10 @@ impl Decoder {
             return Ok(false);
         };
         for layer in first..self.weights.layers.len() {
-            self.layer(layer, pass, spans, &mut hooks)?;
+            (self.scratch.input).set_pruned(self.weights.layers[layer].pruned);
+            let ran = self.layer(layer, pass, spans, &mut hooks);
+            self.scratch.input.set_pruned(false);
+            ran?;
             pass.layers = Some(layer + 1);
             let more = layer + 1 < self.weights.layers.len();
             if more && hooks.yields.is_some_and(|yields| yields()) {

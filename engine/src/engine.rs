@@ -13,7 +13,7 @@ use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, St
 use crate::device::Devices;
 use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
-use crate::ffn::{Ffn, FfnRoom, StoredPredictors};
+use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
 use crate::hyper::Hyper;
 use crate::lanes::{self, DeviceLane, Sharing};
@@ -34,9 +34,7 @@ use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
-use crate::store::Foreseen;
-use crate::store::LayerResidency;
-use crate::store::{Layout, NeuronStore, StoreSetup};
+use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup};
 use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
 use crate::weights::Weights;
@@ -515,6 +513,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let of = parts.opened();
     let Rooms { ffn: room, gates } = of.rooms(division);
     let Parts {
+        text,
         options,
         stored,
         shape,
@@ -528,12 +527,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let (tracer, rows) = (tracer(&options), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
-    let mut weights = Weights::load(&layout.container, &c)?;
+    let mut weights = Weights::load(&layout.container, text.meta())?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
     let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
-    let load = |stored: StoredPredictors| stored.load(&layout.container, &c, rows);
-    let predictors = stored.map(load).transpose()?;
+    let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
     let mut sharing = (!devices.is_empty()).then(|| Sharing {
         devices: &devices,

@@ -161,9 +161,10 @@ pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{
-    Computed, Details, DeviceReport, DeviceWork, ExpertWork, Judge, Probe, Report, SamplingReport,
+    Computed, Details, DeviceReport, DeviceWork, ExpertWork, Importance, Judge, Probe, Report,
+    SamplingReport,
 };
-pub use open::compute;
+pub use open::{compute, has_rows_with_one_scale};
 pub use options::{Budget, Grouping, Lab, Options, PassOrder, Phases, Sparsity};
 pub use run::spans;
 pub use run::{

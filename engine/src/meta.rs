@@ -32,6 +32,9 @@ pub struct ContainerMeta {
     /// The text of `pack --calibrate`, if it was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
+    /// Layers whose outlier activations are pruned, as `prune-outliers` has chosen them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pruned: Option<Pruned>,
     /// Sampling parameters recommended by the checkpoint.
     pub sampling: SamplingDefaults,
     /// Checkpoint rules on generated texts, such as suppressed tokens.
@@ -101,6 +104,19 @@ pub struct Calibration {
     pub tokens: u64,
     /// Hash of the tokens, the model and the formats, hexadecimal.
     pub hash: String,
+}
+
+/// Layers whose inputs have no outliers beside their tokens' scales (llm.npu, §3.3), and what that costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pruned {
+    /// Their numbers, ascending.
+    pub layers: Vec<u32>,
+    /// How much perplexity rises, in percent of that without pruning; negative if it falls.
+    pub loss_percent: f64,
+    /// The most that it was allowed to rise.
+    pub bound_percent: f64,
+    /// Tokens on which it was measured.
+    pub tokens: u64,
 }
 
 /// Sampling parameters recommended by a checkpoint or chosen by a caller. Missing ones come from
@@ -179,6 +195,18 @@ impl ContainerMeta {
             }
         }
         meta.config.validate(path)?;
+        let layers = meta.pruned.as_ref().map_or(&[][..], |of| &of.layers);
+        let ascending = layers.is_sorted_by(|a, b| a < b);
+        if !ascending
+            || layers
+                .last()
+                .is_some_and(|&last| last >= meta.config.layers)
+        {
+            return Err(bad(format!(
+                "pruned layers {layers:?} of a model with {} layers, in ascending order",
+                meta.config.layers
+            )));
+        }
         Ok(meta)
     }
 }

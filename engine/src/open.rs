@@ -242,7 +242,7 @@ fn checked_device(
 
 /// Whether rows that are multiplied have one scale, in whatever matrix: then activations have one per token. Tables whose
 /// rows are only decoded do not count.
-fn has_rows_with_one_scale(container: &Container, c: &ModelConfig) -> bool {
+pub fn has_rows_with_one_scale(container: &Container, c: &ModelConfig) -> bool {
     let decoded: Vec<String> = only_decoded(c).map(|role| name_of(role, 0)).collect();
     let tensors = container.tensors().iter();
     let multiplied = tensors.filter(|entry| !decoded.contains(&entry.name));

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::ffn::FfnBiases;
 use crate::loader::{Loader, name_of};
 use crate::matrix::{Matrix, Products};
+use crate::meta::ContainerMeta;
 use crate::mixer::Mixer;
 use crate::narrow_experts::NarrowExperts;
 use crate::norm::Norm;
@@ -47,6 +48,8 @@ pub(crate) struct LayerWeights {
     pub parallel_dense: Option<ParallelNorms>,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
+    /// Outliers of its inputs are pruned, where tokens have one scale.
+    pub pruned: bool,
 }
 
 /// Norms of experts and of a parallel dense FFN. The input of the dense FFN has the norm before the
@@ -104,6 +107,7 @@ impl LayerWeights {
             } else {
                 1.0
             },
+            pruned: false,
         })
     }
 
@@ -131,8 +135,8 @@ pub(crate) struct Weights {
 impl Weights {
     /// Reads and verifies all weights, several layers at once: single reads would leave most of the
     /// device idle.
-    pub fn load(container: &Container, c: &ModelConfig) -> Result<Self, Error> {
-        let from = Loader { container };
+    pub fn load(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
+        let (from, c) = (Loader { container }, &meta.config);
         let d = c.d_model as usize;
         let vocab = c.vocab as usize;
         let load = |first: usize| {
@@ -171,8 +175,11 @@ impl Weights {
                 parts.push(part?.into_iter());
             }
             let layers = (0..c.layers as usize).filter_map(|l| parts[l % LOADERS].next());
+            let mut layers: Vec<LayerWeights> = layers.collect();
+            let pruned = meta.pruned.iter().flat_map(|of| &of.layers);
+            pruned.for_each(|&number| layers[number as usize].pruned = true);
             Ok(Self {
-                layers: layers.collect(),
+                layers,
                 head: head?,
                 head_bias: head_bias.transpose()?,
                 final_norm: final_norm.transpose()?,

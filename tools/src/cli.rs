@@ -5,6 +5,7 @@ mod containers;
 mod engine;
 mod lab;
 mod profile;
+mod prune_outliers;
 mod run;
 mod serve;
 mod train_predictor;
@@ -22,6 +23,7 @@ pub use self::containers::*;
 pub use self::engine::*;
 pub use self::lab::*;
 pub use self::profile::*;
+pub use self::prune_outliers::*;
 pub use self::run::*;
 pub use self::serve::*;
 pub use self::train_predictor::*;
@@ -76,6 +78,8 @@ pub enum Command {
     Profile(ProfileArgs),
     /// Copy a container and add predictors of active neurons, trained on a text.
     TrainPredictor(TrainPredictorArgs),
+    /// Copy a q8c or q4c container and prune outlier activations of as many layers as a loss of perplexity allows.
+    PruneOutliers(PruneOutliersArgs),
     /// Write a container's weights as a Hugging Face folder or GGUF file.
     Export(ExportArgs),
     /// Run a benchmark.

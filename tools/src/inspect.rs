@@ -16,7 +16,7 @@ use crate::cli::InspectArgs;
 use crate::inspect_predictors::{Predictors, predictors};
 use crate::model::open_container;
 use crate::profile::show_experts::{self, ShownExperts};
-use crate::{Failure, atomic, print_json, size};
+use crate::{Failure, atomic, print_json, prune_outliers, size};
 
 /// Output of `inspect --json`. Keys are a contract.
 #[derive(Debug, Serialize)]
@@ -330,6 +330,13 @@ fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::f
         if b.split { ", gate readable alone" } else { "" },
         b.scales
     )?;
+    if let Some(pruned) = &meta.pruned {
+        writeln!(
+            out,
+            "outliers   {}",
+            prune_outliers::summary(pruned, c.layers)
+        )?;
+    }
     writeln!(
         out,
         "source     {} ({})",

@@ -37,7 +37,9 @@ pub mod profile;
 pub mod program;
 pub mod progress;
 pub mod prompt;
+pub mod prune_outliers;
 pub mod q4_k;
+pub mod rewrite;
 pub mod run;
 pub mod serve;
 pub mod size;
@@ -64,6 +66,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Perplexity(args) => perplexity::command(&args),
         cli::Command::Profile(args) => profile::command(&args),
         cli::Command::TrainPredictor(args) => train_predictor::command(&args),
+        cli::Command::PruneOutliers(args) => prune_outliers::command(&args),
         cli::Command::Export(args) => export::command(&args),
         cli::Command::Plan(args) => plan::command(&args),
         cli::Command::Bench(command) => bench::command(&command),

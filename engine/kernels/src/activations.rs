@@ -17,7 +17,8 @@
 //!
 //! The quants are in the order of the nibbles of a q4 row: 64 bytes of such a row hold the first
 //! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
-//! beyond `n` are zero. A token with one scale also stores what a few elements exceed it by ([`Excess`]).
+//! beyond `n` are zero. A token with one scale also stores what a few elements exceed it by ([`Excess`]), unless outliers
+//! are pruned.
 
 use crate::{
     LANES,
@@ -74,8 +75,9 @@ pub struct Activations {
     n: usize,
     tokens: usize,
     per_token: bool,
+    pruned: bool,
     chunks: Vec<Chunk>,
-    /// Of each token, where tokens have one scale.
+    /// Of each token, where tokens have one scale and outliers are not pruned.
     excess: Vec<[Excess; EXCESSES]>,
 }
 
@@ -86,6 +88,7 @@ impl Activations {
             n: 0,
             tokens: 0,
             per_token: false,
+            pruned: false,
             chunks: Vec::with_capacity(tokens.saturating_mul(n.div_ceil(CHUNK))),
             excess: Vec::with_capacity(tokens),
         }
@@ -108,6 +111,12 @@ impl Activations {
         n.div_ceil(CHUNK).saturating_mul(CHUNK)
     }
 
+    /// Whether outliers are pruned from the next token on that is quantised: a token with one scale then has that of its
+    /// largest element, and no excess. Tokens with a scale for each group stay as they are. Initially false.
+    pub fn set_pruned(&mut self, pruned: bool) {
+        self.pruned = pruned;
+    }
+
     /// Changes the shape, for tokens with a scale for each group. The contents are unspecified until
     /// [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written every token. To divide that work among threads,
     /// split [`chunks_mut`](Activations::chunks_mut) by token.
@@ -126,7 +135,7 @@ impl Activations {
     }
 
     /// Appends one token of other activations with as many elements. The first one decides whether
-    /// tokens have one scale each.
+    /// tokens have one scale each, and whether outliers are pruned.
     ///
     /// # Panics
     /// If there is no such token, or it has another number of activations, or other scales.
@@ -138,11 +147,11 @@ impl Activations {
             self.n
         );
         if self.tokens == 0 {
-            self.per_token = from.per_token;
+            (self.per_token, self.pruned) = (from.per_token, from.pruned);
         }
         assert!(
-            from.per_token == self.per_token,
-            "tokens with one scale, and with one for each group"
+            (from.per_token, from.pruned) == (self.per_token, self.pruned),
+            "tokens with other scales"
         );
         let from = from.range(token, 1);
         self.chunks.extend_from_slice(from.chunks);
@@ -162,11 +171,14 @@ impl Activations {
         self.tokens
     }
 
-    /// Gives each token one scale. Returns the chunks and the excess of all tokens.
-    pub(crate) fn with_excess(&mut self) -> (&mut [Chunk], &mut [[Excess; EXCESSES]]) {
+    /// Gives each token one scale. Returns the chunks of all tokens, and their excess unless outliers are pruned.
+    pub(crate) fn with_one_scale(&mut self) -> (&mut [Chunk], Option<&mut [[Excess; EXCESSES]]>) {
         self.per_token = true;
+        if self.pruned {
+            return (&mut self.chunks, None);
+        }
         self.excess.resize(self.tokens, Default::default());
-        (&mut self.chunks, &mut self.excess)
+        (&mut self.chunks, Some(&mut self.excess))
     }
 
     /// Chunks per token: `ceil(n / 512)`.
@@ -188,6 +200,7 @@ impl Activations {
             n: self.n,
             tokens: self.tokens,
             per_token: self.per_token,
+            pruned: self.pruned,
             chunks: &self.chunks,
             excess: &self.excess,
         }
@@ -209,9 +222,10 @@ pub struct ActivationsRef<'a> {
     n: usize,
     tokens: usize,
     per_token: bool,
+    pruned: bool,
     // `tokens * ceil(n / CHUNK)` chunks, which the kernels rely on.
     chunks: &'a [Chunk],
-    // Of each token if tokens have one scale, otherwise empty.
+    // Of each token if tokens have one scale and outliers are not pruned, otherwise empty.
     excess: &'a [[Excess; EXCESSES]],
 }
 
@@ -234,6 +248,23 @@ impl<'a> ActivationsRef<'a> {
         self.per_token
     }
 
+    /// Whether outliers are pruned ([`Activations::set_pruned`]).
+    #[inline]
+    pub fn is_pruned(&self) -> bool {
+        self.pruned
+    }
+
+    /// How many times the limit of a token's scale its largest element is, at least 1: the importance of its outliers
+    /// (llm.npu, §3.3). 1 without excess.
+    ///
+    /// # Panics
+    /// If there is no such token.
+    pub fn importance(&self, token: usize) -> f32 {
+        let excess = self.range(token, 1).excess.iter().flatten();
+        let most = excess.map(|excess| excess.steps.unsigned_abs()).max();
+        1.0 + most.unwrap_or(0) as f32 / 127.0
+    }
+
     /// `count` tokens from `first` on.
     ///
     /// # Panics
@@ -251,10 +282,11 @@ impl<'a> ActivationsRef<'a> {
             n: self.n,
             tokens: count,
             per_token: self.per_token,
+            pruned: self.pruned,
             chunks: &self.chunks[first * per_token..(first + count) * per_token],
-            excess: match self.per_token {
-                true => &self.excess[first..first + count],
-                false => &[],
+            excess: match self.excess.is_empty() {
+                true => &[],
+                false => &self.excess[first..first + count],
             },
         }
     }
@@ -300,7 +332,7 @@ impl<'a> ActivationsRef<'a> {
         steps as f32 * chunk.scales[group]
     }
 
-    /// The excess of each token; empty where groups have scales.
+    /// The excess of each token; empty where groups have scales or outliers are pruned.
     #[inline(always)]
     pub(crate) fn excess(&self) -> &'a [[Excess; EXCESSES]] {
         self.excess

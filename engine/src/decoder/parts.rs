@@ -79,6 +79,7 @@ impl FfnThread<'_> {
         let (layer, width) = (&self.layers[job.place.layer], job.x.len());
         let rows = width / c.d_model as usize;
         rows_or_copy(layer.before_ffn(), on.cpu, job.x, &mut room.normed);
+        room.input.set_pruned(layer.pruned);
         let input = Input::new(on.cpu, &room.normed[..width], rows, &mut room.input);
         let place = c.ffn_place(job.place.layer as u32);
         let dense = [BankWork {
@@ -129,6 +130,7 @@ impl PartMixers<'_, '_, '_> {
         let rows = first..first + x.len() / c.d_model as usize;
         self.tracer.section(&trace::ATTENTION, [number as u64, 0]);
         rows_or_copy(layer.attn_norm.as_ref(), on.cpu, x, &mut s.normed);
+        s.input.set_pruned(layer.pruned);
         self.rope.begin_part(first);
         self.span.sequence.set_part(rows.clone());
         let at = LayerPass {
@@ -142,6 +144,7 @@ impl PartMixers<'_, '_, '_> {
             tokens: &self.span.tokens[rows],
         };
         layer.mixer.run(on, at, &mut [span], s);
+        s.input.set_pruned(false);
         let (out, scale) = (&mut s.out[..x.len()], c.form.residual_scale);
         add_output(on.cpu, layer.attn_post_norm.as_ref(), scale, out, x);
         if !c.has_ffn(number as u32) {

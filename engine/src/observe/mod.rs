@@ -12,6 +12,6 @@ mod summary;
 pub use details::Details;
 pub use judge::Judge;
 pub use on_device::{Computed, DeviceReport, DeviceWork, ExpertWork};
-pub use probe::Probe;
+pub use probe::{Importance, Probe};
 pub use report::Report;
 pub use sampling::SamplingReport;

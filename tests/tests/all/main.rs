@@ -20,6 +20,7 @@ mod npu_floats;
 mod observe;
 mod powerinfer;
 mod predicted;
+mod pruned;
 mod same_bits;
 mod several_devices;
 mod stepper;

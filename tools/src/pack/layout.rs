@@ -321,6 +321,7 @@ fn meta_of(
             active_share: s.active_share(),
         }),
         calibration: None,
+        pruned: None,
         sampling: SamplingDefaults {
             temperature: sampling.temperature,
             top_k: sampling.top_k,

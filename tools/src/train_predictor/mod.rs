@@ -7,7 +7,6 @@
 
 mod inputs;
 mod report;
-mod rewrite;
 
 use std::path::PathBuf;
 
@@ -26,6 +25,7 @@ use self::report::{BankReport, Trained};
 use crate::cli::{PredictorArg, SparsityArg, TrainPredictorArgs};
 use crate::model::{open_container, open_engine, open_model};
 use crate::packed::Packed;
+use crate::rewrite::{self, Changed};
 use crate::windows::Source;
 use crate::{Failure, atomic, budget, progress};
 
@@ -58,7 +58,11 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     };
     let neurons: Vec<usize> = c.banks().map(|bank| bank.neurons as usize).collect();
     let section = encode(c.bundle_width() as usize, &neurons, training, &banks);
-    rewrite::with_predictors(&container, &args.output, &section)?;
+    let changed = Changed {
+        predictors: Some(&section),
+        ..Changed::default()
+    };
+    rewrite::copy(&container, &args.output, changed)?;
     std::fs::remove_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
     let qualities: Vec<_> = banks.iter().map(|b| b.quality).collect();
     let bytes = section.len();

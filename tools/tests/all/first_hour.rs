@@ -190,6 +190,7 @@ fn the_pages_work_and_show_what_they_say() {
         "verify ",
         "profile ",
         "train-predictor ",
+        "prune-outliers ",
         "plan --memory",
         "perplexity ",
         "bench io ",

@@ -26,6 +26,7 @@ mod peers;
 mod pipes;
 mod plan;
 mod profile;
+mod prune_outliers;
 mod real_model;
 mod run;
 mod seccomp;

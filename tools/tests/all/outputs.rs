@@ -7,12 +7,13 @@ use std::process::Output;
 use crate::common::{call, commands, json};
 
 /// Arguments that a command needs besides the output file, to get as far as checking it.
-const NEEDED: [(&str, &[&str]); 5] = [
+const NEEDED: [(&str, &[&str]); 6] = [
     ("emberflow pack", &["x"]),
     ("emberflow profile", &["-f", "x"]),
     ("emberflow profile merge", &["x"]),
     ("emberflow profile show", &["x"]),
     ("emberflow train-predictor", &["-f", "x"]),
+    ("emberflow prune-outliers", &["-f", "x"]),
 ];
 
 /// Options that name an output file or folder.
@@ -125,7 +126,7 @@ enum Kind {
 }
 
 /// Commands whose output file is also their input.
-const WRITERS: [(&str, Kind); 18] = [
+const WRITERS: [(&str, Kind); 20] = [
     ("pack FILE -o", Kind::Source),
     ("pack SOURCE --calibrate FILE -o", Kind::Container),
     ("pack SOURCE --stats FILE -o", Kind::Container),
@@ -140,6 +141,8 @@ const WRITERS: [(&str, Kind); 18] = [
     ("profile show FILE --svg", Kind::Container),
     ("train-predictor FILE -f x -o", Kind::Container),
     ("train-predictor -f FILE -o", Kind::Container),
+    ("prune-outliers FILE -f x -o", Kind::Container),
+    ("prune-outliers -f FILE -o", Kind::Container),
     ("bench sweep FILE --csv", Kind::Container),
     ("bench sweep --beside FILE --svg", Kind::Container),
     ("bench decode FILE --svg", Kind::Container),

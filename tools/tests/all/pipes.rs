@@ -47,6 +47,8 @@ fn a_reader_that_has_gone_is_no_failure() {
         "profile show s.stats",
         "profile merge s.stats -o t.stats",
         "train-predictor m.ember -f TEXT --tokens 600 --kind sign -o p.ember",
+        "pack demo-hf -o c.ember --quant q8c",
+        "prune-outliers c.ember -f TEXT --limit 64 -o d.ember",
         "export -o again-hf",
         "plan",
         "plan --json",

@@ -61,6 +61,8 @@ struct Stored {
     bytes: Vec<u8>,
     /// Whether tokens have one scale, as they must for some formats.
     per_token: bool,
+    /// Whether their outliers are pruned.
+    pruned: bool,
 }
 
 impl Stored {
@@ -84,9 +86,9 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
         DType::Q4c,
     ]);
     let finite = prop::bool::weighted(0.9);
-    let how = (finite, any::<bool>(), any::<bool>());
+    let how = (finite, any::<bool>(), any::<bool>(), any::<bool>());
     (dtype, count, 0usize..67, 0usize..9, any::<u64>(), how).prop_map(
-        move |(dtype, count, shift, gap, seed, (finite, alike, per_token))| {
+        move |(dtype, count, shift, gap, seed, (finite, alike, per_token, pruned))| {
             let stride = dtype.row_bytes(n) + gap;
             let mut random = fastrand::Rng::with_seed(seed);
             let mut bytes = vec![0; shift + count * stride];
@@ -112,6 +114,7 @@ fn stored(n: usize, count: impl Strategy<Value = usize>) -> impl Strategy<Value 
                 stride,
                 bytes,
                 per_token: per_token || dtype.is_per_channel(),
+                pruned,
             }
         },
     )
@@ -124,21 +127,26 @@ proptest! {
     fn activations_are_what_the_oracle_stores(
         (n, xs) in length().prop_flat_map(|n| (Just(n), tokens(n, 1usize..4))),
         per_token: bool,
+        pruned: bool,
     ) {
         let count = xs.len().checked_div(n).unwrap_or(0);
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, per_token)) {
             // Refilled, so that nothing of an earlier token may be left.
             let mut got = Activations::default();
+            got.set_pruned(pruned);
             cpu.quantize_activations(&vec![3.0; 2 * 2100], 2, &mut got);
             cpu.quantize_activations(&xs, count, &mut got);
             prop_assert_eq!((got.n(), got.tokens()), (n, count));
             for t in 0..count {
-                let x = Quantised::new(&xs[t * n..][..n], per_token);
+                let x = Quantised::new(&xs[t * n..][..n], per_token, pruned);
                 let excess = |i: usize| x.excess.iter().filter(move |its| its.0 == i).map(|its| its.1).sum::<i32>();
                 let value = |i: usize| (x.quants[i] + excess(i)) as f32 * x.scales[i / GROUP];
                 let expected: Vec<f32> = (0..n).map(value).collect();
-                let got: Vec<f32> = (0..n).map(|i| got.all().value(t, i)).collect();
-                prop_assert_eq!(bits(&got), bits(&expected), "{} token {}", cpu.name(), t);
+                let values: Vec<f32> = (0..n).map(|i| got.all().value(t, i)).collect();
+                prop_assert_eq!(bits(&values), bits(&expected), "{} token {}", cpu.name(), t);
+                let most = x.excess.iter().map(|its| its.1.abs()).max();
+                let importance = 1.0 + most.unwrap_or(0) as f32 / 127.0;
+                prop_assert_eq!(got.all().importance(t), importance);
             }
         }
     }
@@ -147,7 +155,7 @@ proptest! {
     fn dot_products(
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
-        let oracle = Quantised::new(&x, m.per_token);
+        let oracle = Quantised::new(&x, m.per_token, m.pruned);
         let expected: Vec<f32> = m.rows().iter().map(|&row| reference::dot_q(row, &oracle)).collect();
         // The same rows again, but out of order and with their scales elsewhere.
         let parts: Vec<_> = m.rows().iter().rev().map(|r| (r.quants().to_vec(), r.scales().to_vec())).collect();
@@ -155,6 +163,7 @@ proptest! {
         let reversed: Vec<f32> = expected.iter().rev().copied().collect();
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut quantised = Activations::default();
+            quantised.set_pruned(m.pruned);
             cpu.quantize_activations(&x, 1, &mut quantised);
             let x = quantised.token(0);
             let each: Vec<f32> = m.rows().iter().map(|&row| cpu.dot_q(row, x)).collect();
@@ -172,9 +181,10 @@ proptest! {
     fn products_of_sums(
         (m, x) in length().prop_flat_map(|n| (stored(n, 0usize..12), tokens(n, Just(1))))
     ) {
-        let oracle = Quantised::new(&x, m.per_token);
+        let oracle = Quantised::new(&x, m.per_token, m.pruned);
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut quantised = Activations::default();
+            quantised.set_pruned(m.pruned);
             cpu.quantize_activations(&x, 1, &mut quantised);
             let mut quants = Vec::new();
             quantised.all().each_quant(0, |quant| quants.push(i32::from(quant)));
@@ -203,13 +213,14 @@ proptest! {
         let y_stride = m.count + gap;
         let mut expected = vec![7.0; count * y_stride];
         for t in 0..count {
-            let x = Quantised::new(&xs[t * m.n..][..m.n], m.per_token);
+            let x = Quantised::new(&xs[t * m.n..][..m.n], m.per_token, m.pruned);
             for (r, &row) in m.rows().iter().enumerate() {
                 expected[t * y_stride + r] = reference::dot_q(row, &x);
             }
         }
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut x = Activations::default();
+            x.set_pruned(m.pruned);
             cpu.quantize_activations(&xs, count, &mut x);
             let mut scratch = vec![f32::NAN; matmul_scratch_q(m.n) + odd];
             for list in [false, true] {
@@ -239,7 +250,7 @@ proptest! {
         let mut masks = vec![0u64; m.count * words];
         let mut expected = vec![0.0; m.count * count];
         for t in 0..count {
-            let x = Quantised::new(&xs[t * m.n..][..m.n], m.per_token);
+            let x = Quantised::new(&xs[t * m.n..][..m.n], m.per_token, m.pruned);
             for (r, &row) in m.rows().iter().enumerate() {
                 if random.u8(..) < if sparse { 40 } else { 200 } {
                     masks[r * words + t / 64] |= 1 << (t % 64);
@@ -249,6 +260,7 @@ proptest! {
         }
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut x = Activations::default();
+            x.set_pruned(m.pruned);
             cpu.quantize_activations(&xs, count, &mut x);
             let mut out = vec![7.0; expected.len()];
             cpu.dot_pairs_q(&m.rows(), x.all(), &masks, &mut out);

@@ -25,7 +25,7 @@ macro_rules! entry_points {
         pub(in crate::simd::int) fn quantize_whole_token(
             x: &[f32],
             chunks: &mut [Chunk],
-            excess: &mut [Excess; EXCESSES],
+            excess: Option<&mut [Excess; EXCESSES]>,
         ) {
             // SAFETY: the features are enabled here.
             unsafe { $crate::simd::int::quantize::quantize_whole_token::<$unit>(x, chunks, excess) }
@@ -236,12 +236,12 @@ pub(crate) fn quantize_token(cpu: Cpu, x: &[f32], chunks: &mut [Chunk]) {
     dispatch!(cpu, quantize_token(x, chunks))
 }
 
-/// With one scale for the token.
+/// With one scale for the token; that of its largest element without `excess`.
 pub(crate) fn quantize_whole_token(
     cpu: Cpu,
     x: &[f32],
     chunks: &mut [Chunk],
-    excess: &mut [Excess; EXCESSES],
+    excess: Option<&mut [Excess; EXCESSES]>,
 ) {
     check_len("chunks", chunks.len(), x.len().div_ceil(CHUNK));
     dispatch!(cpu, quantize_whole_token(x, chunks, excess))

@@ -52,18 +52,13 @@ pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]
     for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
         // SAFETY: passed on from the caller.
         unsafe {
-            if let Ok(x) = x.try_into() {
-                quantize_chunk::<Q>(x, None, chunk);
-            } else {
-                let mut padded = [0.0; CHUNK];
-                padded[..x.len()].copy_from_slice(x);
-                quantize_chunk::<Q>(&padded, None, chunk);
-            }
+            quantize_part::<Q>(x, None, chunk);
         }
     }
 }
 
-/// Quantises one token with one scale, and finds its excess.
+/// Quantises one token with one scale: that of its largest element, or the one that ignores the elements with an excess, which
+/// it finds.
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.
@@ -71,9 +66,18 @@ pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]
 pub(super) unsafe fn quantize_whole_token<Q: Quantize>(
     x: &[f32],
     chunks: &mut [Chunk],
-    excess: &mut [Excess; EXCESSES],
+    excess: Option<&mut [Excess; EXCESSES]>,
 ) {
     debug_assert_eq!(chunks.len(), x.len().div_ceil(CHUNK));
+    let Some(excess) = excess else {
+        // SAFETY: passed on from the caller.
+        let largest = unsafe { largest_magnitude::<Q>(x) };
+        for (x, chunk) in x.chunks(CHUNK).zip(chunks) {
+            // SAFETY: as above.
+            unsafe { quantize_part::<Q>(x, Some(largest), chunk) };
+        }
+        return;
+    };
     // SAFETY: passed on from the caller.
     let found = unsafe { largest_of_token::<Q>(x) };
     let (largest, mut limit) = found.limits();
@@ -91,6 +95,20 @@ pub(super) unsafe fn quantize_whole_token<Q: Quantize>(
         // SAFETY: passed on from the caller.
         unsafe { quantize_chunk::<Q>(&clipped, Some(limit.to_bits()), chunk) };
     }
+}
+
+/// The bits of the largest magnitude.
+///
+/// # Safety
+/// The CPU has the instruction set of `Q`.
+#[inline(always)]
+unsafe fn largest_magnitude<Q: Quantize>(x: &[f32]) -> u32 {
+    let (groups, rest) = x.as_chunks::<GROUP>();
+    let mut last = [0.0; GROUP];
+    last[..rest.len()].copy_from_slice(rest);
+    let all = groups.iter().chain([&last]);
+    // SAFETY: passed on from the caller.
+    all.fold(0, |most, group| most.max(unsafe { Q::largest(group) }))
 }
 
 /// The elements of largest magnitude.
@@ -112,6 +130,24 @@ unsafe fn largest_of_token<Q: Quantize>(x: &[f32]) -> Largest {
         }
     }
     found
+}
+
+/// Quantises up to 512 activations, as [`quantize_chunk`]; those beyond are zero.
+///
+/// # Safety
+/// The CPU has the instruction set of `Q`.
+#[inline(always)]
+unsafe fn quantize_part<Q: Quantize>(x: &[f32], all: Option<u32>, chunk: &mut Chunk) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if let Ok(x) = x.try_into() {
+            quantize_chunk::<Q>(x, all, chunk);
+        } else {
+            let mut padded = [0.0; CHUNK];
+            padded[..x.len()].copy_from_slice(x);
+            quantize_chunk::<Q>(&padded, all, chunk);
+        }
+    }
 }
 
 /// Quantises 512 activations, by the largest of each group or by `all`, the bits of the token's limit.

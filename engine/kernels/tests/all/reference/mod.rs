@@ -208,8 +208,8 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// With one scale for all groups if `per_token`.
-    pub fn new(x: &[f32], per_token: bool) -> Quantised {
+    /// With one scale for all groups if `per_token`, that of the largest element if `pruned`.
+    pub fn new(x: &[f32], per_token: bool, pruned: bool) -> Quantised {
         let (mut quants, mut scales) = (Vec::new(), Vec::new());
         let mut order: Vec<usize> = (0..x.len()).collect();
         order.sort_by(|&a, &b| x[b].abs().total_cmp(&x[a].abs()));
@@ -217,7 +217,7 @@ impl Quantised {
             let all = group;
             let group = if per_token { x } else { group };
             let mut largest = group.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-            if per_token && largest >= 2f32.powi(-100) {
+            if per_token && !pruned && largest >= 2f32.powi(-100) {
                 let fifth = order.get(4).map_or(0.0, |&i| x[i].abs());
                 largest = fifth.max(largest / 65536.0).max(2f32.powi(-100));
             }

@@ -1,5 +1,6 @@
-//! Copies a container, checking everything, with a new PREDICTOR section.
+//! Copies a container, checking everything, with other metadata or predictors.
 
+use std::borrow::Cow;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -8,27 +9,38 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Failure, progress};
 
+/// What differs from the copied container; `None` stays as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Changed<'a> {
+    /// The METADATA section.
+    pub meta: Option<&'a [u8]>,
+    /// The PREDICTOR section.
+    pub predictors: Option<&'a [u8]>,
+}
+
 /// Writes `output` atomically.
-pub fn with_predictors(
-    container: &Container,
-    output: &Path,
-    section: &[u8],
-) -> Result<(), Failure> {
+///
+/// # Errors
+/// A damaged container, or a file that cannot be read or written.
+pub fn copy(container: &Container, output: &Path, changed: Changed<'_>) -> Result<(), Failure> {
     let g = *container.geometry();
-    let source = format!(
-        "predictors {:016x} {:016x}",
-        xxh3_64(container.meta()),
-        xxh3_64(section)
-    );
+    let section = match changed.predictors {
+        Some(section) => Cow::Borrowed(section),
+        None if container.predictor_len() > 0 => Cow::Owned(container.read_predictor()?),
+        None => Cow::Borrowed(&[][..]),
+    };
+    let meta = changed.meta.unwrap_or(container.meta());
+    let parts = [container.meta(), meta, &section].map(xxh3_64);
     let spec = Spec {
         stats: container.read_stats()?,
         predictor_len: section.len() as u64,
-        ..container.spec(source)
+        meta: meta.to_vec(),
+        ..container.spec(format!("copy {parts:016x?}"))
     };
     let bar = progress::bytes("copying the model", container.file_len());
     let mut writer = Writer::create(output, spec)?;
-    if !writer.is_done(Unit::Predictor) {
-        writer.write_predictor(section)?;
+    if !section.is_empty() && !writer.is_done(Unit::Predictor) {
+        writer.write_predictor(&section)?;
     }
     let mut bytes = Vec::new();
     for (i, tensor) in container.tensors().iter().enumerate() {

@@ -1,0 +1,202 @@
+//! Layers whose outliers are pruned: the same bits whatever budget, threads, chunks, batch, parts and devices, for mixers and
+//! FFNs of all kinds; and metadata that is damaged.
+
+use std::path::{Path, PathBuf};
+
+use emberflow::rewrite::{self, Changed};
+use emberflow_engine::device::Device;
+use emberflow_engine::meta::{ContainerMeta, Pruned};
+use emberflow_engine::{Lab, Logits, Model, Options, PassOrder, Probe, Span};
+use emberflow_kernels::DType;
+use emberflow_storage::container::Container;
+use emberflow_tests::devices::{devices, devices_apart};
+use emberflow_tests::{Golden, all_logits, bits, case, give, open, packed, roomy, squeeze};
+
+/// Rows of a pass: more than three parts.
+const CHUNK: usize = 110;
+
+/// A copy of a container in which these layers are pruned.
+fn pruned(path: &Path, layers: &[u32]) -> PathBuf {
+    let container = Container::open(path).unwrap();
+    let mut meta = ContainerMeta::parse(container.meta(), path).unwrap();
+    meta.pruned = Some(Pruned {
+        layers: layers.to_vec(),
+        loss_percent: 0.25,
+        bound_percent: 0.5,
+        tokens: 100,
+    });
+    let output = path.with_extension("pruned");
+    let changed = Changed {
+        meta: Some(&serde_json::to_vec(&meta).unwrap()),
+        ..Changed::default()
+    };
+    rewrite::copy(&container, &output, changed).unwrap();
+    output
+}
+
+/// The fixture with every second layer pruned, from the first on, the file without pruning, and a prompt.
+fn fixture(name: &str, dtype: DType, dir: &Path) -> (PathBuf, PathBuf, Vec<u32>) {
+    let plain = packed(&case(name), dir, dtype);
+    let container = Container::open(&plain).unwrap();
+    let meta = ContainerMeta::parse(container.meta(), &plain).unwrap();
+    let layers: Vec<u32> = (0..meta.config.layers).step_by(2).collect();
+    let tokens = Golden::load(&case(name), "golden.json").tokens;
+    let prompt = tokens.into_iter().cycle().take(2 * CHUNK - 30).collect();
+    (pruned(&plain, &layers), plain, prompt)
+}
+
+fn some(threads: usize, order: PassOrder) -> Options {
+    Options {
+        threads,
+        batch: 2,
+        lab: Lab {
+            chunk: CHUNK,
+            order,
+            profiles: false,
+            ..Lab::default()
+        },
+        ..roomy(256)
+    }
+}
+
+fn on(device: Device, held: u64) -> Options {
+    Options {
+        devices: vec![device],
+        device_memory: Some(held),
+        ..some(2, PassOrder::Parts(32))
+    }
+}
+
+/// Attention, short convolutions, DeltaNets, Mamba-2 and latent attention; FFNs with and without zeros, experts, scaled rows
+/// of experts, an FFN beside experts, experts of another width, further residual streams.
+const FIXTURES: [&str; 12] = [
+    "llama2",
+    "gemma2",
+    "lfm2",
+    "qwen3_5",
+    "nemotron_h",
+    "bamboo",
+    "qwen3_moe",
+    "llama4",
+    "gemma4_moe",
+    "nemotron_h_latent",
+    "deepseek_v3",
+    "gemma3n",
+];
+
+#[test]
+fn budgets_threads_and_chunks_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, dtype) in FIXTURES
+        .into_iter()
+        .zip([DType::Q8c, DType::Q4c].into_iter().cycle())
+    {
+        let (path, plain, prompt) = fixture(name, dtype, dir.path());
+        let mut engine = open(&path, some(2, PassOrder::Layers));
+        let expected = bits(&all_logits(&mut engine, &prompt, CHUNK));
+        let unpruned = bits(&all_logits(
+            &mut open(&plain, some(2, PassOrder::Layers)),
+            &prompt,
+            CHUNK,
+        ));
+        assert!(unpruned != expected, "{name}: nothing is pruned");
+        assert!(
+            bits(&all_logits(&mut engine, &prompt, 7)) == expected,
+            "{name}"
+        );
+        give(&mut engine, 0.0);
+        assert!(
+            bits(&all_logits(&mut engine, &prompt, CHUNK)) == expected,
+            "{name}: budget"
+        );
+        // Two texts in one pass, of one token each.
+        let [mut first, mut second] = [0, 1].map(|_| engine.new_sequence().unwrap());
+        let vocab = engine.config().vocab as usize;
+        for (i, tokens) in prompt.chunks(1).enumerate().take(20) {
+            let spans = [&mut first, &mut second].map(|sequence| Span { sequence, tokens });
+            let mut rows = Vec::new();
+            let mut sink = |_: usize, row: &[f32]| rows.push(bits(row));
+            (engine.forward_batch(&mut Vec::from(spans), Logits::Each(&mut sink))).unwrap();
+            for row in rows {
+                assert!(
+                    row == expected[i * vocab..][..vocab],
+                    "{name}: batch at {i}"
+                );
+            }
+        }
+        let mut engine = open(&path, some(3, PassOrder::Layers));
+        assert!(
+            bits(&all_logits(&mut engine, &prompt, 64)) == expected,
+            "{name}: threads"
+        );
+        Probe::new(&mut engine).set_pruned(|_| false);
+        assert!(
+            bits(&all_logits(&mut engine, &prompt, CHUNK)) == unpruned,
+            "{name}"
+        );
+    }
+}
+
+/// Layer by layer and in parts where the model can, with devices that share memory and others.
+#[test]
+fn devices_and_parts_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut with_devices, mut in_parts) = (0, 0);
+    for (name, dtype) in [
+        ("llama2", DType::Q8c),
+        ("lfm2", DType::Q4c),
+        ("nemotron_h", DType::Q8c),
+        ("bamboo", DType::Q4c),
+        ("qwen3_moe", DType::Q8c),
+    ] {
+        let (path, _, prompt) = fixture(name, dtype, dir.path());
+        let mut plain = open(&path, some(2, PassOrder::Layers));
+        let expected = bits(&all_logits(&mut plain, &prompt, CHUNK));
+        let shared = devices().into_iter().map(|device| (device, 0));
+        let apart = devices_apart().into_iter().map(|device| (device, 2 << 20));
+        for (device, held) in shared.chain(apart) {
+            // OpenCL knows no tokens with one scale.
+            if !device.facts().multiplies(dtype) {
+                continue;
+            }
+            let mut engine = open(&path, on(device, held));
+            for share in [1.0, 0.2] {
+                squeeze(&mut engine, share);
+                let found = bits(&all_logits(&mut engine, &prompt, CHUNK));
+                let report = engine.device().unwrap();
+                assert!(found == expected, "{name} {share}: {report:?}");
+                assert_eq!(report.lost, None, "{name}");
+                in_parts += report.in_parts;
+            }
+            with_devices += 1;
+        }
+    }
+    assert!(
+        with_devices >= 10 && in_parts > 0,
+        "{with_devices} {in_parts}"
+    );
+}
+
+#[test]
+fn damaged_metadata_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = packed(&case("llama2"), dir.path(), DType::Q8c);
+    for layers in [&[9999][..], &[0, u32::MAX], &[1, 0], &[0, 0]] {
+        let container = Container::open(&plain).unwrap();
+        let text = String::from_utf8(container.meta().to_vec()).unwrap();
+        let pruned = format!(
+            "{{\"pruned\":{{\"layers\":{layers:?},\"loss_percent\":0.1,\"bound_percent\":1,\"tokens\":9}},{}",
+            &text[1..]
+        );
+        let output = plain.with_extension("damaged");
+        let changed = Changed {
+            meta: Some(pruned.as_bytes()),
+            ..Changed::default()
+        };
+        rewrite::copy(&container, &output, changed).unwrap();
+        let Err(error) = Model::load(&output) else {
+            panic!("{layers:?} is accepted");
+        };
+        assert!(error.to_string().contains("pruned layers"), "{error}");
+    }
+}
