@@ -210,10 +210,14 @@ impl PrunedModel {
             return print_json(self);
         }
         let mut out = std::io::stdout().lock();
-        writeln!(out, "layer  importance  outliers")?;
+        writeln!(out, "layer  importance  pruned")?;
         for layer in &self.layers {
-            let kept = if layer.pruned { "pruned" } else { "kept" };
-            writeln!(out, "{:>5} {:>11.2}  {kept}", layer.layer, layer.importance)?;
+            let pruned = if layer.pruned { "yes" } else { "no" };
+            writeln!(
+                out,
+                "{:>5} {:>11.2}  {pruned}",
+                layer.layer, layer.importance
+            )?;
         }
         let of = self.layers.len();
         writeln!(

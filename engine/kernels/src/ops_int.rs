@@ -15,8 +15,9 @@ impl Cpu {
     ///
     /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded half to even. With
     /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) the scale ignores the four largest
-    /// elements, which are clipped (`excess.rs`), unless outliers are pruned ([`Activations::set_pruned`]). A group or token whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. One
-    /// with a NaN or an infinity has the scale NaN, and so has every result that uses it.
+    /// elements, which are clipped (`excess.rs`), unless outliers are pruned ([`Activations::set_pruned`]). A group or token
+    /// whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. One with a NaN or an infinity has the scale NaN, and so has every
+    /// result that uses it.
     ///
     /// # Panics
     /// If `xs.len()` is not a multiple of `tokens`.
