@@ -110,7 +110,7 @@ fn the_loss_is_within_the_bound() {
         these.map(|layer| layer["importance"].as_f64().unwrap())
     };
     let most = importance(true).fold(1.0, f64::max);
-    assert!(importance(false).all(|kept| kept >= most), "{report}");
+    assert!(importance(false).all(|of| of >= most), "{report}");
     assert!(
         importance(true)
             .chain(importance(false))
