@@ -48,7 +48,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
         CheckNpu { provider } => emberflow::probe::npu::command(provider),
-        CheckOpencl => emberflow::probe::opencl::command(),
+        CheckOpencl { number } => emberflow::probe::opencl::command(number),
         Program(command) => emberflow::dispatch(*command),
     }
 }

@@ -171,6 +171,12 @@ impl SamplingDefaults {
 }
 
 impl ContainerMeta {
+    /// Whether outlier activations of a layer are pruned.
+    pub fn prunes(&self, layer: u32) -> bool {
+        let pruned = self.pruned.as_ref();
+        pruned.is_some_and(|of| of.layers.binary_search(&layer).is_ok())
+    }
+
     /// Parses the metadata section of the container at `path` (for messages) and checks its format
     /// name.
     pub fn parse(bytes: &[u8], path: &std::path::Path) -> Result<Self, Error> {
@@ -203,7 +209,7 @@ impl ContainerMeta {
                 .is_some_and(|&last| last >= meta.config.layers)
         {
             return Err(bad(format!(
-                "pruned layers {layers:?} of a model with {} layers, in ascending order",
+                "the pruned layers are no ascending numbers below {}",
                 meta.config.layers
             )));
         }

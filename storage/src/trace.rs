@@ -413,6 +413,21 @@ mod tests {
     }
 
     #[test]
+    fn threads_without_a_lane_record_nothing() {
+        let trace = Arc::new(Trace::new(1, 0, 8));
+        let tracer = Tracer::from(Arc::clone(&trace));
+        let apart = || {
+            Tracer::leave_lane();
+            trace.around(0, &|| drop(tracer.open(&A, [1, 0])));
+            drop(tracer.open(&A, [2, 0]));
+        };
+        std::thread::scope(|scope| scope.spawn(apart).join().unwrap());
+        assert!(trace.lanes().iter().all(|lane| lane.spans.is_empty()));
+        trace.around(0, &|| ());
+        assert_eq!(trace.lanes()[0].spans.len(), 1);
+    }
+
+    #[test]
     fn nothing_is_recorded_without_a_trace() {
         let tracer = Tracer::default();
         assert!(tracer.open(&A, [0; 2]).is_none() && tracer.now() == 0);

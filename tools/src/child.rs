@@ -1,5 +1,5 @@
 //! Runs untrusted work in a child process, this program again: chat templates and grammars with kernel limits on memory and
-//! CPU time, libraries and drivers of NPUs that may crash or hang.
+//! CPU time, libraries and drivers of devices that may crash or hang.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -121,9 +121,12 @@ gave different logits; 130 interrupted by Ctrl-C."
         /// The provider.
         provider: Provider,
     },
-    /// Internal: open all OpenCL devices.
+    /// Internal: open an OpenCL device.
     #[command(hide = true)]
-    CheckOpencl,
+    CheckOpencl {
+        /// Its number; without, the first graphics processor.
+        number: Option<usize>,
+    },
 }
 
 /// `plan`

@@ -78,6 +78,6 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Point(args) => run::run(&args.into_run()),
         cli::Command::MeasureMachine => machine::command(),
         cli::Command::CheckNpu { provider } => probe::npu::command(provider),
-        cli::Command::CheckOpencl => probe::opencl::command(),
+        cli::Command::CheckOpencl { number } => probe::opencl::command(number),
     }
 }

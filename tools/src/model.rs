@@ -10,7 +10,7 @@ use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 
 use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
-use crate::progress::{self, Loading};
+use crate::progress::Loading;
 use crate::{Failure, budget, probe};
 
 /// Opens the container that `arg` names, or a bundled one.
@@ -72,22 +72,16 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     // Before a plan is made, NPUs compile graphs.
     let npus = options.devices.iter().map(|device| &*device.facts().name);
     let npus: Vec<&str> = npus.filter(|name| name.starts_with("npu")).collect();
-    let compiling = (!quiet && !npus.is_empty())
-        .then(|| progress::waiting(&format!("compiling graphs for {}", npus.join(", "))));
+    let compiling = || Loading::waiting(&format!("compiling graphs for {}", npus.join(", ")));
+    let mut compiling = (!quiet && !npus.is_empty()).then(compiling);
     let planned = |plan: &MemoryPlan| {
-        if let Some(compiling) = &compiling {
-            compiling.finish_and_clear();
-        }
+        compiling = None;
         budget::check_free_memory(budget, plan, force)?;
         bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
         Ok::<(), Failure>(())
     };
     let engine = Engine::open_watched(model, options, planned);
     drop(bar);
-    // It may not have come to a plan.
-    if let Some(compiling) = compiling {
-        compiling.finish_and_clear();
-    }
     engine
 }
 
@@ -135,6 +129,21 @@ pub fn open_serving(
         ..engine_options(args, wanted.context)?
     };
     open(model, options, wanted.force, false)
+}
+
+/// As [`open_engine`], for a command that allocates `reserve` bytes itself.
+pub fn open_reserving(
+    model: Model,
+    args: &EngineArgs,
+    context: usize,
+    reserve: u64,
+    force: bool,
+) -> Result<Engine, Failure> {
+    let options = Options {
+        reserve,
+        ..engine_options(args, context)?
+    };
+    open(model, options, force, false)
 }
 
 /// As [`open_engine`], with an observer on the FFNs that allocates `reserve` bytes.

@@ -21,15 +21,6 @@ pub fn steps(what: &str, total: u64) -> ProgressBar {
     styled(total, what, "{msg} [{bar:30}] {pos}/{len} eta {eta}")
 }
 
-/// A line that says what is done and for how long, where its end is not known; hidden if standard error is not a terminal.
-pub fn waiting(what: &str) -> ProgressBar {
-    let bar = styled(0, what, "{msg} {elapsed}");
-    if !bar.is_hidden() {
-        bar.enable_steady_tick(Duration::from_millis(200));
-    }
-    bar
-}
-
 fn styled(total: u64, what: &str, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template(template) {
@@ -38,7 +29,7 @@ fn styled(total: u64, what: &str, template: &str) -> ProgressBar {
     bar
 }
 
-/// A progress bar that follows the resident set of this process until it is dropped.
+/// A progress bar that moves by itself until it is dropped.
 pub struct Loading {
     /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
@@ -46,24 +37,35 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// A bar over the `total` bytes that are about to be loaded; hidden if standard error is not a terminal.
+    /// A bar over the `total` bytes that are about to be loaded, by the resident set of this process; hidden if standard error is not a terminal.
     pub fn start(what: &str, total: u64) -> Self {
-        let bar = bytes(what, total);
-        let Some(before) = mem::rss().filter(|_| !bar.is_hidden()) else {
+        let before = mem::rss().unwrap_or(0);
+        let grown = move || mem::rss().unwrap_or(0).saturating_sub(before);
+        Self::moving(bytes(what, total), move |bar| {
+            bar.set_position(grown().min(total))
+        })
+    }
+
+    /// A line that says what is done and for how long, where its end is not known; hidden likewise.
+    pub fn waiting(what: &str) -> Self {
+        Self::moving(styled(0, what, "{msg} {elapsed}"), ProgressBar::tick)
+    }
+
+    fn moving(bar: ProgressBar, step: impl Fn(&ProgressBar) + Send + 'static) -> Self {
+        if bar.is_hidden() {
             return Self {
                 stop: None,
                 thread: None,
             };
-        };
+        }
         let (stop, stopped) = channel();
         // Without a thread there is no bar.
         let thread = Builder::new().name("ember-progress".into());
         let thread = thread.spawn(move || {
-            let grown = || mem::rss().unwrap_or(0).saturating_sub(before);
             bar.tick();
             while stopped.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout)
             {
-                bar.set_position(grown().min(total));
+                step(&bar);
             }
             bar.finish_and_clear();
         });

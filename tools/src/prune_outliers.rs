@@ -2,19 +2,20 @@
 //!
 //! A layer whose outliers are pruned has nothing for the CPU to add beside a device (llm.npu, §3.3). Layers are pruned by
 //! their outliers' importance, least first: as many as the perplexity on a text allows. The bound holds on that text, as the
-//! perplexity of the chosen layers is measured, not estimated. It does not rise with every layer, as roundings fall by chance:
-//! a bisection may end far below the most layers, so the search goes down from all layers in steps before it bisects.
+//! perplexity of the chosen layers is measured, not estimated. It does not rise with every layer, as roundings fall by
+//! chance: a bisection may end far below the most layers, so the search goes down from all layers in steps before it bisects.
 
 use std::io::Write;
 
 use emberflow_engine::meta::{ContainerMeta, Pruned};
 use emberflow_engine::{Engine, Importance, Probe, has_rows_with_one_scale};
+use emberflow_kernels::Activations;
 use emberflow_storage::container::Container;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::cli::PruneOutliersArgs;
-use crate::model::{open_container, open_engine, open_model};
+use crate::model::{open_container, open_model, open_reserving};
 use crate::perplexity::{self, WINDOW};
 use crate::rewrite::{self, Changed};
 use crate::text::{self, Tokens};
@@ -110,7 +111,11 @@ impl ModelOnText {
         let text = model.text().clone();
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let tokens = Tokens::open(&text, &args.file, Some(args.limit))?.next(limit)?;
-        let engine = open_engine(model, &args.engine, window, args.force)?;
+        // Tokens; of a chunk the residual streams, and inputs of at most four times their width in 8 bits.
+        let d = text.config().d_model as usize;
+        let of_token = 8 * d + 2 * Activations::bytes(4 * d, 1);
+        let bytes = (4 * tokens.len() + window * of_token) as u64;
+        let engine = open_reserving(model, &args.engine, window, bytes, args.force)?;
         // Importance, without pruning, the steps, and the halvings of one of them.
         let halvings = (engine.config().layers as usize / STEPS + 1).ilog2() + 1;
         let total = (2 + STEPS + halvings as usize) * tokens.len();
@@ -150,12 +155,6 @@ impl ModelOnText {
             Ok(part.to_vec())
         };
         let result = perplexity::measure(&mut self.engine, &mut next, self.window, None)?;
-        if !result.perplexity.is_finite() {
-            return Err(Failure::usage(format!(
-                "the perplexity of the text is {}",
-                result.perplexity
-            )));
-        }
         Ok((result.perplexity, result.tokens))
     }
 }
@@ -164,8 +163,16 @@ impl ModelOnText {
 fn choose(args: &PruneOutliersArgs) -> Result<PrunedModel, Failure> {
     let mut on = ModelOnText::open(args)?;
     Probe::new(&mut on.engine).set_pruned(|_| false);
+    if on.tokens.len() < 2 {
+        return Err(Failure::usage("the text has fewer than two tokens"));
+    }
     let importance = on.importance()?;
     let (unpruned, tokens) = on.perplexity(&[])?;
+    if !unpruned.is_finite() {
+        return Err(Failure::usage(format!(
+            "the perplexity of the text is {unpruned} without pruning: use another text"
+        )));
+    }
     let mut order: Vec<usize> = (0..importance.len()).collect();
     order.sort_by(|&a, &b| importance[a].total_cmp(&importance[b]));
     let most = unpruned * (1.0 + args.loss / 100.0);

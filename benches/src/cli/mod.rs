@@ -102,9 +102,12 @@ Example:
         /// The provider.
         provider: emberflow_engine::device::Provider,
     },
-    /// Open all OpenCL devices; used by this program itself.
+    /// Open an OpenCL device; used by this program itself.
     #[command(hide = true)]
-    CheckOpencl,
+    CheckOpencl {
+        /// Its number; without, the first graphics processor.
+        number: Option<usize>,
+    },
     /// Any command of the program emberflow; used by tests.
     #[command(subcommand, hide = true)]
     Program(Box<emberflow::cli::Command>),

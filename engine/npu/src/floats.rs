@@ -17,8 +17,13 @@ use crate::graph::{
 };
 use crate::onnx::{Attribute, Element, Graph};
 
-/// Channels of a piece: 1024 · 128 · 127 < 2^24.
-const PIECE: usize = 1 << 10;
+/// Channels of a piece: of bytes 1024 · 128 · 127 < 2^24, of nibbles 16384 · 8 · 127 < 2^24.
+fn piece_len(weights: Weights) -> usize {
+    match weights {
+        Weights::Bytes => 1 << 10,
+        Weights::Nibbles(_) => 1 << 14,
+    }
+}
 
 /// The factor of bytes, of weights and of activations.
 const OF_BYTES: f32 = 1.0 / 128.0;
@@ -34,10 +39,9 @@ impl Form {
 
     /// Ranges of a row's channels, a piece each.
     fn pieces(&self) -> impl Iterator<Item = [usize; 2]> {
-        let end = self.groups * GROUP;
-        (0..end)
-            .step_by(PIECE)
-            .map(move |start| [start, end.min(start + PIECE)])
+        let (end, len) = (self.groups * GROUP, piece_len(self.weights));
+        let piece = move |start| [start, end.min(start + len)];
+        (0..end).step_by(len).map(piece)
     }
 
     /// Values of a row and a token that a graph of floats returns.
@@ -52,16 +56,18 @@ impl Form {
         9 * (height + width) * self.float_row_bytes() + sums + outliers
     }
 
-    /// Puts rows as graphs of floats read them, where nibbles are bytes: `[rows × channels]`.
-    pub(crate) fn unpack(&self, rows: &[u8], less: u8, out: &mut Vec<u8>) {
-        let bytes = self.weights.group_bytes();
+    /// Puts rows as graphs of floats read them, where nibbles are bytes, `[height × channels]`: those that are not there are 0.
+    pub(crate) fn unpack(&self, rows: &[u8], [height, less]: [usize; 2], out: &mut Vec<u8>) {
+        let (bytes, less) = (self.weights.group_bytes(), less as u8);
         out.clear();
+        out.reserve_exact(height * self.float_row_bytes());
         for row in rows.chunks_exact(self.row_bytes) {
             for group in row[..self.groups * bytes].chunks_exact(bytes) {
                 out.extend(group.iter().map(|byte| (byte & 15).wrapping_sub(less)));
                 out.extend(group.iter().map(|byte| (byte >> 4).wrapping_sub(less)));
             }
         }
+        out.resize(height * self.float_row_bytes(), 0);
     }
 
     /// Puts activations, `[tokens × channels]`, by channel, `[row bytes × width]`: those that are not there are 0.

@@ -476,10 +476,12 @@ impl Form {
         let (height, len) = (key.tile.height, self.row_bytes);
         match self.weights {
             Weights::Nibbles(less) if key.numbers != Numbers::Integers => {
-                self.unpack(&all[some.start * len..some.end * len], less, buffer);
-                let len = self.float_row_bytes();
-                buffer.resize(height * len, 0);
-                tensor([height, len], bytemuck::cast_slice::<u8, i8>(buffer))
+                let some = &all[some.start * len..some.end * len];
+                self.unpack(some, [height, usize::from(less)], buffer);
+                tensor(
+                    [height, self.float_row_bytes()],
+                    bytemuck::cast_slice::<u8, i8>(buffer),
+                )
             }
             _ => self.stored_tensor(height, padded(all, some, height, len, buffer)),
         }

@@ -187,6 +187,24 @@ fn sums_of_floats_are_exact_or_near() {
         npu.multiply(form, operands, |sums| found.push(sums.sums[0]))
             .unwrap();
         assert_eq!(found, [4096 * 128 * 127]);
+        // The same of nibbles, where a piece has more channels.
+        let form = Form {
+            weights: Weights::Nibbles(8),
+            summed: Summed::ByRow(0),
+            groups: 512,
+            row_bytes: 512 * 16,
+        };
+        npu.prepare(form).unwrap();
+        let (rows, x) = ([0; 512 * 16], [-127; 512 * 32]);
+        let operands = Operands {
+            rows: &rows,
+            tokens: &x,
+            outliers: [&[]; 2],
+        };
+        let mut found = Vec::new();
+        npu.multiply(form, operands, |sums| found.push(sums.sums[0]))
+            .unwrap();
+        assert_eq!(found, [512 * 32 * 8 * 127]);
     }
     let mut halves = Npu::open(Provider::CpuHalves).unwrap();
     let off = compare(&mut halves, &forms, &SIZES, |sum| 1024 + sum.abs() / 256);

@@ -16,6 +16,8 @@ pub struct Judge {
     on: Compute,
     predictors: Predictors,
     quantized: Activations,
+    /// By layer with an FFN: outliers of its input are pruned.
+    pruned: Vec<bool>,
     /// Predictions, 1 or 0, `[neurons × tokens]`.
     wanted: Vec<f32>,
     neurons: usize,
@@ -33,11 +35,12 @@ impl Judge {
         let Some(stored) = StoredPredictors::look(container, c)? else {
             return Ok(None);
         };
-        let bytes = stored.bytes;
+        let (bytes, meta) = (stored.bytes, model.text().meta());
         Ok(Some(Self {
             on: compute(container, c, threads, None),
             predictors: stored.load(container, c, chunk)?,
             quantized: Activations::default(),
+            pruned: c.ffn_layers().map(|layer| meta.prunes(layer)).collect(),
             wanted: vec![0.0; chunk * c.ffn as usize],
             neurons: c.ffn as usize,
             bytes,
@@ -57,6 +60,7 @@ impl Judge {
         if seen.gates.len() != pairs || self.wanted.len() < pairs {
             return;
         }
+        self.quantized.set_pruned(self.pruned[seen.layer]);
         cpu.quantize_activations(seen.x, tokens, &mut self.quantized);
         let features = Features {
             normed: seen.x,

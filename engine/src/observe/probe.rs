@@ -66,7 +66,8 @@ impl<'e> Probe<'e> {
     }
 
     /// Passes up to [`Engine::chunk`] `tokens` through the layers as the next of `sequence`, and adds the importance of their
-    /// outliers to `layers`, one for each layer: of the inputs of the mixer's first and last projections and of the FFN.
+    /// outliers to `layers`, one for each layer: of the inputs of the mixer's first and last projections and of the FFNs. Of
+    /// narrow experts that is the narrow input.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -90,6 +91,9 @@ impl<'e> Probe<'e> {
         let mut ffn = |seen: &FfnSeen<'_>| {
             let of = &mut of_ffns[numbers[seen.layer] as usize];
             of.add(cpu, seen.x, seen.tokens, &mut quantized);
+            if !seen.dense.is_empty() {
+                of.add(cpu, seen.dense, seen.tokens, &mut quantized);
+            }
         };
         let rows = StreamRows {
             tokens,
@@ -120,8 +124,8 @@ impl<'e> Probe<'e> {
     }
 }
 
-/// Importance of the outliers of a layer's inputs (llm.npu, §3.3, which takes the largest of all tokens; the mean orders layers
-/// better).
+/// Importance of the outliers of a layer's inputs (llm.npu, §3.3, which takes the largest of all tokens; the mean orders
+/// layers better).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Importance {
     /// Sum of the logarithms of the [importance](emberflow_kernels::ActivationsRef::importance) of each token in each input.

@@ -67,6 +67,7 @@ impl Trainer<'_> {
             return;
         }
         let mut quantized = Activations::default();
+        quantized.set_pruned(layer.pruned);
         cpu.quantize_activations(inputs, tokens, &mut quantized);
         let features = Features {
             normed: inputs,
@@ -141,6 +142,7 @@ impl Trainer<'_> {
     ) -> CutoffFit {
         let (cpu, tokens) = (self.on.cpu, inputs.len() / layer.d);
         let mut quantized = Activations::default();
+        quantized.set_pruned(layer.pruned);
         cpu.quantize_activations(inputs, tokens, &mut quantized);
         let features = Features {
             normed: inputs,

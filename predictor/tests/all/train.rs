@@ -62,6 +62,7 @@ impl Problem {
                 calibrate,
                 measure,
             },
+            pruned: false,
             recall: 0.98,
         }
     }

@@ -1,5 +1,5 @@
-//! Layers whose outliers are pruned: the same bits whatever budget, threads, chunks, batch, parts and devices, for mixers and
-//! FFNs of all kinds; and metadata that is damaged.
+//! Layers whose outliers are pruned: the same bits whatever budget, threads, chunks, batch, parts and devices, for mixers
+//! and FFNs of all kinds; and metadata that is damaged.
 
 use std::path::{Path, PathBuf};
 

@@ -10,6 +10,7 @@ use emberflow_models::config::{Activation, FfnKind};
 use serde_json::{Value, json};
 
 use super::check::Check;
+use crate::probe::Unusable;
 use crate::probe::opencl::probe;
 use crate::size;
 use crate::tell::tell;
@@ -173,11 +174,15 @@ pub(super) fn devices(again: bool) -> Check {
         let path = verdicts.path().display();
         return Check::unknown(NAME, format!("{path} cannot be removed: {e}"));
     }
-    if let Err(e) = probe() {
-        let check = Check::ok(NAME, format!("OpenCL: {}", e.what)).with("devices", json!([]));
-        return check.advise("update the OpenCL driver, or use --device none");
+    let failed =
+        |e: Unusable| Check::ok(NAME, format!("OpenCL: {}", e.what)).with("devices", json!([]));
+    if let Err(e) = probe(None) {
+        return failed(e);
     }
     let found = list();
+    if let Some(e) = (0..found.len()).find_map(|number| probe(Some(number)).err()) {
+        return failed(e);
+    }
     if found.is_empty() {
         return Check::ok(NAME, "none: no OpenCL driver found").with("devices", json!([]));
     }

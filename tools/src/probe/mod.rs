@@ -1,5 +1,5 @@
-//! Libraries and drivers of devices are first loaded in a child process, this program again: if one crashes or hangs, the child
-//! ends, and this process reports an error.
+//! Libraries and drivers of devices are first loaded in a child process, this program again: if one crashes or hangs, the
+//! child ends, and this process reports an error.
 
 mod answer;
 pub mod npu;
@@ -20,11 +20,11 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
         DeviceChoice::Npu(provider) => {
             npu::probe(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
         }
-        DeviceChoice::OpenCl(_) | DeviceChoice::OpenClApart(_) => {
-            opencl::probe().map_err(|e| e.of("opencl"))?;
+        DeviceChoice::OpenCl(number) | DeviceChoice::OpenClApart(number) => {
+            opencl::probe(Some(number)).map_err(|e| e.of(format!("opencl:{number}")))?;
         }
         DeviceChoice::Auto => {
-            if let Err(Unusable { what, .. }) = opencl::probe() {
+            if let Err(Unusable { what, .. }) = opencl::probe(None) {
                 tell(format_args!("emberflow: no OpenCL device: {what}"));
                 return Ok(None);
             }

@@ -274,6 +274,7 @@ fn train(
                     calibrate,
                     measure,
                 },
+                pruned: packed.meta.prunes(bank.layer),
                 recall: args.recall,
             };
             let (made, report) = of_bank(args, job, &trainer, c, bank, &layer)?;

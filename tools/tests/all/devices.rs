@@ -118,7 +118,8 @@ fn opencl_drivers_that_fail_are_errors_within_seconds() {
             program.args(args).env("OCL_ICD_VENDORS", &vendors);
             program
         };
-        let failed = opencl::probe_by(with_driver(&[]), Duration::from_secs(3)).unwrap_err();
+        let failed =
+            opencl::probe_by(with_driver(&[]), Some(0), Duration::from_secs(3)).unwrap_err();
         assert!(
             failed.cause == Cause::Broken && failed.what.contains(told),
             "{failed:?}"

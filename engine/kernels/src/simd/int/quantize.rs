@@ -57,8 +57,8 @@ pub(super) unsafe fn quantize_token<Q: Quantize>(x: &[f32], chunks: &mut [Chunk]
     }
 }
 
-/// Quantises one token with one scale: that of its largest element, or the one that ignores the elements with an excess, which
-/// it finds.
+/// Quantises one token with one scale: that of its largest element, or the one that ignores the elements with an excess,
+/// which it finds.
 ///
 /// # Safety
 /// The CPU has the instruction set of `Q`.
