@@ -17,7 +17,6 @@ use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
 use crate::loader::name_of;
-use crate::memory::Needs;
 use crate::mixer::PROJECTIONS;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
@@ -323,7 +322,7 @@ impl Planner {
     pub fn budget(&self, budget: Budget) -> u64 {
         match budget {
             Budget::Bytes(bytes) => bytes,
-            Budget::Auto => auto_budget(&self.needs_with(&self.needs, self.longest_chunk())),
+            Budget::Auto => auto_budget(self),
             // Everything, including the chunk chosen then.
             Budget::FfnShare(share) if share >= 1.0 => self.full_budget(),
             Budget::FfnShare(share) => self.budget_for_share(share),
@@ -333,13 +332,14 @@ impl Planner {
 
 /// The full budget, limited to what the machine can safely provide. If that is too small, the
 /// smallest feasible budget, provided the machine has it.
-fn auto_budget(needs: &Needs) -> u64 {
-    let full = needs.full_budget();
+fn auto_budget(planner: &Planner) -> u64 {
+    let full = planner.full_budget();
     let Some(safe) = mem::auto_budget() else {
         return full;
     };
     let conceded = mem::Mem::system().conceded();
     let reach = conceded.map_or(u64::MAX, |limit| limit.bytes);
+    let needs = planner.needs_with(planner.needs(), planner.longest_chunk());
     let smallest = needs.smallest_budget();
     let floor = if smallest <= reach { smallest } else { safe };
     safe.max(floor).min(full)

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use emberflow_engine::meta::{ContainerMeta, Order};
 use emberflow_kernels::DType;
 use emberflow_models::config::{Mixture, ModelConfig};
-use emberflow_predictor::stats::{ActivationStats, LayerStats, hot_share};
+use emberflow_predictor::stats::{ActivationStats, BATCHES, LayerStats, hot_share};
 use emberflow_storage::container::{BundleGeometry, Container, Placement, TensorEntry};
 use serde::Serialize;
 
@@ -383,12 +383,14 @@ fn write_activity(out: &mut String, i: &Inspection) -> std::fmt::Result {
         writeln!(out, "{line}")?;
     }
     if let Some(s) = &i.statistics {
+        let mut largest = (BATCHES.iter().zip(&s.steps)).filter(|&(_, &steps)| steps > 0);
         let list: Vec<String> = s.persistence.iter().map(|p| format!("{p:.2}")).collect();
         writeln!(
             out,
-            "persistence by layer: {} ({} tokens; batches up to 32)",
+            "persistence by layer: {} ({} tokens; batches up to {})",
             list.join(" "),
-            s.tokens
+            s.tokens,
+            largest.next_back().map_or(1, |(&size, _)| size)
         )?;
     }
     Ok(())

@@ -60,6 +60,24 @@ pub(crate) struct DeviceTier {
 }
 
 impl DeviceTier {
+    /// What is needed where devices hold so many clusters.
+    pub fn holding(&self, needs: &Needs, clusters: u64) -> Needs {
+        Needs {
+            device_clusters: clusters,
+            device: match self.unified {
+                true => clusters * self.cluster_len,
+                false => 0,
+            },
+            ..*needs
+        }
+    }
+
+    /// What is needed with the clusters that the user gave to devices; `None` if that is chosen, or in the needs.
+    fn given(&self, needs: &Needs) -> Option<Needs> {
+        let clusters = (self.memory / self.cluster_len.max(1)).min(needs.clusters);
+        (self.asked && self.same_bits).then(|| self.holding(needs, clusters))
+    }
+
     /// Whether the device's part of its own clusters may follow its times: the CPU can read the
     /// rest in place and computes the same bits.
     pub fn follows(&self) -> bool {
@@ -154,10 +172,13 @@ impl Planner {
         &self.needs
     }
 
-    /// The budget that holds the whole model with the longest chunk.
+    /// The budget that holds the whole model with the longest chunk, and what the user gave to devices beside the CPU's Gate
+    /// rows of the same neurons.
     pub fn full_budget(&self) -> u64 {
-        self.needs_with(&self.needs, self.longest_chunk())
-            .full_budget()
+        let all = self.needs_with(&self.needs, self.longest_chunk());
+        let given = self.tier.as_ref().and_then(|tier| tier.given(&all));
+        let with_devices = given.map_or(0, |needs| needs.full_budget());
+        all.full_budget().max(with_devices)
     }
 
     /// The longest candidate chunk.

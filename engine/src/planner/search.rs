@@ -115,15 +115,7 @@ impl Planner {
         let all = division.needs.clusters;
         let room = (self.room_for_neurons(tier, &division) / tier.cluster_len.max(1)).min(all);
         let with = |clusters: u64| {
-            let needs = Needs {
-                device_clusters: clusters,
-                device: if tier.unified {
-                    clusters * tier.cluster_len
-                } else {
-                    0
-                },
-                ..division.needs
-            };
+            let needs = tier.holding(&division.needs, clusters);
             let divided = self.divided(budget, needs, division.chunk, division.batch);
             let same = |d: &Division| d.memory.gate_banks == division.memory.gate_banks;
             divided.ok().filter(same).map(|divided| Division {

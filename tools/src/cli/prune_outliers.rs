@@ -15,8 +15,9 @@ Examples:
   emberflow prune-outliers model.ember -f text.txt -o pruned.ember --loss 2 --limit 32768
   emberflow perplexity pruned.ember -f other.txt
 
-The text runs through the model 3 to about 15 times. Layers are pruned by the importance of their outliers,
-least first; the loss is measured.")]
+The text runs through the model 3 to about 15 times. Layers are pruned by the
+importance of their outliers, least first; the loss is measured. A container
+that is pruned already is pruned anew.")]
 pub struct PruneOutliersArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
@@ -28,7 +29,7 @@ pub struct PruneOutliersArgs {
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
     /// How much the perplexity on the text may rise, in percent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.5, value_parser = parse_loss)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.5, value_parser = parse_loss, allow_negative_numbers = true)]
     pub loss: f64,
     /// Tokens of the text to use, from its beginning.
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u64).range(2..))]

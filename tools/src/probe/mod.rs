@@ -23,12 +23,15 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
         DeviceChoice::OpenCl(number) | DeviceChoice::OpenClApart(number) => {
             opencl::probe(Some(number)).map_err(|e| e.of(format!("opencl:{number}")))?;
         }
-        DeviceChoice::Auto => {
-            if let Err(Unusable { what, .. }) = opencl::probe(None) {
+        DeviceChoice::Auto => match opencl::probe(None) {
+            Ok(true) => {}
+            // The library of one that is not used takes memory.
+            Ok(false) => return Ok(None),
+            Err(Unusable { what, .. }) => {
                 tell(format_args!("emberflow: no OpenCL device: {what}"));
                 return Ok(None);
             }
-        }
+        },
     }
     choice.open()
 }

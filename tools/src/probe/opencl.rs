@@ -18,11 +18,11 @@ const COMMAND: &str = "check-opencl";
 /// Maximum duration of a child process.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Loads OpenCL in a child process, and opens a device, or else the first graphics processor, if there is one.
+/// Loads OpenCL in a child process, and opens a device, or else the first graphics processor. Returns whether there is one.
 ///
 /// # Errors
 /// The library or a driver crashes or hangs.
-pub fn probe(number: Option<usize>) -> Result<(), Unusable> {
+pub fn probe(number: Option<usize>) -> Result<bool, Unusable> {
     probe_by(this_program(), number, LIMIT)
 }
 
@@ -30,7 +30,11 @@ pub fn probe(number: Option<usize>) -> Result<(), Unusable> {
 ///
 /// # Errors
 /// As [`probe`].
-pub fn probe_by(program: Command, number: Option<usize>, limit: Duration) -> Result<(), Unusable> {
+pub fn probe_by(
+    program: Command,
+    number: Option<usize>,
+    limit: Duration,
+) -> Result<bool, Unusable> {
     let number = number.map(|number| number.to_string());
     let args: Vec<&str> = [COMMAND].into_iter().chain(number.as_deref()).collect();
     answer_of(program, &args, limit)
@@ -42,11 +46,12 @@ pub fn probe_by(program: Command, number: Option<usize>, limit: Duration) -> Res
 /// Standard output is closed.
 pub fn command(number: Option<usize>) -> Result<(), Failure> {
     let gpu = || list().iter().position(|found| found.gpu);
-    if let Some(number) = number.or_else(gpu) {
+    let number = number.or_else(gpu);
+    if let Some(number) = number {
         // One that does not open is an error to whoever wants it.
         let _ = OpenCl::open(number, false);
     }
     // a driver may have begun a line
     std::io::stdout().write_all(b"\n")?;
-    print_json(&json!(Answer::Found(())))
+    print_json(&json!(Answer::Found(number.is_some())))
 }
