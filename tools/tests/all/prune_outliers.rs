@@ -102,8 +102,8 @@ fn the_loss_is_within_the_bound() {
         assert!(shown.contains(&expected), "{shown}");
         assert!(call(&["verify", &output]).status.success());
     }
-    // The least important are pruned first, so that the order is that of importance.
-    let report = prune(&model, &at("half"), "0.02");
+    // Four layers cost 0.074 %, all of them 0.084. The least important are pruned first.
+    let report = prune(&model, &at("half"), "0.08");
     let importance = |pruned: bool| {
         let layers = report["layers"].as_array().unwrap().iter();
         let these = layers.filter(move |layer| layer["pruned"] == pruned);
@@ -119,7 +119,7 @@ fn the_loss_is_within_the_bound() {
             .all(|found| found >= 1.0)
     );
     // Pruned again with another bound, it is as if pruned once.
-    let again = prune(&at("all"), &at("again"), "0.02");
+    let again = prune(&at("all"), &at("again"), "0.08");
     assert_eq!(pruned(&again), pruned(&report));
     let bytes = |name: &str| std::fs::read(at(name)).unwrap();
     assert!(bytes("again") == bytes("half"));
