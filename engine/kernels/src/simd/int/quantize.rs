@@ -106,9 +106,12 @@ unsafe fn largest_magnitude<Q: Quantize>(x: &[f32]) -> u32 {
     let (groups, rest) = x.as_chunks::<GROUP>();
     let mut last = [0.0; GROUP];
     last[..rest.len()].copy_from_slice(rest);
-    let all = groups.iter().chain([&last]);
-    // SAFETY: passed on from the caller.
-    all.fold(0, |most, group| most.max(unsafe { Q::largest(group) }))
+    let mut most = 0;
+    for group in groups.iter().chain([&last]) {
+        // SAFETY: passed on from the caller.
+        most = most.max(unsafe { Q::largest(group) });
+    }
+    most
 }
 
 /// The elements of largest magnitude.
