@@ -139,11 +139,7 @@ pub fn open_reserving(
     reserve: u64,
     force: bool,
 ) -> Result<Engine, Failure> {
-    let options = Options {
-        reserve,
-        ..engine_options(args, context)?
-    };
-    open(model, options, force, false)
+    open(model, reserving(args, context, reserve)?, force, false)
 }
 
 /// As [`open_engine`], with an observer on the FFNs that allocates `reserve` bytes.
@@ -154,10 +150,7 @@ pub fn open_observed(
     reserve: u64,
     force: bool,
 ) -> Result<Engine, Failure> {
-    let mut options = Options {
-        reserve,
-        ..engine_options(args, context)?
-    };
+    let mut options = reserving(args, context, reserve)?;
     options.lab.observe = true;
     open(model, options, force, false)
 }
@@ -171,10 +164,7 @@ pub fn open_routed(
     reserve: u64,
     force: bool,
 ) -> Result<Engine, Failure> {
-    let mut options = Options {
-        reserve,
-        ..engine_options(args, context)?
-    };
+    let mut options = reserving(args, context, reserve)?;
     options.lab.count_fired = model.text().config().ffn_kind.activation.is_sparse();
     open(model, options, force, false)
 }
@@ -190,6 +180,14 @@ pub fn open_devices(arg: &DeviceArg) -> Result<Vec<Device>, Failure> {
         devices.extend(device.map(|device| device.with_verdicts(choice.verdicts())));
     }
     Ok(devices)
+}
+
+/// Options of a command that allocates `reserve` bytes itself.
+fn reserving(args: &EngineArgs, context: usize, reserve: u64) -> Result<Options, Failure> {
+    Ok(Options {
+        reserve,
+        ..engine_options(args, context)?
+    })
 }
 
 fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure> {

@@ -80,6 +80,8 @@ pub fn command(args: &PruneOutliersArgs) -> Result<(), Failure> {
             chosen.tokens
         ));
     }
+    // It may have been made meanwhile.
+    atomic::may_create(&args.output, args.force, &reads)?;
     write(args, &container, meta, &chosen)?;
     chosen.print(args.json)
 }

@@ -56,9 +56,13 @@ impl Form {
         9 * (height + width) * self.float_row_bytes() + sums + outliers
     }
 
-    /// Puts rows as graphs of floats read them, where nibbles are bytes, `[height × channels]`: those that are not there are 0.
-    pub(crate) fn unpack(&self, rows: &[u8], [height, less]: [usize; 2], out: &mut Vec<u8>) {
-        let (bytes, less) = (self.weights.group_bytes(), less as u8);
+    /// Puts rows of nibbles as bytes, `[height × channels]`, as graphs of floats read them: rows that are not there are 0.
+    pub(crate) fn unpack(&self, rows: &[u8], height: usize, out: &mut Vec<u8>) {
+        let bytes = self.weights.group_bytes();
+        let less = match self.weights {
+            Weights::Bytes => 0,
+            Weights::Nibbles(less) => less,
+        };
         out.clear();
         out.reserve_exact(height * self.float_row_bytes());
         for row in rows.chunks_exact(self.row_bytes) {

@@ -100,6 +100,14 @@ pub(crate) struct Tile {
     pub width: usize,
 }
 
+/// Which graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub form: Form,
+    pub tile: Tile,
+    pub numbers: Numbers,
+}
+
 /// Names of a graph's inputs and of its output.
 pub(crate) const WEIGHTS: &str = "weights";
 pub(crate) const TOKENS: &str = "tokens";

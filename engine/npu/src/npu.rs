@@ -1,6 +1,7 @@
 //! A provider, and the sessions that compute its graphs.
 
 mod groups;
+mod tensors;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,12 +12,12 @@ use ort::compiler::ModelCompiler;
 use ort::logging::LogLevel;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
-use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 
+use self::tensors::{padded, rows_of_run, tensor};
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::{
-    Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
+    Form, GROUP, Key, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
 };
 use crate::groups::GroupSessions;
 use crate::library::{Library, library};
@@ -61,14 +62,6 @@ impl Listed {
 /// There is none that can be used: what to install.
 pub fn list() -> Result<Listed, Error> {
     Listed::of(&library()?)
-}
-
-/// Which graph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    form: Form,
-    tile: Tile,
-    numbers: Numbers,
 }
 
 /// Timed runs of a graph, of which the fastest counts.
@@ -406,7 +399,7 @@ impl Npu {
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let (count, integers) = (form.outliers(), key.numbers == Numbers::Integers);
-        let weights = form.rows_of_run(of.rows, &rows, key, &mut self.rows)?;
+        let weights = rows_of_run(key, of.rows, &rows, &mut self.rows)?;
         let x = match integers {
             true => {
                 let len = form.groups * GROUP;
@@ -453,64 +446,4 @@ impl Npu {
         });
         Ok(())
     }
-}
-
-impl Form {
-    /// `height` rows as they are stored.
-    fn stored_tensor<'a>(&self, height: usize, rows: &'a [u8]) -> Result<ValueRef<'a>, Error> {
-        let shape = [height, self.row_bytes];
-        match self.weights {
-            Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(rows)),
-            Weights::Nibbles(_) => tensor(shape, rows),
-        }
-    }
-
-    /// Some rows as a graph reads them: where they are, or in `buffer`.
-    fn rows_of_run<'a>(
-        &self,
-        all: &'a [u8],
-        some: &Range<usize>,
-        key: Key,
-        buffer: &'a mut Vec<u8>,
-    ) -> Result<ValueRef<'a>, Error> {
-        let (height, len) = (key.tile.height, self.row_bytes);
-        match self.weights {
-            Weights::Nibbles(less) if key.numbers != Numbers::Integers => {
-                let some = &all[some.start * len..some.end * len];
-                self.unpack(some, [height, usize::from(less)], buffer);
-                tensor(
-                    [height, self.float_row_bytes()],
-                    bytemuck::cast_slice::<u8, i8>(buffer),
-                )
-            }
-            _ => self.stored_tensor(height, padded(all, some, height, len, buffer)),
-        }
-    }
-}
-
-/// Memory as a tensor, without a copy.
-fn tensor<'a, T, const N: usize>(shape: [usize; N], values: &'a [T]) -> Result<ValueRef<'a>, Error>
-where
-    T: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static,
-{
-    let tensor = TensorRef::from_array_view((shape, values)).map_err(Error::of)?;
-    Ok(tensor.into_dyn())
-}
-
-/// The items `some` of `all`, of `len` values each, as `count` items: where they are, or padded with zeros in `buffer`.
-fn padded<'a, T: Copy + Default>(
-    all: &'a [T],
-    some: &Range<usize>,
-    count: usize,
-    len: usize,
-    buffer: &'a mut Vec<T>,
-) -> &'a [T] {
-    let items = &all[some.start * len..some.end * len];
-    if some.len() == count {
-        return items;
-    }
-    buffer.clear();
-    buffer.extend_from_slice(items);
-    buffer.resize(count * len, T::default());
-    buffer
 }

@@ -154,6 +154,22 @@ fn sums_are_exact() {
     compare(&mut npu, &forms(&summed, &[1, 3, 17]), &SIZES, |_| 0);
 }
 
+/// The sum of a row of such bytes and a token of -127.
+fn sum_of_all(npu: &mut Npu, form: Form, byte: u8) -> i32 {
+    npu.prepare(form).unwrap();
+    let (rows, x) = (vec![byte; form.row_bytes], vec![-127; form.groups * GROUP]);
+    let operands = Operands {
+        rows: &rows,
+        tokens: &x,
+        outliers: [&[]; 2],
+    };
+    let mut found = Vec::new();
+    npu.multiply(form, operands, |sums| found.push(sums.sums[0]))
+        .unwrap();
+    assert_eq!(found.len(), 1);
+    found[0]
+}
+
 /// Floats of 32 bits have the sums of integers, also of rows that are divided; those of 16 bits are near.
 #[test]
 fn sums_of_floats_are_exact_or_near() {
@@ -170,41 +186,20 @@ fn sums_of_floats_are_exact_or_near() {
     for provider in floats {
         let mut npu = Npu::open(provider).unwrap();
         compare(&mut npu, &forms, &SIZES, |_| 0);
-        // Every product the largest.
-        let form = Form {
+        // Every product the largest; of nibbles a piece has more channels.
+        let bytes = Form {
             groups: 128,
             row_bytes: 4100,
             ..forms[0]
         };
-        npu.prepare(form).unwrap();
-        let (rows, x) = ([0x80; 4100], [-127; 4096]);
-        let operands = Operands {
-            rows: &rows,
-            tokens: &x,
-            outliers: [&[]; 2],
-        };
-        let mut found = Vec::new();
-        npu.multiply(form, operands, |sums| found.push(sums.sums[0]))
-            .unwrap();
-        assert_eq!(found, [4096 * 128 * 127]);
-        // The same of nibbles, where a piece has more channels.
-        let form = Form {
+        assert_eq!(sum_of_all(&mut npu, bytes, 0x80), 4096 * 128 * 127);
+        let nibbles = Form {
             weights: Weights::Nibbles(8),
-            summed: Summed::ByRow(0),
             groups: 512,
             row_bytes: 512 * 16,
+            ..bytes
         };
-        npu.prepare(form).unwrap();
-        let (rows, x) = ([0; 512 * 16], [-127; 512 * 32]);
-        let operands = Operands {
-            rows: &rows,
-            tokens: &x,
-            outliers: [&[]; 2],
-        };
-        let mut found = Vec::new();
-        npu.multiply(form, operands, |sums| found.push(sums.sums[0]))
-            .unwrap();
-        assert_eq!(found, [512 * 32 * 8 * 127]);
+        assert_eq!(sum_of_all(&mut npu, nibbles, 0), 16384 * 8 * 127);
     }
     let mut halves = Npu::open(Provider::CpuHalves).unwrap();
     let off = compare(&mut halves, &forms, &SIZES, |sum| 1024 + sum.abs() / 256);

@@ -72,9 +72,10 @@ impl FromStr for DeviceChoice {
                 }),
         };
         known.ok_or_else(|| {
+            let providers = Provider::ALL.map(|provider| format!("npu:{provider}"));
             format!(
-                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N, opencl:N:copies, npu, npu:cpu, \
-                 npu:openvino, npu:qnn or npu:coreml (see doctor)"
+                "no device is called {name:?}: none, auto, cpu, opencl, opencl:N, opencl:N:copies, npu, {} (see doctor)",
+                providers.join(", ")
             )
         })
     }

@@ -8,7 +8,7 @@ use emberflow_engine::device::DeviceChoices;
 use emberflow_engine::{Budget, Lab, Sparsity};
 use emberflow_models::demo::Demo;
 
-use super::{parse_budget, parse_share};
+use super::{parse_budget, parse_share, with_unit};
 use crate::size;
 
 /// The model argument.
@@ -106,7 +106,7 @@ impl FromStr for DeviceArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, memory) = match text.split_once('=') {
-            Some((name, size)) => (name, Some(size::parse(size)?)),
+            Some((name, size)) => (name, Some(with_unit(size, size::parse(size)?)?)),
             None => (text, None),
         };
         let choices = name.parse()?;

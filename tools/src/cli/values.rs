@@ -66,7 +66,7 @@ pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {
     }
 }
 
-/// Bytes below which a budget without a unit is a mistake.
+/// Bytes below which memory without a unit is a mistake.
 const LEAST: u64 = 1 << 20;
 
 pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
@@ -74,15 +74,20 @@ pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
         Ok(Budget::Auto)
     } else {
         let hint = |e| format!("{e}{}", did_you_mean(text, ["auto"]));
-        match size::parse(text).map_err(hint)? {
-            // No program is that small.
-            bytes if bytes < LEAST && !text.contains(|c: char| c.is_ascii_alphabetic()) => {
-                Err(format!(
-                    "{text} is {bytes} bytes: did you mean {text}GiB? Sizes have a unit, KiB, MiB or GiB"
-                ))
-            }
-            bytes => Ok(Budget::Bytes(bytes)),
-        }
+        let bytes = size::parse(text).map_err(hint)?;
+        with_unit(text, bytes).map(Budget::Bytes)
+    }
+}
+
+/// The bytes that a text stands for, unless they are a few without a unit: no program and no device's part is that small.
+pub(crate) fn with_unit(text: &str, bytes: u64) -> Result<u64, String> {
+    let unit = text.contains(|c: char| c.is_ascii_alphabetic());
+    match bytes {
+        0 if !unit => Err("0 bytes: sizes have a unit, KiB, MiB or GiB".into()),
+        ..LEAST if !unit => Err(format!(
+            "{text} is {bytes} bytes: did you mean {text}GiB? Sizes have a unit, KiB, MiB or GiB"
+        )),
+        _ => Ok(bytes),
     }
 }
 

@@ -62,6 +62,8 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
         predictors: Some(&section),
         ..Changed::default()
     };
+    // The output may have been made meanwhile.
+    check(args)?;
     rewrite::copy(&container, &args.output, changed)?;
     std::fs::remove_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;
     let qualities: Vec<_> = banks.iter().map(|b| b.quality).collect();

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use ort::session::SessionInputValue;
 
-use super::{Npu, tensor, wrong_sums};
+use super::tensors::{stored_rows, tensor};
+use super::{Npu, wrong_sums};
 use crate::error::Error;
 use crate::graph::{GROUP, Numbers};
 use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, NAMES, pieces};
@@ -141,7 +142,7 @@ impl Npu {
                 true => &its.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
                 false => &self.rows[place * lens.rows..][..lens.rows],
             };
-            let weights = form.stored_tensor(height, weights)?;
+            let weights = stored_rows(&form, height, weights)?;
             let x = &self.tokens[place * lens.tokens..][..lens.tokens];
             let x = tensor([capacity, form.groups, GROUP], x)?;
             inputs.push(((&names.weights).into(), weights.into()));
