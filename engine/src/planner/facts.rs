@@ -72,12 +72,6 @@ impl DeviceTier {
         }
     }
 
-    /// What is needed with the clusters that the user gave to devices; `None` if that is chosen, or in the needs.
-    fn given(&self, needs: &Needs) -> Option<Needs> {
-        let clusters = (self.memory / self.cluster_len.max(1)).min(needs.clusters);
-        (self.asked && self.same_bits).then(|| self.holding(needs, clusters))
-    }
-
     /// Whether the device's part of its own clusters may follow its times: the CPU can read the
     /// rest in place and computes the same bits.
     pub fn follows(&self) -> bool {
@@ -172,13 +166,17 @@ impl Planner {
         &self.needs
     }
 
-    /// The budget that holds the whole model with the longest chunk, and what the user gave to devices beside the CPU's Gate
-    /// rows of the same neurons.
+    /// The budget that holds the whole model with the longest chunk, and what devices hold if memory is no limit: the CPU has
+    /// Gate rows of these neurons too.
     pub fn full_budget(&self) -> u64 {
         let all = self.needs_with(&self.needs, self.longest_chunk());
-        let given = self.tier.as_ref().and_then(|tier| tier.given(&all));
-        let with_devices = given.map_or(0, |needs| needs.full_budget());
-        all.full_budget().max(with_devices)
+        let full = all.full_budget();
+        let follows = self.tier.as_ref().filter(|tier| tier.follows());
+        let with_devices = follows.and_then(|tier| {
+            let clusters = self.divide(2 * full).ok()?.needs.device_clusters;
+            Some(tier.holding(&all, clusters).full_budget())
+        });
+        full.max(with_devices.unwrap_or(0))
     }
 
     /// The longest candidate chunk.

@@ -574,6 +574,8 @@ fn what_a_device_holds_is_in_no_other_region() {
         assert_eq!(needs.device_clusters, 40);
         let charged = if unified { 40 * cluster_len } else { 0 };
         assert_eq!(memory.ledger.held("device"), charged);
+        let whole = p.divide(p.full_budget()).unwrap();
+        assert!(whole.is_resident() && whole.needs.device_clusters == 40);
         assert!(memory.ledger.used() <= budget);
         let [with, without] = [&division, &plain].map(|d| d.memory.ffn_resident_share(&d.needs));
         if unified {

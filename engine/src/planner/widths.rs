@@ -302,7 +302,10 @@ mod tests {
     fn long_chunks_stream_through_a_device_that_is_fast_for_many_rows() {
         let mut p = device_planner([400e-9, 420e-9, 600e-9]);
         p.tier.iter_mut().for_each(|tier| tier.at_once = 8);
-        let division = p.divide(p.full_budget()).unwrap();
+        // The device holds no cluster.
+        let budget = p.needs_with(&p.needs, p.longest_chunk()).full_budget();
+        let division = p.divide(budget).unwrap();
+        assert_eq!(division.needs.device_clusters, 0);
         let pass = p.pass(&division, p.threads).unwrap();
         let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows).0;
         assert_eq!(of(16), 0);
@@ -373,10 +376,10 @@ mod tests {
             tier: None,
             ..p.clone()
         };
-        // Gate rows fit with and without the device.
-        let budget = 2 * p.full_budget();
+        let budget = p.full_budget();
+        assert!(budget > plain.full_budget());
         let [with, without] = [&p, &plain].map(|p| p.divide(budget).unwrap());
-        assert!(with.needs.device_clusters > 0);
+        assert!(with.is_resident() && with.needs.device_clusters > 0);
         assert_eq!(with.widths.clusters(0, 1), Some(0));
         assert!(with.widths.clusters(0, with.chunk) > Some(0));
         let [a, b] = [(&p, &with), (&plain, &without)].map(|(p, d)| {
