@@ -66,7 +66,8 @@ impl Speed {
         // Where one cluster is no faster, launching is all that was measured.
         let neuron = slope.clamp(all / neurons as f64 * 0.01, all / neurons as f64);
         Self {
-            launch: all - neurons as f64 * neuron,
+            // Rounding may leave less than nothing.
+            launch: (all - neurons as f64 * neuron).max(0.0),
             neuron,
         }
     }

@@ -405,6 +405,19 @@ mod tests {
         assert_eq!(all[0].kernels, (MOST + 1).to_string());
     }
 
+    /// Where launching takes no time, rounding must not make it negative: such a verdict would be measured at each start.
+    #[test]
+    fn times_of_devices_without_a_launch_are_sound() {
+        for microseconds in 1..2000 {
+            let all = f64::from(microseconds) * 1e-6;
+            let verdict = Verdict {
+                speed: super::super::Speed::of(960, all, 0.0),
+                ..verdict()
+            };
+            assert!(Found::Sums(verdict).is_sound(), "{:?}", verdict.speed);
+        }
+    }
+
     #[test]
     fn a_saved_verdict_decides() {
         let dir = tempfile::tempdir().unwrap();

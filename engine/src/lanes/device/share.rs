@@ -241,7 +241,8 @@ fn sample(n: usize, rows: [usize; 2], cols: usize, times: [f64; 2]) -> Sample {
     let row = slope.clamp(all * 0.01, all);
     Sample {
         n,
-        launch: times[1] - row * rows[1] as f64,
+        // Rounding may leave less than nothing.
+        launch: (times[1] - row * rows[1] as f64).max(0.0),
         weight: row / cols as f64,
     }
 }
