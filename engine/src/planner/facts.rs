@@ -166,19 +166,6 @@ impl Planner {
         &self.needs
     }
 
-    /// The budget that holds the whole model with the longest chunk, and what devices hold if memory is no limit: the CPU has
-    /// Gate rows of these neurons too.
-    pub fn full_budget(&self) -> u64 {
-        let all = self.needs_with(&self.needs, self.longest_chunk());
-        let full = all.full_budget();
-        let follows = self.tier.as_ref().filter(|tier| tier.follows());
-        let with_devices = follows.and_then(|tier| {
-            let clusters = self.divide(2 * full).ok()?.needs.device_clusters;
-            Some(tier.holding(&all, clusters).full_budget())
-        });
-        full.max(with_devices.unwrap_or(0))
-    }
-
     /// The longest candidate chunk.
     pub(crate) fn longest_chunk(&self) -> usize {
         self.scratch.last().map_or(1, |s| s.chunk)

@@ -315,6 +315,19 @@ impl Planner {
         at_next_start(self.smallest_budget())
     }
 
+    /// The budget that holds the whole model with the longest chunk, and what devices hold if memory is no limit: the CPU has
+    /// Gate rows of these neurons too.
+    pub fn full_budget(&self) -> u64 {
+        let all = self.needs_with(&self.needs, self.longest_chunk());
+        let full = all.full_budget();
+        let follows = self.tier.as_ref().filter(|tier| tier.follows());
+        let with_devices = follows.and_then(|tier| {
+            let clusters = self.divide(2 * full).ok()?.needs.device_clusters;
+            Some(tier.holding(&all, clusters).full_budget())
+        });
+        full.max(with_devices.unwrap_or(0))
+    }
+
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose
     /// fastest division does so. If there is none, or only one candidate: the budget with all Gate
     /// rows, or the smallest budget if they do not fit.
