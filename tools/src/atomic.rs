@@ -33,6 +33,11 @@ const GROWING: [&str; 4] = ["", ".partial", ".partial.journal", ".checkpoint"];
 /// A usage error for a folder, a missing parent folder, a file that is also read, or an existing file without
 /// `force`; an I/O error if the probe file cannot be created.
 pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return Err(Failure::usage(
+            "- is not a file name here: name a file, /dev/stdout for standard output, or ./- for a file of this name",
+        ));
+    }
     if path.is_dir() {
         return Err(Failure::usage(format!(
             "{} is a folder; name a file in it",
@@ -168,7 +173,8 @@ fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
 /// As [`may_write`], for a file that is written elsewhere and renamed to `path` at the end.
 ///
 /// # Errors
-/// As [`may_write`], and a usage error for a device or pipe, which the rename would replace.
+/// As [`may_write`], and a usage error for a device or pipe, which the rename would replace, or a temporary file of
+/// something else.
 pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
     if is_stream(path) {
         return Err(Failure::usage(format!(
@@ -176,7 +182,17 @@ pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(
             path.display()
         )));
     }
-    may_write(path, force, reads)
+    may_write(path, force, reads)?;
+    // With a journal it is resumed.
+    let [partial, journal] =
+        [".partial", ".partial.journal"].map(|ending| with_suffix(path, ending));
+    if partial.symlink_metadata().is_ok() && journal.symlink_metadata().is_err() {
+        return Err(Failure::usage(format!(
+            "{} exists: another run writes it, or it is of something else; delete it or move it away if none is running",
+            partial.display()
+        )));
+    }
+    Ok(())
 }
 
 /// As [`may_create`], for a folder. Existing folders are never replaced, so that nothing in them is lost.
@@ -333,6 +349,26 @@ mod tests {
         assert!(may_create_folder(&at("new")).is_ok());
         assert!(may_write_each([&None, &Some(at("new"))], false, &[]).is_ok());
         assert!(may_write_each([&None, &Some(at("file"))], false, &[]).is_err());
+    }
+
+    /// A temporary file without a journal is of something else; with one, the writer resumes it.
+    #[test]
+    fn what_a_writer_would_refuse_at_the_end_is_refused_before_any_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for (name, allowed) in [
+            ("m.partial", false),
+            ("m.partial.journal", true),
+            ("n.partial.journal", true),
+        ] {
+            std::fs::write(at(name), "").unwrap();
+            let found = may_create(&at(&name[..1]), true, &[]);
+            assert_eq!(found.is_ok(), allowed, "{name}");
+        }
+        let message = may_write(Path::new("-"), true, &[])
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("/dev/stdout"), "{message}");
     }
 
     #[test]

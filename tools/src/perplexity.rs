@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use emberflow_engine::{Engine, FfnObserver, Logits, log_probability};
+use emberflow_engine::{DeviceReport, Engine, FfnObserver, Logits, log_probability};
 use emberflow_storage::mem;
 use serde::Serialize;
 
@@ -26,6 +26,8 @@ pub struct Perplexity {
     pub bytes: u64,
     /// Tokens per window.
     pub window: u32,
+    /// The devices of `--device`, with their class of numerics; `null` without one.
+    pub device: Option<DeviceReport>,
     /// Share of (neuron, token) pairs that are active.
     pub active_share: f64,
     /// Peak resident set of the process (VmHWM).
@@ -136,6 +138,7 @@ pub fn measure(
         tokens: scored,
         bytes,
         window: window as u32,
+        device: engine.device(),
         active_share: engine.counters().active_share(),
         peak_rss_bytes: mem::peak_rss(),
         budget_bytes: engine.memory().budget(),

@@ -164,7 +164,7 @@ fn accept(device: &Facts, deviation: f32) -> Result<(), DeviceError> {
         None => Ok(()),
         Some(how) => Err(DeviceError {
             device: device.name.clone(),
-            what: format!("computes wrong results: {how}; --device none does without it"),
+            what: format!("computes wrong results: {how}"),
         }),
     }
 }

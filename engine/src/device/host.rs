@@ -374,7 +374,7 @@ impl<A: Arithmetic> HostDevice<A> {
         match self.hangs {
             false => Ok(()),
             true => Err(self.failed(format!(
-                "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
+                "did not answer within {} seconds: its library or driver hangs; update it",
                 self.longest.as_secs()
             ))),
         }

@@ -100,6 +100,8 @@ const Q4_K: u32 = 12;
 /// A GGUF file being written, which is removed unless it is finished.
 pub struct GgufWriter {
     path: PathBuf,
+    /// Whether the file existed at the start, so that it is replaced.
+    replaces: bool,
     partial: PathBuf,
     file: File,
     config: ModelConfig,
@@ -197,6 +199,7 @@ impl GgufWriter {
         })?;
         let mut writer = Self {
             path: path.to_owned(),
+            replaces: path.symlink_metadata().is_ok(),
             partial,
             file: out,
             config: file.config.clone(),
@@ -248,8 +251,8 @@ impl GgufWriter {
     /// Flushes the file to disk, reads it back, and renames it to its final name.
     ///
     /// # Errors
-    /// [`Error::Export`] for missing bytes, or if the format lost a part of the configuration;
-    /// [`Error::Io`].
+    /// [`Error::Export`] for missing bytes, if the format lost a part of the configuration, or if the file has appeared since
+    /// [`GgufWriter::create`]; [`Error::Io`].
     pub fn finish(mut self) -> Result<(), Error> {
         if let Some(tensor) = self.tensors.get(self.at) {
             let reason = format!("tensor {} lacks {} bytes", tensor.id, self.left[self.at]);
@@ -257,8 +260,15 @@ impl GgufWriter {
         }
         flush(&self.file, &self.partial)?;
         self.check_reads_back()?;
-        std::fs::rename(&self.partial, &self.path).map_err(Error::io("rename", &self.partial))?;
         self.finished = true;
+        if !self.replaces && self.path.symlink_metadata().is_ok() {
+            let path = self.path.display();
+            let reason = format!(
+                "complete, but {path} was not there before: move one of them away, and rename this file"
+            );
+            return Err(Error::export(&self.partial, reason));
+        }
+        std::fs::rename(&self.partial, &self.path).map_err(Error::io("rename", &self.partial))?;
         flush_folder_of(&self.path)
     }
 

@@ -47,6 +47,8 @@ impl Default for Options {
 /// Writes one container. Units may come in any order; the resulting bytes are the same.
 pub struct Writer {
     pub(super) target: PathBuf,
+    /// Whether the target existed when writing began, so that it is replaced.
+    replaces: bool,
     partial: PathBuf,
     file: File,
     journal: Journal,
@@ -87,8 +89,7 @@ impl Writer {
         let id = fingerprint(&spec);
         let journal = sibling(&target, ".partial.journal")?;
         if partial.symlink_metadata().is_ok() && journal.symlink_metadata().is_err() {
-            let why =
-                "it exists, and no journal says that it is of an interrupted pack; move it away";
+            let why = "it exists, and no journal says that it is part of a container; move it away";
             let source = io::Error::new(ErrorKind::AlreadyExists, why);
             return Err(write_error(&partial, layout.file_len, "create it", source));
         }
@@ -112,6 +113,7 @@ impl Writer {
             checksums: vec![0; neurons],
             pending: Vec::new(),
             pending_bytes: 0,
+            replaces: target.symlink_metadata().is_ok(),
             target,
             partial,
             file,
@@ -308,8 +310,8 @@ impl Writer {
     /// Writes tables and superblock, flushes everything and renames the file to its final name.
     ///
     /// # Errors
-    /// If a unit was not written or the system refuses.
-    pub fn finish(self) -> Result<()> {
+    /// If a unit was not written, the target has appeared since [`Writer::create`], or the system refuses.
+    pub fn finish(mut self) -> Result<()> {
         if let Some(unit) = self.resume_from() {
             return Err(Error::Missing {
                 path: self.target,
@@ -346,6 +348,16 @@ impl Writer {
         self.write(0, &superblock.encode())?;
         durable::sync_all(&self.file, &self.partial)
             .map_err(|e| self.failed("flush it to disk", e))?;
+        if !self.replaces && self.target.symlink_metadata().is_ok() {
+            self.checkpoint()?;
+            let why = "it was not there before; move one of them away and repeat the command, which resumes here";
+            let source = io::Error::new(ErrorKind::AlreadyExists, why);
+            return Err(Error::File {
+                path: self.target,
+                what: "replace it",
+                source,
+            });
+        }
         std::fs::rename(&self.partial, &self.target)
             .map_err(|e| self.failed("give it its final name", e))?;
         let flushed = durable::sync_folder_of(&self.target);

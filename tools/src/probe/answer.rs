@@ -76,7 +76,7 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
         [&ended.output, &ended.errors].map(|bytes| String::from_utf8_lossy(bytes));
     match ended.status {
         None => Err(Unusable::broken(format!(
-            "did not answer within {} seconds: its library or driver hangs; update it, or use --device none",
+            "did not answer within {} seconds: its library or driver hangs; update it",
             limit.as_secs()
         ))),
         Some(status) if status.success() => match answer(&output) {
@@ -86,7 +86,7 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
         },
         Some(status) if status.code().is_some() => Err(Unusable::broken(error(&errors))),
         Some(status) => Err(Unusable::broken(format!(
-            "its library or driver crashed ({status}): update it, or use --device none"
+            "its library or driver crashed ({status}): update it"
         ))),
     }
 }

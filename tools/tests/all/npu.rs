@@ -86,10 +86,7 @@ fn libraries_that_fail_are_errors_within_seconds() {
     let hangs = "__attribute__((constructor)) void made(void) { for (;;) { __asm__(\"\"); } }";
     let hangs = library(dir.path(), "hangs", hangs).unwrap();
     let hung = broken(&hangs, 1);
-    assert!(
-        hung.contains("within 1 seconds") && hung.contains("--device none"),
-        "{hung}"
-    );
+    assert!(hung.contains("within 1 seconds"), "{hung}");
     let old = "static const char *version(void) { return \"1.10.0\"; }\n\
                static const void *api(unsigned n) { return 0; }\n\
                static const void *base[2] = { api, version };\n\

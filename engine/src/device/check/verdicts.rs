@@ -201,7 +201,7 @@ impl Verdicts {
                 device: device.name.clone(),
                 what: format!(
                     "computed wrong results before and is not tried again: {how} ({kernels}; saved in {}); \
-                     `emberflow doctor --retry-devices` tries it anew, --device none does without it",
+                     `emberflow doctor --retry-devices` tries it anew",
                     self.0.display()
                 ),
             }),

@@ -115,6 +115,24 @@ fn every_tensor_and_activation_comes_back() {
     }
 }
 
+/// A file that appears meanwhile is not replaced; what was written stays and is whole.
+#[test]
+fn what_appeared_meanwhile_stays() {
+    let original = Gguf::new("llama");
+    let source = original.open().unwrap();
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("out.gguf");
+    let vocab = vocab();
+    let writer = GgufWriter::create(&path, file(source.config(), &vocab)).unwrap();
+    std::fs::write(&path, "precious").unwrap();
+    let message = copy(source.as_ref(), writer).unwrap_err().to_string();
+    assert!(message.contains("was not there before"), "{message}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    std::fs::rename(dir.path().join("out.gguf.partial"), &path).unwrap();
+    let back = crate::open(&path).unwrap();
+    assert_eq!(back.config(), source.config());
+}
+
 #[test]
 fn an_unfinished_file_is_gone() {
     let original = Gguf::new("llama");

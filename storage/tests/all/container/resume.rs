@@ -231,6 +231,29 @@ fn replaces_only_at_the_end() {
     assert_eq!(fs::read(&path).unwrap(), new.bytes());
 }
 
+/// A file that appears while the container is written is not replaced, and nothing of the container is lost.
+#[test]
+fn what_appeared_meanwhile_stays() {
+    let (_dir, path) = target();
+    let model = full();
+    let mut writer = Writer::create(&path, model.spec.clone()).unwrap();
+    for unit in model.units() {
+        model.write_unit(&mut writer, unit).unwrap();
+    }
+    fs::write(&path, "precious").unwrap();
+    let error = writer.finish().unwrap_err().to_string();
+    assert!(
+        error.contains("model.ember: cannot replace it") && error.contains("was not there before"),
+        "{error}"
+    );
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
+    fs::remove_file(&path).unwrap();
+    let writer = Writer::create(&path, model.spec.clone()).unwrap();
+    assert_eq!(writer.resume_from(), None);
+    writer.finish().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), model.bytes());
+}
+
 #[test]
 fn finishing_too_early() {
     let (dir, path) = target();
