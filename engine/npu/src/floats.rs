@@ -13,7 +13,7 @@
 //! of additions. Factors keep products and sums of floats of 16 bits in their range; these lose bits.
 
 use crate::graph::{
-    Floats, Form, GROUP, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
+    Floats, Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
 };
 use crate::onnx::{Attribute, Element, Graph};
 
@@ -37,6 +37,11 @@ impl Form {
         }
     }
 
+    /// Whether the host unpacks rows for graphs of such numbers.
+    pub(crate) fn is_unpacked(&self, numbers: Numbers) -> bool {
+        numbers != Numbers::Integers && self.weights != Weights::Bytes
+    }
+
     /// Ranges of a row's channels, a piece each.
     fn pieces(&self) -> impl Iterator<Item = [usize; 2]> {
         let (end, len) = (self.groups * GROUP, piece_len(self.weights));
@@ -57,32 +62,34 @@ impl Form {
     }
 
     /// Puts rows of nibbles as bytes, `[height × channels]`, as graphs of floats read them: rows that are not there are 0.
-    pub(crate) fn unpack(&self, rows: &[u8], height: usize, out: &mut Vec<u8>) {
+    pub(crate) fn unpack(&self, rows: &[u8], out: &mut [u8]) {
         let bytes = self.weights.group_bytes();
         let less = match self.weights {
             Weights::Bytes => 0,
             Weights::Nibbles(less) => less,
         };
-        out.clear();
-        out.reserve_exact(height * self.float_row_bytes());
-        for row in rows.chunks_exact(self.row_bytes) {
-            for group in row[..self.groups * bytes].chunks_exact(bytes) {
-                out.extend(group.iter().map(|byte| (byte & 15).wrapping_sub(less)));
-                out.extend(group.iter().map(|byte| (byte >> 4).wrapping_sub(less)));
+        let rows = rows.chunks_exact(self.row_bytes);
+        let mut groups = out.chunks_exact_mut(GROUP);
+        let stored = rows.flat_map(|row| row[..self.groups * bytes].chunks_exact(bytes));
+        // The stored ones come first, so that none of the others is passed over.
+        for (stored, group) in stored.zip(&mut groups) {
+            let (low, high) = group.split_at_mut(bytes);
+            for ((&byte, low), high) in stored.iter().zip(low).zip(high) {
+                *low = (byte & 15).wrapping_sub(less);
+                *high = (byte >> 4).wrapping_sub(less);
             }
         }
-        out.resize(height * self.float_row_bytes(), 0);
+        groups.for_each(|group| group.fill(0));
     }
 
     /// Puts activations, `[tokens × channels]`, by channel, `[row bytes × width]`: those that are not there are 0.
-    pub(crate) fn put_across(&self, tokens: &[i8], width: usize, out: &mut Vec<i8>) {
-        out.clear();
-        out.resize(self.float_row_bytes() * width, 0);
-        for (t, token) in tokens.chunks_exact(self.groups * GROUP).enumerate() {
-            for (channel, &x) in token.iter().enumerate() {
-                out[channel * width + t] = x;
-            }
-        }
+    pub(crate) fn put_across(&self, tokens: &[i8], width: usize, out: &mut [i8]) {
+        across(tokens, self.groups * GROUP, width, out);
+    }
+
+    /// The same of what tokens meet of outliers, `[tokens × outliers]`.
+    pub(crate) fn put_picked(&self, picked: &[i8], width: usize, out: &mut [i8]) {
+        across(picked, self.outliers(), width, out);
     }
 
     /// Adds the pieces that a graph returned, `[pieces × height · width]`, to whole sums, as graphs of integers return them.
@@ -106,14 +113,14 @@ impl Form {
         }
     }
 
-    /// The model that multiplies a tile, in floats; `None` if sums are by group.
-    pub(crate) fn float_model(&self, tile: Tile, floats: Floats) -> Option<Vec<u8>> {
+    /// A graph of floats, and what multiplies a tile; `None` if sums are by group.
+    pub(crate) fn float_added(&self, graph: Graph, tile: Tile, floats: Floats) -> Option<Graph> {
         let Summed::ByRow(count) = self.summed else {
             return None;
         };
         let Tile { height, width } = tile;
         let len = self.float_row_bytes();
-        let graph = Graph::new("row sums in floats")
+        let graph = graph
             .input(WEIGHTS, Element::I8, &[height, len])
             .input(TOKENS, Element::I8, &[len, width])
             .output(SUMS, Element::F32, &[self.float_sums(), height, width])
@@ -144,21 +151,24 @@ impl Form {
         }
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let axis = Some(("axis", Attribute::Number(0)));
-        Some(
-            match floats {
-                Floats::Single => graph.node("Concat", &names, SUMS, axis),
-                Floats::Half => {
-                    let to = Some(("to", Attribute::Number(Element::F32 as u64)));
-                    (graph.node("Concat", &names, "halves", axis)).node(
-                        "Cast",
-                        &["halves"],
-                        SUMS,
-                        to,
-                    )
-                }
+        Some(match floats {
+            Floats::Single => graph.node("Concat", &names, SUMS, axis),
+            Floats::Half => {
+                let to = Some(("to", Attribute::Number(Element::F32 as u64)));
+                let graph = graph.node("Concat", &names, "halves", axis);
+                graph.node("Cast", &["halves"], SUMS, to)
             }
-            .model(),
-        )
+        })
+    }
+}
+
+/// Puts items of `len` values each by value, `[.. × width]`, and 0 elsewhere.
+fn across(items: &[i8], len: usize, width: usize, out: &mut [i8]) {
+    out.fill(0);
+    for (t, item) in items.chunks_exact(len.max(1)).enumerate() {
+        for (channel, &x) in item.iter().enumerate() {
+            out[channel * width + t] = x;
+        }
     }
 }
 

@@ -133,21 +133,8 @@ impl Form {
         }
     }
 
-    /// The model that multiplies a tile, in integers.
-    pub(crate) fn model(&self, tile: Tile) -> Vec<u8> {
-        self.added(Graph::new("sums"), tile).model()
-    }
-
-    /// A graph of integers, and what multiplies a tile.
-    pub(crate) fn added(&self, graph: Graph, tile: Tile) -> Graph {
-        match self.summed {
-            Summed::ByGroup => self.by_group(graph, tile),
-            Summed::ByRow(_) => self.by_row(graph, tile),
-        }
-    }
-
     /// Adds a sum for each row, and one for its outliers.
-    fn by_row(&self, graph: Graph, Tile { height, width }: Tile) -> Graph {
+    pub(crate) fn by_row(&self, graph: Graph, Tile { height, width }: Tile) -> Graph {
         let (groups, count) = (self.groups, self.outliers());
         let (n, bytes) = (groups * GROUP, self.weights.group_bytes());
         let graph = graph
@@ -192,7 +179,7 @@ impl Form {
     }
 
     /// Adds a sum for each group.
-    fn by_group(&self, graph: Graph, tile: Tile) -> Graph {
+    pub(crate) fn by_group(&self, graph: Graph, tile: Tile) -> Graph {
         let Self {
             weights,
             groups,

@@ -58,24 +58,24 @@ impl GroupForm {
     }
 
     /// The fewest parts that an expert's rows have in a graph of `experts` experts; `None` if no part fits.
-    fn parts(&self, experts: usize) -> Option<usize> {
+    fn parts(&self, experts: usize, numbers: Numbers) -> Option<usize> {
         let most = self.rows.div_ceil(8).max(1);
         let fits = |parts: &usize| {
             let tile = self.tile(self.rows.div_ceil(*parts));
-            experts * self.form.bytes(tile, Numbers::Integers) <= RUN_BYTES
+            experts * self.form.bytes(tile, numbers) <= RUN_BYTES
         };
         (1..=most).find(fits)
     }
 
     /// The graphs, by number of experts, the largest first; none if no expert fits.
-    pub(crate) fn tiles(&self) -> Vec<GroupTile> {
+    pub(crate) fn tiles(&self, numbers: Numbers) -> Vec<GroupTile> {
         let mut all = Vec::new();
         let mut fewest = f64::INFINITY;
         if self.rows == 0 || self.capacity == 0 {
             return all;
         }
         for experts in GROUP_SIZES.into_iter().rev() {
-            let Some(parts) = self.parts(experts) else {
+            let Some(parts) = self.parts(experts, numbers) else {
                 continue;
             };
             let runs = parts as f64 / experts as f64;
@@ -89,14 +89,15 @@ impl GroupForm {
         all
     }
 
-    pub(crate) fn model(&self, tile: GroupTile) -> Vec<u8> {
+    /// The model of a graph; `None` if there is none with such numbers.
+    pub(crate) fn model(&self, tile: GroupTile, numbers: Numbers) -> Option<Vec<u8>> {
         let its = self.tile(tile.height);
-        let experts = 0..tile.experts;
-        let graph = experts.fold(Graph::new("experts"), |graph, expert| {
+        let mut experts = 0..tile.experts;
+        let graph = experts.try_fold(Graph::new("experts"), |graph, expert| {
             let graph = graph.prefixed(prefix(expert));
-            self.form.added(graph, its)
+            self.form.added(graph, its, numbers)
         });
-        graph.model()
+        graph.map(|graph| graph.model())
     }
 }
 
@@ -151,11 +152,15 @@ pub(crate) struct Lens {
 }
 
 impl Lens {
-    pub fn of(of: GroupForm, tile: GroupTile) -> Self {
+    pub fn of(of: GroupForm, tile: GroupTile, numbers: Numbers) -> Self {
         let count = of.form.outliers();
+        let [row, token] = match numbers {
+            Numbers::Integers => [of.form.row_bytes, of.form.groups * GROUP],
+            Numbers::Floats(_) => [of.form.float_row_bytes(); 2],
+        };
         Self {
-            rows: tile.height * of.form.row_bytes,
-            tokens: of.capacity * of.form.groups * GROUP,
+            rows: tile.height * row,
+            tokens: of.capacity * token,
             outliers: [tile.height, of.capacity].map(|items| items * count),
         }
     }
@@ -169,7 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::graph::{Summed, Weights};
+    use crate::graph::{Floats, Summed, Weights};
 
     fn form(
         groups: usize,
@@ -203,15 +208,16 @@ mod tests {
             groups in 1usize..200,
             nibbles: bool,
             summed in prop_oneof![Just(Summed::ByGroup), (0usize..100).prop_map(Summed::ByRow)],
+            numbers in prop::sample::select(vec![Numbers::Integers, Numbers::Floats(Floats::Single)]),
             rows in 1usize..3000,
             capacity in prop::sample::select(vec![16usize, 32, 64, 128, 256, 512]),
         ) {
             let of = form(groups, nibbles, summed, rows, capacity);
-            let tiles = of.tiles();
-            prop_assert_eq!(of.parts(1).is_none(), tiles.is_empty());
+            let tiles = of.tiles(numbers);
+            prop_assert_eq!(of.parts(1, numbers).is_none(), tiles.is_empty());
             let mut before = 0.0;
             for tile in tiles {
-                let bytes = tile.experts * of.form.bytes(of.tile(tile.height), Numbers::Integers);
+                let bytes = tile.experts * of.form.bytes(of.tile(tile.height), numbers);
                 prop_assert!(bytes <= RUN_BYTES, "{:?}", tile);
                 let runs = rows.div_ceil(tile.height) as f64 / tile.experts as f64;
                 prop_assert!(runs > before, "{:?}", tile);
@@ -240,7 +246,7 @@ mod tests {
     #[test]
     fn nearly_full_graphs_are_taken() {
         let of = form(8, false, Summed::ByGroup, 160, 64);
-        let tiles = of.tiles();
+        let tiles = of.tiles(Numbers::Integers);
         let all: Vec<_> = tiles
             .iter()
             .map(|tile| [tile.experts, tile.height])

@@ -2,6 +2,7 @@
 //! `EMBERFLOW_NEEDS_ONNXRUNTIME`, which CI sets, they fail. CI runs them twice: on ONNX Runtime's kernels and on OpenVINO's.
 
 use crate::graph::GROUP;
+use crate::onnx::{Element, Graph};
 use crate::{Form, GroupForm, Npu, Operands, Provider, Summed, Sums, Weights, list};
 
 /// What stands in for an NPU.
@@ -186,6 +187,7 @@ fn sums_of_floats_are_exact_or_near() {
     for provider in floats {
         let mut npu = Npu::open(provider).unwrap();
         compare(&mut npu, &forms, &SIZES, |_| 0);
+        assert!(npu.is_exact(), "{provider}");
         // Every product the largest; of nibbles a piece has more channels.
         let bytes = Form {
             groups: 128,
@@ -203,7 +205,9 @@ fn sums_of_floats_are_exact_or_near() {
     }
     let mut halves = Npu::open(Provider::CpuHalves).unwrap();
     let off = compare(&mut halves, &forms, &SIZES, |sum| 1024 + sum.abs() / 256);
-    assert!(off > 0);
+    assert!(off > 0 && !halves.is_exact());
+    halves.clear();
+    assert!(halves.is_exact());
 }
 
 /// What such a provider does not know is named.
@@ -222,11 +226,22 @@ fn sums_by_group_need_integers() {
 #[test]
 fn groups_of_experts_have_the_sums_of_each() {
     let Some(mut npu) = npu() else { return };
-    let summed = [Summed::ByGroup, Summed::ByRow(0), Summed::ByRow(9)];
+    let summed = [Summed::ByRow(0), Summed::ByRow(9), Summed::ByGroup];
+    compare_groups(&mut npu, &summed);
+    // Qualcomm's simulator, where its package is installed.
+    for provider in [Provider::CpuFloats, Provider::QnnCpu] {
+        match Npu::open(provider) {
+            Ok(mut npu) => compare_groups(&mut npu, &summed[..2]),
+            Err(e) => assert_eq!(provider, Provider::QnnCpu, "{e}"),
+        }
+    }
+}
+
+fn compare_groups(npu: &mut Npu, summed: &[Summed]) {
     let forms = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
     for (weights, summed) in forms
         .into_iter()
-        .flat_map(|of| summed.map(|summed| (of, summed)))
+        .flat_map(|of| summed.iter().map(move |&summed| (of, summed)))
     {
         // Rows of the second need several graphs of the larger groups, the last of them short.
         for (groups, rows, capacity) in [(3, 160, 16), (9, 450, 64)] {
@@ -316,6 +331,25 @@ fn what_does_not_fit_is_an_error() {
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 63]), none).is_err());
     npu.clear();
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 64]), none).is_err());
+}
+
+/// OpenVINO knows no operators of bits: its session is refused, as ONNX Runtime's own kernels must not take its place.
+#[test]
+fn what_a_provider_does_not_take_is_no_other_ones_work() {
+    if npu().is_none() {
+        return;
+    }
+    let model = Graph::new("bits")
+        .input("a", Element::U8, &[4])
+        .input("b", Element::U8, &[4])
+        .output("both", Element::U8, &[4])
+        .node("BitwiseAnd", &["a", "b"], "both", None)
+        .model();
+    let session = |provider| Npu::open(provider).unwrap().session(&model).err();
+    assert!(session(Provider::Cpu).is_none());
+    let provider = Provider::for_tests().unwrap();
+    let refused = session(provider);
+    assert_eq!(refused.is_some(), provider != Provider::Cpu, "{refused:?}");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use arrayvec::ArrayVec;
 
-use crate::graph::{Form, GROUP, Numbers, Tile};
+use crate::graph::{Form, GROUP, Numbers, Summed, Tile};
+use crate::onnx::Graph;
 
 /// Numbers of tokens that graphs have.
 pub const WIDTHS: [usize; 4] = [1, 32, 128, 256];
@@ -29,6 +30,15 @@ impl Form {
         let sums = 4 * height * width * self.sums();
         let outliers = 2 * (height + width) * self.outliers();
         weights + outliers + 2 * width * self.groups * GROUP + sums
+    }
+
+    /// A graph, and what multiplies a tile; `None` if there is nothing with such numbers.
+    pub(crate) fn added(&self, graph: Graph, tile: Tile, numbers: Numbers) -> Option<Graph> {
+        match (numbers, self.summed) {
+            (Numbers::Floats(floats), _) => self.float_added(graph, tile, floats),
+            (Numbers::Integers, Summed::ByGroup) => Some(self.by_group(graph, tile)),
+            (Numbers::Integers, Summed::ByRow(_)) => Some(self.by_row(graph, tile)),
+        }
     }
 
     /// The graphs for this form: by width, the widest first, and of one width the highest first. Of rows that are too long for

@@ -60,24 +60,24 @@ impl Trial {
         }
     }
 
-    /// How many of some sums are wrong: of each row with some token, and of each token with some row.
-    pub fn wrong(&self, found: &Sums<'_>) -> usize {
+    /// How far some sums are from those of integers, as a share of the largest: of each row with some token, and of each
+    /// token with some row.
+    pub fn apart(&self, found: &Sums<'_>) -> f64 {
         let (rows, tokens) = (found.rows.clone(), found.tokens.clone());
         if rows.is_empty() || tokens.is_empty() {
-            return 0;
+            return 0.0;
         }
-        let pair = |i: usize| [rows.start + i % rows.len(), tokens.start + i % tokens.len()];
-        let pairs = (0..rows.len().max(tokens.len())).map(pair);
-        pairs
-            .map(|[row, token]| self.wrong_of(found, row, token))
-            .sum()
-    }
-
-    fn wrong_of(&self, found: &Sums<'_>, row: usize, token: usize) -> usize {
-        let at = (row - found.rows.start) * found.width + token - found.tokens.start;
-        let is_wrong =
-            |&s: &usize| found.sums[s * found.group + at] != self.expected(row, token, s);
-        (0..self.form.sums()).filter(is_wrong).count()
+        let (mut off, mut largest) = (0, 1);
+        for i in 0..rows.len().max(tokens.len()) {
+            let (row, token) = (i % rows.len(), i % tokens.len());
+            let at = row * found.width + token;
+            for s in 0..self.form.sums() {
+                let expected = self.expected(rows.start + row, tokens.start + token, s);
+                off = off.max(found.sums[s * found.group + at].abs_diff(expected));
+                largest = largest.max(expected.unsigned_abs());
+            }
+        }
+        f64::from(off) / f64::from(largest)
     }
 
     /// Sum `s` of a row and a token.
@@ -144,8 +144,8 @@ mod tests {
         let right: Vec<i32> = all
             .map(|(row, token, s)| trial.expected(row, token, s))
             .collect();
-        let wrong = |sums: &[i32]| {
-            trial.wrong(&Sums {
+        let apart = |sums: &[i32]| {
+            trial.apart(&Sums {
                 rows: 0..ROWS,
                 tokens: 0..TOKENS,
                 sums,
@@ -153,15 +153,15 @@ mod tests {
                 width: TOKENS,
             })
         };
-        assert_eq!(wrong(&right), 0);
+        assert_eq!(apart(&right), 0.0);
         let off = |is: &dyn Fn(usize, usize) -> bool| {
             let mut sums = right.clone();
             for (i, sum) in sums.iter_mut().enumerate() {
                 *sum += i32::from(is(i / TOKENS % ROWS, i % TOKENS));
             }
-            wrong(&sums)
+            apart(&sums)
         };
-        assert!((0..ROWS).all(|row| off(&|r, _| r == row) > 0));
-        assert!((0..TOKENS).all(|token| off(&|_, t| t == token) > 0));
+        assert!((0..ROWS).all(|row| off(&|r, _| r == row) > 0.0));
+        assert!((0..TOKENS).all(|token| off(&|_, t| t == token) > 0.0));
     }
 }

@@ -98,7 +98,7 @@ fn compared(
     let part = reference.prepare(device)?;
     let apart = reference.compare(device, part, &cases())?;
     let mut verdict = Verdict {
-        same_bits: apart.same_bits,
+        same_bits: apart.same_bits && device.is_exact(),
         worst: apart.worst,
         speed: Speed::default(),
         wide: [Speed::default(); WIDTHS.len()],
@@ -144,8 +144,10 @@ fn agrees(
     let mut reference = Reference::new(shape, scales)?;
     let part = reference.prepare(device)?;
     let apart = reference.compare(device, part, &few_cases())?;
+    let exact = device.is_exact();
     device.clear();
-    Ok(!is_wrong(device.facts(), apart.worst) && (apart.same_bits || !verdict.same_bits))
+    let same_bits = apart.same_bits && exact;
+    Ok(!is_wrong(device.facts(), apart.worst) && (same_bits || !verdict.same_bits))
 }
 
 /// How wrong a device's results are, if they are; see [`deviation`].

@@ -14,7 +14,7 @@ use crate::cluster::CLUSTER;
 pub type CpuDevice = HostDevice<OneByOne>;
 
 /// One (neuron, row) pair after the other.
-pub struct OneByOne(Cpu);
+pub struct OneByOne(pub(super) Cpu);
 
 impl CpuDevice {
     /// With as much memory as the machine has.

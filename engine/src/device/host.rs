@@ -34,6 +34,11 @@ pub trait Arithmetic: Send + 'static {
     /// The driver's, or a format that it does not know.
     fn prepare(&mut self, program: &Program) -> Result<(), String>;
 
+    /// Whether all that was made returns what the CPU's arithmetic does, wherever it was tried.
+    fn is_exact(&self) -> bool {
+        true
+    }
+
     /// Adds the hidden values of a task's clusters, `[neurons × rows]`: zero where a pair is not wanted, or does not fire.
     /// Returns how many fired.
     ///
@@ -462,6 +467,16 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
             Ok(Answer::plain(Vec::new(), Taken::default()))
         });
         self.take(begun?, &mut []).map(|_| ())
+    }
+
+    fn is_exact(&self) -> bool {
+        // A thread that hangs holds it.
+        !self.hangs
+            && self
+                .by
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_exact()
     }
 
     fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError> {

@@ -316,6 +316,12 @@ pub trait Backend: Send {
     /// The driver's, not enough memory, or a format or activation that it does not know.
     fn prepare(&mut self, program: &Program) -> Result<(), DeviceError>;
 
+    /// Whether kernels and graphs of all sizes that were prepared returned the CPU's bits, as far as the back end has tried them
+    /// itself: a check against the CPU does not run each size.
+    fn is_exact(&self) -> bool {
+        true
+    }
+
     /// A part of its memory.
     ///
     /// # Errors

@@ -83,7 +83,7 @@ impl NpuDevice {
             per_channel: true,
             grouped: integers,
             halves: provider.halves(),
-            groups: integers,
+            groups: true,
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
             kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };
@@ -134,6 +134,10 @@ impl Arithmetic for Graphs {
         };
         let prepared = self.npu.prepare(form(dtype, cols)?);
         prepared.map_err(|e| e.to_string())
+    }
+
+    fn is_exact(&self) -> bool {
+        self.npu.is_exact()
     }
 
     fn hidden(&mut self, task: &Task, hidden: &mut Vec<f32>) -> Result<u64, String> {

@@ -2,11 +2,11 @@
 //! no bit.
 
 use emberflow::export::export;
-use emberflow_engine::device::Device;
+use emberflow_engine::device::{Device, Provider};
 use emberflow_engine::{Budget, Engine, ExpertWork, Grouping, Lab, Model, Options, demo_container};
 use emberflow_kernels::DType;
 use emberflow_models::demo::Demo;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, cpu, devices, plain_devices};
+use emberflow_tests::devices::{CHECKS, Fault, Faulty, cpu, devices, plain_devices, provider};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze};
 
 fn text(len: u32) -> Vec<u32> {
@@ -179,10 +179,17 @@ fn formats_of_npus_in_groups_change_no_bit() {
     for dtype in [DType::Q8c, DType::Q4c, DType::Q4] {
         let path = packed(&folder, dir.path(), dtype);
         let expected = bits(&all_logits(&mut open(&path, roomy(256)), &tokens, 64));
-        let Some(device) = grouping(devices()).last() else {
-            continue;
-        };
-        for (chunk, capacity) in [(64, 0), (200, 0), (200, 16)] {
+        // Graphs of floats know rows with one scale.
+        let floats = dtype
+            .is_per_channel()
+            .then(|| provider(Provider::CpuFloats))
+            .flatten();
+        let floats = floats.map(|[device, _]| device);
+        let all_devices = grouping(devices()).last().into_iter().chain(floats);
+        let chunks = [(64, 0), (200, 0), (200, 16)];
+        for (device, (chunk, capacity)) in
+            all_devices.flat_map(|device| chunks.map(|of| (device.clone(), of)))
+        {
             let options = on(&device, 64 << 20, some(1.0, chunk, all(16, capacity)));
             let options = Options {
                 budget: Budget::Bytes(1 << 40),
@@ -191,8 +198,10 @@ fn formats_of_npus_in_groups_change_no_bit() {
             };
             let mut engine = open(&path, options);
             let found = bits(&all_logits(&mut engine, &tokens, chunk));
-            assert!(found == expected, "{dtype}: {chunk} {capacity}");
+            let name = &device.facts().name;
+            assert!(found == expected, "{name}, {dtype}: {chunk} {capacity}");
             let done = work(&engine);
+            assert!(done.graph_runs < 8 * done.groups, "{name}: {done:?}");
             assert!(done.groups > 0 && done.routes.cold == 0, "{done:?}");
             assert!(done.routes.overflow > 0 || capacity == 0, "{done:?}");
         }

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use ort::session::SessionInputValue;
 
-use super::tensors::{stored_rows, tensor};
-use super::{Npu, wrong_sums};
+use super::tensors::{rows_as_read, tensor};
+use super::{Npu, whole, wrong_sums};
 use crate::error::Error;
 use crate::graph::{GROUP, Numbers};
 use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, NAMES, pieces};
@@ -20,9 +20,15 @@ fn fill<T: Copy + Default>(to: &mut [T], items: &[T]) {
 }
 
 impl Npu {
+    /// The graphs of a group form; none before its rows are prepared.
+    fn group_tiles(&self, of: GroupForm) -> Vec<GroupTile> {
+        let numbers = self.numbers.get(&of.form);
+        numbers.map_or_else(Vec::new, |&numbers| of.tiles(numbers))
+    }
+
     /// Whether the graphs of a group form are ready.
     pub fn has_groups(&self, of: GroupForm) -> bool {
-        let tiles = of.tiles();
+        let tiles = self.group_tiles(of);
         !tiles.is_empty() && (tiles.iter()).all(|&tile| self.groups.contains_key(&(of, tile)))
     }
 
@@ -31,16 +37,14 @@ impl Npu {
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
     pub fn prepare_groups(&mut self, of: GroupForm) -> Result<(), Error> {
-        if self.numbers.get(&of.form) != Some(&Numbers::Integers) {
-            return Err(Error::broken(
-                "groups of experts are computed in integers only",
-            ));
-        }
-        for tile in of.tiles() {
+        let unprepared = || Error::broken("such rows are not prepared");
+        let numbers = *self.numbers.get(&of.form).ok_or_else(unprepared)?;
+        for tile in of.tiles(numbers) {
             if self.groups.contains_key(&(of, tile)) {
                 continue;
             }
-            let session = self.compiled_session(&of.model(tile))?;
+            let model = of.model(tile, numbers).ok_or_else(unprepared)?;
+            let session = self.compiled_session(&model)?;
             self.groups.insert((of, tile), session);
             self.compiled += 1;
             if let Err(e) = self.try_group(of, tile) {
@@ -61,15 +65,15 @@ impl Npu {
             })
             .collect();
         let operands: Vec<Operands<'_>> = trials.iter().map(Trial::operands).collect();
-        let mut wrong = 0;
+        let mut apart = 0.0f64;
         for row in (0..of.rows).step_by(tile.height) {
             self.group_tile(of, tile, row, &operands, |expert, sums| {
-                wrong += trials[expert].wrong(&sums);
+                apart = apart.max(trials[expert].apart(&sums));
             })?;
         }
-        match wrong {
-            0 => Ok(()),
-            _ => Err(wrong_sums(self.provider)),
+        match apart > 0.0 {
+            false => Ok(()),
+            true => Err(wrong_sums(self.provider)),
         }
     }
 
@@ -91,7 +95,7 @@ impl Npu {
                 return Err(Error::broken("experts of other lengths than the graphs'"));
             }
         }
-        let tiles = of.tiles();
+        let tiles = self.group_tiles(of);
         let mut result = match tiles.is_empty() {
             true => Err(Error::broken("there are no graphs of such experts")),
             false => Ok(GroupRuns::default()),
@@ -128,23 +132,29 @@ impl Npu {
     ) -> Result<(), Error> {
         let (form, height, capacity) = (of.form, tile.height, of.capacity);
         let rows = row..of.rows.min(row + height);
-        self.gather(of, tile, row, experts);
-        let session = self.groups.get_mut(&(of, tile));
-        let session = session.ok_or_else(|| Error::broken("such experts are not prepared"))?;
-        let lens = Lens::of(of, tile);
+        let unprepared = || Error::broken("such experts are not prepared");
+        let numbers = *self.numbers.get(&form).ok_or_else(unprepared)?;
+        self.gather(of, tile, numbers, row, experts);
+        let session = self.groups.get_mut(&(of, tile)).ok_or_else(unprepared)?;
+        let lens = Lens::of(of, tile, numbers);
+        let integers = numbers == Numbers::Integers;
+        let in_place = rows.len() == height && !form.is_unpacked(numbers);
         let of_each = 2 + 2 * usize::from(form.outliers() > 0);
         let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> =
             Vec::with_capacity(tile.experts * of_each);
         for place in 0..tile.experts {
             let its = &experts[if place < experts.len() { place } else { 0 }];
             let names = &NAMES[place];
-            let weights = match rows.len() == height {
+            let weights = match in_place {
                 true => &its.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
                 false => &self.rows[place * lens.rows..][..lens.rows],
             };
-            let weights = stored_rows(&form, height, weights)?;
+            let weights = rows_as_read(&form, numbers, height, weights)?;
             let x = &self.tokens[place * lens.tokens..][..lens.tokens];
-            let x = tensor([capacity, form.groups, GROUP], x)?;
+            let x = match integers {
+                true => tensor([capacity, form.groups, GROUP], x)?,
+                false => tensor([form.float_row_bytes(), capacity], x)?,
+            };
             inputs.push(((&names.weights).into(), weights.into()));
             inputs.push(((&names.tokens).into(), x.into()));
             if let count @ 1.. = form.outliers() {
@@ -153,7 +163,12 @@ impl Npu {
                     &self.outliers[i][place * len..][..len]
                 });
                 let outliers = tensor([height, count], outliers)?;
-                let picked = tensor([capacity, count], picked)?;
+                let shape = if integers {
+                    [capacity, count]
+                } else {
+                    [count, capacity]
+                };
+                let picked = tensor(shape, picked)?;
                 inputs.push(((&names.outliers).into(), outliers.into()));
                 inputs.push(((&names.picked).into(), picked.into()));
             }
@@ -161,12 +176,8 @@ impl Npu {
         self.runs += 1;
         let outputs = session.run(inputs).map_err(Error::of)?;
         for (place, expert) in experts.iter().enumerate() {
-            let sums = outputs.get(&NAMES[place].sums);
-            let sums = sums.ok_or_else(|| Error::broken("no sums came out"))?;
-            let (_, sums) = sums.try_extract_tensor::<i32>().map_err(Error::of)?;
-            if sums.len() != form.sums() * height * capacity {
-                return Err(Error::broken("sums of another shape came out"));
-            }
+            let found = outputs.get(&NAMES[place].sums);
+            let sums = whole(form, numbers, found, height * capacity, &mut self.sums)?;
             let tokens = 0..expert.tokens.len() / (form.groups * GROUP);
             then(
                 place,
@@ -182,14 +193,30 @@ impl Npu {
         Ok(())
     }
 
-    /// Gathers what a graph's experts do not have in its shape: tokens and outliers, and rows where they are fewer.
-    fn gather(&mut self, of: GroupForm, tile: GroupTile, row: usize, experts: &[Operands<'_>]) {
-        let lens = Lens::of(of, tile);
+    /// Gathers what a graph's experts do not have in its shape: tokens and outliers, and rows where they are fewer or unpacked.
+    fn gather(
+        &mut self,
+        of: GroupForm,
+        tile: GroupTile,
+        numbers: Numbers,
+        row: usize,
+        experts: &[Operands<'_>],
+    ) {
+        let lens = Lens::of(of, tile, numbers);
         let rows = row..of.rows.min(row + tile.height);
         let (len, count) = (of.form.row_bytes, of.form.outliers());
         self.tokens.resize(tile.experts * lens.tokens, 0);
-        let short = rows.len() < tile.height;
-        (self.rows).resize(if short { tile.experts * lens.rows } else { 0 }, 0);
+        let (form, integers) = (of.form, numbers == Numbers::Integers);
+        let unpacked = form.is_unpacked(numbers);
+        let gathered = rows.len() < tile.height || unpacked;
+        (self.rows).resize(
+            if gathered {
+                tile.experts * lens.rows
+            } else {
+                0
+            },
+            0,
+        );
         for (room, len) in self.outliers.iter_mut().zip(lens.outliers) {
             room.resize(tile.experts * len, 0);
         }
@@ -201,15 +228,25 @@ impl Npu {
             };
             let its = experts.get(place).unwrap_or(&none);
             let at = |len: usize| place * len..(place + 1) * len;
-            fill(&mut self.tokens[at(lens.tokens)], its.tokens);
-            if short {
-                let some = &its.rows[rows.start * len..rows.end * len];
-                fill(&mut self.rows[at(lens.rows)], some);
+            let tokens = &mut self.tokens[at(lens.tokens)];
+            match integers {
+                true => fill(tokens, its.tokens),
+                false => form.put_across(its.tokens, of.capacity, tokens),
+            }
+            let some = &its.rows[rows.start * len..rows.end * len];
+            match gathered.then(|| &mut self.rows[at(lens.rows)]) {
+                Some(gathered) if unpacked => form.unpack(some, gathered),
+                Some(gathered) => fill(gathered, some),
+                None => {}
             }
             let [outliers, picked] = its.outliers;
             let some = &outliers[rows.start * count..rows.end * count];
             fill(&mut self.outliers[0][at(lens.outliers[0])], some);
-            fill(&mut self.outliers[1][at(lens.outliers[1])], picked);
+            let to = &mut self.outliers[1][at(lens.outliers[1])];
+            match integers {
+                true => fill(to, picked),
+                false => form.put_picked(picked, of.capacity, to),
+            }
         }
     }
 }

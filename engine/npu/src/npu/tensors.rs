@@ -21,15 +21,27 @@ where
 }
 
 /// `height` rows as they are stored.
-pub(super) fn stored_rows<'a>(
-    form: &Form,
-    height: usize,
-    rows: &'a [u8],
-) -> Result<ValueRef<'a>, Error> {
+fn stored_rows<'a>(form: &Form, height: usize, rows: &'a [u8]) -> Result<ValueRef<'a>, Error> {
     let shape = [height, form.row_bytes];
     match form.weights {
         Weights::Bytes => tensor(shape, bytemuck::cast_slice::<u8, i8>(rows)),
         Weights::Nibbles(_) => tensor(shape, rows),
+    }
+}
+
+/// The same as graphs of such numbers read them: of floats, nibbles are [unpacked](Form::unpack).
+pub(super) fn rows_as_read<'a>(
+    form: &Form,
+    numbers: Numbers,
+    height: usize,
+    rows: &'a [u8],
+) -> Result<ValueRef<'a>, Error> {
+    match form.is_unpacked(numbers) {
+        false => stored_rows(form, height, rows),
+        true => {
+            let shape = [height, form.float_row_bytes()];
+            tensor(shape, bytemuck::cast_slice::<u8, i8>(rows))
+        }
     }
 }
 
@@ -41,12 +53,15 @@ pub(super) fn rows_of_run<'a>(
     buffer: &'a mut Vec<u8>,
 ) -> Result<ValueRef<'a>, Error> {
     let (form, height, len) = (&key.form, key.tile.height, key.form.row_bytes);
-    if key.numbers == Numbers::Integers || form.weights == Weights::Bytes {
-        return stored_rows(form, height, padded(all, some, height, len, buffer));
-    }
-    form.unpack(&all[some.start * len..some.end * len], height, buffer);
-    let shape = [height, form.float_row_bytes()];
-    tensor(shape, bytemuck::cast_slice::<u8, i8>(buffer))
+    let rows = match form.is_unpacked(key.numbers) {
+        false => padded(all, some, height, len, buffer),
+        true => {
+            buffer.resize(height * form.float_row_bytes(), 0);
+            form.unpack(&all[some.start * len..some.end * len], buffer);
+            buffer
+        }
+    };
+    rows_as_read(form, key.numbers, height, rows)
 }
 
 /// The items `some` of `all`, of `len` values each, as `count` items: where they are, or padded with zeros in `buffer`.

@@ -1,7 +1,11 @@
-//! Devices that hang are errors.
+//! Devices that hang are errors, and those with a graph that is not exact have a class of their own.
+
+use emberflow_kernels::DType;
+use emberflow_models::config::{Activation, FfnKind};
 
 use super::*;
-use crate::device::{CpuDevice, ProductRoom};
+use crate::device::cpu::OneByOne;
+use crate::device::{CpuDevice, Device, ProductRoom, TokenScales, check};
 
 /// A driver that hangs in the first call.
 struct Hangs(Receiver<()>);
@@ -62,4 +66,63 @@ fn a_device_that_hangs_is_lost() {
     assert_eq!(more, Err(error));
     device.clear();
     drop(end);
+}
+
+/// The CPU's arithmetic in the sizes that a check runs; a graph of another size is not exact.
+struct OtherInOneSize(OneByOne);
+
+impl Arithmetic for OtherInOneSize {
+    fn prepare(&mut self, program: &Program) -> Result<(), String> {
+        self.0.prepare(program)
+    }
+
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    fn hidden(&mut self, task: &Task, hidden: &mut Vec<f32>) -> Result<u64, String> {
+        self.0.hidden(task, hidden)
+    }
+
+    fn sum(&mut self, task: &Task, cluster: usize, hidden: &[f32], sums: &mut [f32]) {
+        self.0.sum(task, cluster, hidden, sums);
+    }
+
+    fn products(
+        &mut self,
+        matrix: &SharedMatrix,
+        rows: Range<usize>,
+        tokens: &Tokens,
+        out: &mut Vec<f32>,
+    ) -> Result<(), String> {
+        self.0.products(matrix, rows, tokens, out)
+    }
+}
+
+/// Times would decide on a text otherwise: which graphs run follows them.
+#[test]
+fn one_graph_that_is_not_exact_is_enough_for_a_class_of_its_own() {
+    let shape = DenseShape {
+        dtype: DType::Q8c,
+        d: 96,
+        kind: FfnKind {
+            activation: Activation::Relu,
+            relu_on_up: false,
+            ungated: false,
+        },
+    };
+    let facts = CpuDevice::new().facts().clone();
+    let mut verdict = |device: Device| {
+        let lease = device.lease().unwrap();
+        let scales = TokenScales::of(shape.dtype);
+        let verdict = check::check(lease.backend().as_mut(), &shape, scales).unwrap();
+        assert_eq!(verdict.worst, 0.0);
+        let products = lease.prepare_products(shape.dtype, shape.d, scales);
+        (verdict.same_bits, products.unwrap())
+    };
+    let other = OtherInOneSize(OneByOne(Cpu::detect()));
+    let other = HostDevice::computing(facts, other);
+    assert_eq!(verdict(Device::new(Box::new(other))), (false, false));
+    let cpu = CpuDevice::new();
+    assert_eq!(verdict(Device::new(Box::new(cpu))), (true, true));
 }
