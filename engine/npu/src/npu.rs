@@ -143,10 +143,10 @@ impl Npu {
     pub fn open(provider: Provider) -> Result<Self, Error> {
         let library = library()?;
         if !provider.is_available(&library)? {
+            let (Ok(advice) | Err(advice)) = provider.advice();
             return Err(Error::broken(format!(
-                "the ONNX Runtime in {} has no provider {provider}: {}",
+                "the ONNX Runtime in {} has no provider {provider}: {advice}",
                 library.path.display(),
-                provider.advice()
             )));
         }
         Ok(Self {

@@ -150,17 +150,27 @@ impl Provider {
         builder.map_err(Error::of)
     }
 
-    /// How to get it.
-    pub(crate) fn advice(self) -> &'static str {
+    /// What to install for it.
+    ///
+    /// # Errors
+    /// Machines like this one cannot have it: those that can.
+    pub fn advice(self) -> Result<&'static str, &'static str> {
+        const APPLE: bool = cfg!(target_vendor = "apple");
+        const X86: bool = cfg!(target_arch = "x86_64");
         match self {
-            Self::Cpu | Self::CpuFloats | Self::CpuHalves => "install the package onnxruntime",
+            Self::Cpu | Self::CpuFloats | Self::CpuHalves => Ok("`pip install onnxruntime`"),
+            Self::OpenVino | Self::OpenVinoCpu if APPLE || !X86 => Err("x86-64 without macOS only"),
             Self::OpenVino | Self::OpenVinoCpu => {
-                "`pip install onnxruntime-openvino` in place of onnxruntime"
+                Ok("`pip install onnxruntime-openvino` in place of onnxruntime")
             }
-            Self::Qnn | Self::QnnCpu => {
-                "`pip install onnxruntime onnxruntime-qnn`, on a machine with that NPU"
+            Self::Qnn if APPLE || X86 => Err("machines with Qualcomm's NPU only"),
+            Self::QnnCpu if APPLE || !X86 => Err("x86-64 without macOS only"),
+            Self::Qnn => {
+                Ok("`pip install onnxruntime onnxruntime-qnn`, on a machine with that NPU")
             }
-            Self::CoreMl => "use the package onnxruntime for macOS",
+            Self::QnnCpu => Ok("`pip install onnxruntime onnxruntime-qnn`"),
+            Self::CoreMl if !APPLE => Err("macOS only"),
+            Self::CoreMl => Ok("`pip install onnxruntime`"),
         }
     }
 }

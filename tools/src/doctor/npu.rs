@@ -7,13 +7,23 @@ use super::check::Check;
 use crate::probe::npu::{Found, probe};
 use crate::probe::{Cause, Unusable};
 
-/// Finds ONNX Runtime, and compares all its providers with the CPU, each in a separate process.
+/// Finds ONNX Runtime, and compares all providers with the CPU, each in a separate process. Says of those that are missing
+/// what to install.
 pub(super) fn npu() -> Check {
     const NAME: &str = "npu";
-    let first = match probe(Provider::Cpu) {
+    let first = probe(Provider::Cpu);
+    let results = Provider::ALL.map(|provider| OfProvider {
+        provider,
+        found: match (provider, &first) {
+            (Provider::Cpu, _) | (_, Err(_)) => first.clone(),
+            _ => probe(provider),
+        },
+    });
+    let data: Vec<Value> = results.iter().map(OfProvider::json).collect();
+    let first = match first {
         Ok(found) => found,
         Err(Unusable { cause, what }) => {
-            let check = Check::ok(NAME, format!("none: {what}")).with("devices", json!([]));
+            let check = Check::ok(NAME, format!("none: {what}")).with("devices", data);
             return match cause {
                 // An NPU is optional; the finding says how to get one.
                 Cause::Missing | Cause::Static => check,
@@ -24,19 +34,7 @@ pub(super) fn npu() -> Check {
             };
         }
     };
-    let known = |name: &String| name.parse().ok();
-    let providers = first.providers.iter().filter_map(known);
-    let results: Vec<OfProvider> = providers
-        .map(|provider| OfProvider {
-            provider,
-            found: match provider {
-                Provider::Cpu => Ok(first.clone()),
-                _ => probe(provider),
-            },
-        })
-        .collect();
     let texts: Vec<String> = results.iter().map(OfProvider::words).collect();
-    let data: Vec<Value> = results.iter().map(OfProvider::json).collect();
     let found = format!(
         "ONNX Runtime {} ({}): {}",
         first.library,
@@ -56,15 +54,23 @@ struct OfProvider {
 }
 
 impl OfProvider {
+    /// What to install for one that is missing; `Err` with what it needs if this machine cannot have it.
+    fn advice(&self) -> Option<Result<&'static str, &'static str>> {
+        let error = self.found.as_ref().err()?;
+        (error.cause == Cause::Missing).then(|| self.provider.advice())
+    }
+
     fn words(&self) -> String {
-        let judged = match &self.found {
-            Ok(Found {
-                formats, same_bits, ..
-            }) => {
-                let not = if *same_bits { "" } else { "not " };
-                format!("{not}bit-identical to the CPU in {}", formats.join(", "))
+        let judged = match (&self.found, self.advice()) {
+            (Ok(found), _) => {
+                let not = if found.same_bits { "" } else { "not " };
+                format!(
+                    "{not}bit-identical to the CPU in {}",
+                    found.formats.join(", ")
+                )
             }
-            Err(e) => format!("not usable: {}", e.what),
+            (Err(_), Some(Ok(advice) | Err(advice))) => format!("missing: {advice}"),
+            (Err(e), None) => format!("not usable: {}", e.what),
         };
         format!("npu:{} {judged}", self.provider)
     }
@@ -75,6 +81,7 @@ impl OfProvider {
             "formats": self.found.as_ref().ok().map(|found| &found.formats),
             "same_bits": self.found.as_ref().ok().map(|found| found.same_bits),
             "error": self.found.as_ref().err().map(|e| &e.what),
+            "install": self.advice().and_then(Result::ok),
         })
     }
 }

@@ -16,7 +16,7 @@ const BYTES: usize = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
-    /// No library was found.
+    /// No library was found, or none with the provider.
     Missing,
     /// This program is statically linked and cannot load libraries.
     Static,

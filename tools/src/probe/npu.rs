@@ -18,7 +18,7 @@ use emberflow_models::config::{Activation, FfnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::answer::{Answer, Unusable, answer_of};
+use super::answer::{Answer, Cause, Unusable, answer_of};
 use crate::child::this_program;
 use crate::{Failure, print_json};
 
@@ -49,8 +49,6 @@ pub struct Found {
     pub library: String,
     /// Its build.
     pub build: String,
-    /// Names of its providers.
-    pub providers: Vec<String>,
     /// Formats of weights that the provider knows.
     pub formats: Vec<String>,
     /// Whether the provider's results have the CPU's bits.
@@ -83,11 +81,16 @@ pub fn command(provider: Provider) -> Result<(), Failure> {
             Ok((formats, same_bits)) => json!(Answer::Found(Found {
                 library: listed.path,
                 build: listed.build,
-                providers: listed.providers.iter().map(Provider::to_string).collect(),
                 formats: formats.iter().map(DType::to_string).collect(),
                 same_bits,
             })),
-            Err(e) => json!(Answer::<Found>::Unusable(Unusable::broken(e.what))),
+            Err(e) => json!(Answer::<Found>::Unusable(Unusable {
+                cause: match listed.providers.contains(&provider) {
+                    true => Cause::Broken,
+                    false => Cause::Missing,
+                },
+                what: e.what,
+            })),
         },
         Err(e) => json!({"unusable": {"cause": e.cause.name(), "what": e.what}}),
     };

@@ -124,7 +124,8 @@ fn understood(script: &str) -> Result<Found, String> {
 
 #[test]
 fn answers_are_found_among_what_drivers_print() {
-    const ANSWER: &str = r#"{"found":{"library":"l","build":"b","providers":["cpu"],"formats":["q8"],"same_bits":true}}"#;
+    const ANSWER: &str =
+        r#"{"found":{"library":"l","build":"b","formats":["q8"],"same_bits":true}}"#;
     let long = "i=0; while [ $i -lt 9000 ]; do echo '[a line of a driver]'; i=$((i+1)); done";
     let found = understood(&format!(
         "{long}; echo 1; echo '{ANSWER}'; printf 'end {{}}'"
@@ -148,8 +149,14 @@ fn doctor_lists_what_onnxruntime_has() {
     let doctor = json(&["doctor", "--json"]);
     let npu = &doctor["npu"];
     let devices = npu["devices"].as_array().unwrap();
+    let names = Provider::ALL.map(|provider| format!("npu:{provider}"));
+    let listed: Vec<&str> = devices
+        .iter()
+        .filter_map(|of| of["device"].as_str())
+        .collect();
+    assert_eq!(listed, names);
     if !has_onnxruntime() {
-        assert!(devices.is_empty() && npu["found"].as_str().unwrap().contains("pip install"));
+        assert!(npu["found"].as_str().unwrap().contains("pip install"));
         return;
     }
     assert!(
@@ -162,4 +169,49 @@ fn doctor_lists_what_onnxruntime_has() {
         .find(|of| of["device"] == npu_device.as_str());
     assert_eq!(its.unwrap()["same_bits"], true, "{npu}");
     assert_eq!(npu["status"], "ok");
+    // No library has the providers of several systems.
+    let found = npu["found"].as_str().unwrap();
+    let mut missing = 0;
+    for (of, provider) in devices.iter().zip(Provider::ALL) {
+        let said = of["error"].as_str().unwrap_or_default();
+        assert_eq!(of["same_bits"].is_null(), !said.is_empty(), "{npu}");
+        if said.contains("has no provider") {
+            let (Ok(advice) | Err(advice)) = provider.advice();
+            let words = [format!("npu:{provider} missing: "), advice.to_owned()];
+            assert!(words.iter().all(|words| found.contains(words)), "{found}");
+            assert_eq!(of["install"].as_str(), provider.advice().ok(), "{npu}");
+            missing += 1;
+        } else {
+            assert!(of["install"].is_null(), "{npu}");
+        }
+    }
+    assert!(missing > 0, "{npu}");
+}
+
+/// Without any library each provider has its advice, in JSON as in the text.
+#[test]
+fn doctor_says_what_to_install() {
+    let mut program = emberflow();
+    program.args(["doctor", "--json"]);
+    program.env(VARIABLE, "/missing/libonnxruntime.so");
+    let output = program.output().unwrap();
+    let doctor: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let npu = &doctor["npu"];
+    assert!(
+        npu["found"].as_str().unwrap().contains("pip install"),
+        "{npu}"
+    );
+    let devices = npu["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), Provider::ALL.len());
+    for (of, provider) in devices.iter().zip(Provider::ALL) {
+        assert!(of["error"].as_str().unwrap().contains("missing"), "{of}");
+        let install = of["install"].as_str();
+        assert_eq!(install, provider.advice().ok(), "{of}");
+        let apple = cfg!(target_vendor = "apple");
+        match provider {
+            Provider::Cpu => assert!(install.unwrap().contains("pip install onnxruntime")),
+            Provider::CoreMl => assert_eq!(install.is_some(), apple),
+            _ => {}
+        }
+    }
 }
