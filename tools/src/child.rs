@@ -1,12 +1,13 @@
 //! Runs untrusted work in a child process, this program again: chat templates and grammars with kernel limits on memory and
 //! CPU time, libraries and drivers of devices that may crash or hang.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::Failure;
@@ -24,13 +25,14 @@ pub struct Limits {
 pub const LONGEST: Duration = Duration::from_secs(60);
 
 /// Longest wait for the end of a child that was killed: one that the kernel cannot end, as in a driver's call, is left behind.
+/// Also the longest time for which the rest of a child's output is read.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// How often the end of a child is looked for, at first and later.
+/// How often a child is looked at, at first and later.
 const STEPS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(5)];
 
 /// Bytes that are read at once.
-const CHUNK: u64 = 4 << 10;
+const CHUNK: usize = 16 << 10;
 
 /// What a child may cost its parent.
 #[derive(Debug, Clone, Copy)]
@@ -64,10 +66,11 @@ pub fn this_program() -> Command {
     Command::new("/proc/self/exe")
 }
 
-/// Starts a program with hidden arguments of this one, sends it `input`, and reads what it writes.
+/// Starts a program with hidden arguments of this one, sends it `input`, and reads what it writes until it ends. What it has
+/// started and left behind may hold its output open, and is not waited for.
 ///
 /// # Errors
-/// The child or a thread for its pipes cannot be started.
+/// The child cannot be started, its output not be read, or there is no thread for its input.
 pub fn ask(
     mut program: Command,
     args: &[&str],
@@ -77,91 +80,104 @@ pub fn ask(
     let program = program.args(args).stdin(Stdio::piped());
     let program = program.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = program.spawn()?;
-    let piped = pipes(&mut child, input, bounds.bytes).inspect_err(|_| {
-        // Nobody would see what it does.
-        ended(&mut child, Duration::ZERO);
-    });
-    let [output, errors] = piped?;
-    let status = ended(&mut child, bounds.time);
-    // What the child has started may hold its pipes open.
-    let wait = if status.is_some() {
-        bounds.time
-    } else {
-        KILLED
+    let written = followed(&mut child, input, bounds);
+    let over = written.as_ref().is_ok_and(|ended| ended.status.is_some());
+    if !over {
+        // It may have ended just now.
+        let _ = child.kill();
+        reap(&mut child);
+    }
+    written
+}
+
+/// Sends a child its input, and reads what it writes until it ends, or its time is over.
+///
+/// # Errors
+/// As [`ask`].
+fn followed(child: &mut Child, input: Vec<u8>, bounds: ChildBounds) -> std::io::Result<Ended> {
+    let mut output = Pipe::new(child.stdout.take(), bounds.bytes)?;
+    let mut errors = Pipe::new(child.stderr.take(), bounds.bytes)?;
+    if let Some(mut to) = child.stdin.take() {
+        // A write to a child that has already ended fails; its status says why.
+        let thread = Builder::new().name("ember-pipe".into());
+        thread.spawn(move || _ = to.write_all(&input))?;
+    }
+    let mut read = || output.read() + errors.read();
+    let (start, [first, later]) = (Instant::now(), STEPS);
+    let status = loop {
+        let bytes = read();
+        match child.try_wait() {
+            Ok(None) if start.elapsed() < bounds.time => {}
+            Ok(status) => break status,
+            Err(_) => break None,
+        }
+        if bytes == 0 {
+            std::thread::sleep(start.elapsed().clamp(first, later));
+        }
     };
-    let read = |from: Written| {
-        from.and_then(|from| from.recv_timeout(wait).ok())
-            .unwrap_or_default()
-    };
+    // What it wrote before its end is there to read.
+    let end = Instant::now() + KILLED;
+    while read() > 0 && Instant::now() < end {}
     Ok(Ended {
         status,
-        output: read(output),
-        errors: read(errors),
+        output: output.last(),
+        errors: errors.last(),
     })
 }
 
-/// What will come from a pipe of a child.
-type Written = Option<Receiver<Vec<u8>>>;
-
-/// Sends a child its input, and reads its output and its errors, in threads.
-///
-/// # Errors
-/// A thread cannot be started.
-fn pipes(child: &mut Child, input: Vec<u8>, most: usize) -> std::io::Result<[Written; 2]> {
-    let output = (child.stdout.take()).map(|from| reader(from, most));
-    let errors = (child.stderr.take()).map(|from| reader(from, most));
-    let both = [output.transpose()?, errors.transpose()?];
-    if let Some(mut to) = child.stdin.take() {
-        // A write to a child that has already ended fails; its status says why.
-        thread(move || _ = to.write_all(&input))?;
-    }
-    Ok(both)
+/// A pipe that a child writes to, read without waiting.
+struct Pipe<R> {
+    from: Option<R>,
+    /// The last bytes.
+    held: Vec<u8>,
+    most: usize,
 }
 
-/// Does some work in a thread.
-fn thread(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    let thread = Builder::new().name("ember-pipe".into());
-    thread.spawn(work).map(|_| ())
-}
-
-/// Reads what a child writes to its end, and holds the last `most` bytes, in a thread.
-fn reader(mut from: impl Read + Send + 'static, most: usize) -> std::io::Result<Receiver<Vec<u8>>> {
-    let (send, receive) = channel();
-    thread(move || {
-        let mut bytes = Vec::new();
-        // What was read until an error counts.
-        while let Ok(1..) = from.by_ref().take(CHUNK).read_to_end(&mut bytes) {
-            bytes.drain(..bytes.len().saturating_sub(most));
+impl<R: Read + AsFd> Pipe<R> {
+    /// Of a pipe, of which the last `most` bytes are held.
+    ///
+    /// # Errors
+    /// It cannot be read without waiting.
+    fn new(from: Option<R>, most: usize) -> std::io::Result<Self> {
+        if let Some(from) = &from {
+            fcntl_setfl(from, fcntl_getfl(from)? | OFlags::NONBLOCK)?;
         }
-        // The receiver may be gone.
-        let _ = send.send(bytes);
-    })?;
-    Ok(receive)
-}
-
-/// How a child ended; `None` if it was killed because its time was over.
-fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
-    let status = ends(child, limit);
-    if status.is_none() {
-        // It may have ended just now.
-        let _ = child.kill();
-        ends(child, KILLED);
+        let held = Vec::new();
+        Ok(Self { from, held, most })
     }
-    status
+
+    /// Reads some of what is there; returns how many bytes, 0 if there is nothing now.
+    fn read(&mut self) -> usize {
+        let Some(from) = &mut self.from else { return 0 };
+        let mut bytes = [0; CHUNK];
+        let count = loop {
+            match from.read(&mut bytes) {
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                // What was read until an error counts.
+                found => break found.unwrap_or(0),
+            }
+        };
+        self.held.extend_from_slice(&bytes[..count]);
+        // Not at each step, as it moves all of them.
+        if self.held.len() >= self.most.max(CHUNK).saturating_mul(2) {
+            self.held.drain(..self.held.len() - self.most);
+        }
+        count
+    }
+
+    /// The last bytes that were written.
+    fn last(mut self) -> Vec<u8> {
+        self.held.drain(..self.held.len().saturating_sub(self.most));
+        self.held
+    }
 }
 
-/// How a child ends within a time.
-fn ends(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+/// Waits for the end of a child that was killed.
+fn reap(child: &mut Child) {
     let start = Instant::now();
-    let [first, later] = STEPS;
-    while start.elapsed() < limit {
-        match child.try_wait() {
-            Ok(None) => std::thread::sleep(start.elapsed().clamp(first, later)),
-            Ok(status) => return status,
-            Err(_) => break,
-        }
+    while start.elapsed() < KILLED && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(STEPS[1]);
     }
-    None
 }
 
 /// Called in the child: reads standard input, then sets the limits computed from its length.
@@ -189,4 +205,53 @@ pub fn begin(limits: impl FnOnce(u64) -> Limits) -> Result<Vec<u8>, Failure> {
 /// A usage error for malformed standard input.
 pub fn failure(e: std::io::Error) -> Failure {
     Failure::usage(format!("standard input: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a shell's script wrote within a time.
+    fn written(script: &str, bytes: usize, seconds: u64) -> Ended {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]);
+        let time = Duration::from_secs(seconds);
+        ask(shell, &[], b"a\nb".to_vec(), ChildBounds { bytes, time }).unwrap()
+    }
+
+    #[test]
+    fn what_a_child_leaves_behind_is_not_waited_for() {
+        let start = Instant::now();
+        let ended = written("sleep 30 & echo said; echo told >&2", 1 << 10, 60);
+        assert!(ended.succeeded());
+        assert_eq!([&ended.output[..], &ended.errors], [b"said\n", b"told\n"]);
+        // One that goes on writing is not listened to.
+        let ended = written(
+            "echo said; while echo; do :; done >&2 & exit 3",
+            1 << 10,
+            60,
+        );
+        assert_eq!(ended.status.and_then(|status| status.code()), Some(3));
+        assert_eq!(ended.output, b"said\n");
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn the_last_bytes_of_a_long_output_are_held() {
+        let script = "cat; i=0; while [ $i -lt 30000 ]; do echo $i; i=$((i+1)); done";
+        let all = written(script, 1 << 20, 60);
+        let text = String::from_utf8(all.output).unwrap();
+        assert!(text.starts_with("a\nb0\n1\n") && text.ends_with("\n29999\n"));
+        let last = written(script, 12, 60);
+        assert_eq!(last.output, b"29998\n29999\n");
+    }
+
+    #[test]
+    fn a_child_that_takes_too_long_is_killed() {
+        let start = Instant::now();
+        let ended = written("echo said; exec sleep 30", 100, 1);
+        assert!(ended.status.is_none() && ended.output == b"said\n");
+        let took = start.elapsed();
+        assert!((1..10).contains(&took.as_secs()), "{took:?}");
+    }
 }

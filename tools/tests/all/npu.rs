@@ -132,6 +132,10 @@ fn answers_are_found_among_what_drivers_print() {
     ))
     .unwrap();
     assert_eq!([found.library, found.build], ["l", "b"]);
+    // What a driver starts may outlive the answer, with its output.
+    let start = Instant::now();
+    understood(&format!("sleep 50 & echo '{ANSWER}'")).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(30));
     assert!(
         understood("echo 1; echo '{}'")
             .unwrap_err()
