@@ -39,8 +39,20 @@ const CHUNK: usize = 16 << 10;
 pub struct ChildBounds {
     /// Bytes of its output, and of its errors, that are held: the last ones.
     pub bytes: usize,
-    /// Time until its end; then it is killed.
+    /// Longest time without [`PROGRESS`]; then it is killed.
     pub time: Duration,
+    /// Time until its end; then it is killed.
+    pub total: Duration,
+}
+
+/// What a child writes to its output when a part of its work is done: a byte that is in no text.
+pub const PROGRESS: u8 = 0x16;
+
+/// Called in the child: a part of its work is done.
+pub fn tell_progress() {
+    let mut out = std::io::stdout();
+    // The parent may be gone.
+    let _ = out.write_all(&[PROGRESS]).and_then(|()| out.flush());
 }
 
 /// How a child ended.
@@ -102,12 +114,12 @@ fn followed(child: &mut Child, input: Vec<u8>, bounds: ChildBounds) -> std::io::
         let thread = Builder::new().name("ember-pipe".into());
         thread.spawn(move || _ = to.write_all(&input))?;
     }
-    let mut read = || output.read() + errors.read();
     let (start, [first, later]) = (Instant::now(), STEPS);
     let status = loop {
-        let bytes = read();
+        let bytes = output.read() + errors.read();
+        let in_time = output.progress.elapsed() < bounds.time && start.elapsed() < bounds.total;
         match child.try_wait() {
-            Ok(None) if start.elapsed() < bounds.time => {}
+            Ok(None) if in_time => {}
             Ok(status) => break status,
             Err(_) => break None,
         }
@@ -117,7 +129,7 @@ fn followed(child: &mut Child, input: Vec<u8>, bounds: ChildBounds) -> std::io::
     };
     // What it wrote before its end is there to read.
     let end = Instant::now() + KILLED;
-    while read() > 0 && Instant::now() < end {}
+    while output.read() + errors.read() > 0 && Instant::now() < end {}
     Ok(Ended {
         status,
         output: output.last(),
@@ -131,6 +143,8 @@ struct Pipe<R> {
     /// The last bytes.
     held: Vec<u8>,
     most: usize,
+    /// When there was [`PROGRESS`], or it was opened.
+    progress: Instant,
 }
 
 impl<R: Read + AsFd> Pipe<R> {
@@ -142,8 +156,12 @@ impl<R: Read + AsFd> Pipe<R> {
         if let Some(from) = &from {
             fcntl_setfl(from, fcntl_getfl(from)? | OFlags::NONBLOCK)?;
         }
-        let held = Vec::new();
-        Ok(Self { from, held, most })
+        Ok(Self {
+            from,
+            held: Vec::new(),
+            most,
+            progress: Instant::now(),
+        })
     }
 
     /// Reads some of what is there; returns how many bytes, 0 if there is nothing now.
@@ -157,6 +175,9 @@ impl<R: Read + AsFd> Pipe<R> {
                 found => break found.unwrap_or(0),
             }
         };
+        if bytes[..count].contains(&PROGRESS) {
+            self.progress = Instant::now();
+        }
         self.held.extend_from_slice(&bytes[..count]);
         // Not at each step, as it moves all of them.
         if self.held.len() >= self.most.max(CHUNK).saturating_mul(2) {
@@ -213,10 +234,15 @@ mod tests {
 
     /// What a shell's script wrote within a time.
     fn written(script: &str, bytes: usize, seconds: u64) -> Ended {
+        let time = Duration::from_secs(seconds);
+        let total = 5 * time;
+        bounded(script, ChildBounds { bytes, time, total })
+    }
+
+    fn bounded(script: &str, bounds: ChildBounds) -> Ended {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);
-        let time = Duration::from_secs(seconds);
-        ask(shell, &[], b"a\nb".to_vec(), ChildBounds { bytes, time }).unwrap()
+        ask(shell, &[], b"a\nb".to_vec(), bounds).unwrap()
     }
 
     #[test]
@@ -253,5 +279,34 @@ mod tests {
         assert!(ended.status.is_none() && ended.output == b"said\n");
         let took = start.elapsed();
         assert!((1..10).contains(&took.as_secs()), "{took:?}");
+    }
+    #[test]
+    fn progress_prolongs_the_time_up_to_a_total() {
+        let script = |times| {
+            format!(
+                "i=0; while [ $i -lt {times} ]; do printf '\\026'; sleep 0.25; i=$((i+1)); done"
+            )
+        };
+        let [time, total] = [2, 60].map(Duration::from_secs);
+        let bounds = ChildBounds {
+            bytes: 100,
+            time,
+            total,
+        };
+        let ended = bounded(&script(12), bounds);
+        assert!(ended.succeeded() && ended.output == [PROGRESS; 12]);
+        let start = Instant::now();
+        let endless = bounded(
+            &script(1000),
+            ChildBounds {
+                total: time,
+                time: total,
+                ..bounds
+            },
+        );
+        assert!(endless.status.is_none() && start.elapsed() < Duration::from_secs(10));
+        // Other output is none.
+        let talks = bounded(&script(1000).replace("026", "040"), bounds);
+        assert!(talks.status.is_none() && start.elapsed() < Duration::from_secs(20));
     }
 }

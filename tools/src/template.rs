@@ -83,6 +83,7 @@ impl Renderer {
         let bounds = ChildBounds {
             bytes: usize::try_from(memory).unwrap_or(usize::MAX),
             time: child::LONGEST,
+            total: child::LONGEST,
         };
         let ended = child::ask(child::this_program(), &["render-template"], input, bounds);
         let ended = ended.map_err(|e| failed(format!("rendering failed: {e}")))?;

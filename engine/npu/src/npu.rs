@@ -122,6 +122,8 @@ pub struct Npu {
     /// Those of which a graph returned other sums than those of integers.
     inexact: HashSet<(Form, Numbers)>,
     groups: GroupSessions,
+    /// Called whenever a graph was compiled or tried.
+    progress: fn(),
     compiled: u64,
     runs: u64,
     /// Operands of a short tile, padded.
@@ -158,6 +160,7 @@ impl Npu {
             times: HashMap::new(),
             inexact: HashSet::new(),
             groups: GroupSessions::new(),
+            progress: || {},
             compiled: 0,
             runs: 0,
             rows: Vec::new(),
@@ -176,6 +179,12 @@ impl Npu {
         let folder = folder.filter(|_| self.provider.compiles());
         let cache = folder.map(|folder| Cache::new(folder, self.provider.name(), driver));
         Self { cache, ..self }
+    }
+
+    /// The same, which calls `progress` whenever a graph was compiled or tried.
+    #[must_use]
+    pub fn telling(self, progress: fn()) -> Self {
+        Self { progress, ..self }
     }
 
     /// Path of the library, and its build.
@@ -270,6 +279,7 @@ impl Npu {
                 session,
             );
             self.compiled += 1;
+            (self.progress)();
         }
         if !self.times.contains_key(&(form, numbers)) {
             let timed = form.tiles(numbers).into_iter().map(|tile| {
@@ -278,6 +288,7 @@ impl Npu {
                     tile,
                     numbers,
                 })?;
+                (self.progress)();
                 Ok((tile, seconds))
             });
             let timed = timed.collect::<Result<_, Error>>()?;

@@ -60,6 +60,14 @@ impl NpuDevice {
     /// # Errors
     /// No library, or none that has the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, DeviceError> {
+        Self::open_telling(provider, || {})
+    }
+
+    /// [`open`](Self::open); calls `progress` whenever a graph was compiled or run for the first time.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_telling(provider: Provider, progress: fn()) -> Result<Self, DeviceError> {
         let name = format!("npu:{provider}");
         let failed = |e: npu::Error| DeviceError {
             device: name.clone(),
@@ -68,7 +76,9 @@ impl NpuDevice {
         let opened = npu::Npu::open(provider).map_err(failed)?;
         let driver = npu::driver(opened.library().0);
         let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
-        let opened = opened.with_cache(folder.as_deref(), &driver);
+        let opened = opened
+            .with_cache(folder.as_deref(), &driver)
+            .telling(progress);
         let integers = opened.knows_integers();
         let (path, build) = opened.library();
         let file = path.file_name().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What a child process says of a device.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use emberflow_engine::device::DeviceError;
 use serde::de::DeserializeOwned;
@@ -11,6 +11,10 @@ use crate::child::{ChildBounds, ask};
 
 /// Number of bytes of a child's output that are stored.
 const BYTES: usize = 64 << 10;
+
+/// Maximum duration of a child process that makes progress: a device may take two minutes for the graphs of each of five
+/// formats.
+const TOTAL: Duration = Duration::from_secs(600);
 
 /// Cause of a device's failure: the engine's causes, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +61,7 @@ pub(crate) enum Answer<T> {
     Unusable(Unusable),
 }
 
-/// The answer of a child process, within a time limit.
+/// The answer of a child process that is never without progress for `limit`.
 ///
 /// # Errors
 /// Its own, or it crashed or hung.
@@ -69,14 +73,20 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     let bounds = ChildBounds {
         bytes: BYTES,
         time: limit,
+        total: TOTAL,
     };
+    let start = Instant::now();
     let ended = ask(program, args, Vec::new(), bounds);
     let ended = ended.map_err(|e| Unusable::broken(format!("cannot start a process: {e}")))?;
     let [output, errors] =
         [&ended.output, &ended.errors].map(|bytes| String::from_utf8_lossy(bytes));
     match ended.status {
+        None if start.elapsed() >= TOTAL => Err(Unusable::broken(format!(
+            "took more than {} seconds for small graphs: update its library or driver",
+            TOTAL.as_secs()
+        ))),
         None => Err(Unusable::broken(format!(
-            "did not answer within {} seconds: its library or driver hangs; update it",
+            "made no progress within {} seconds: its library or driver hangs; update it",
             limit.as_secs()
         ))),
         Some(status) if status.success() => match answer(&output) {

@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::answer::{Answer, Cause, Unusable, answer_of};
-use crate::child::this_program;
+use crate::child::{tell_progress, this_program};
 use crate::{Failure, print_json};
 
 /// Name of the hidden command.
 const COMMAND: &str = "check-npu";
 
-/// Maximum duration of a child process.
+/// Longest time in which a child process loads the library, or compiles, runs or compares a graph.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Formats of weights that have graphs of their own.
@@ -63,7 +63,7 @@ pub fn probe(provider: Provider) -> Result<Found, Unusable> {
     probe_by(this_program(), provider, LIMIT)
 }
 
-/// [`probe`] by this program, with a time limit.
+/// [`probe`] by this program, with a limit of the time without progress.
 ///
 /// # Errors
 /// As [`probe`].
@@ -102,12 +102,14 @@ pub fn command(provider: Provider) -> Result<(), Failure> {
 /// Opens an NPU and compares it with the CPU in each of [`FORMATS`] that it knows; returns these, and whether all bits are
 /// equal.
 fn compared(provider: Provider) -> Result<(Vec<DType>, bool), DeviceError> {
-    let mut device = NpuDevice::open(provider)?;
+    let mut device = NpuDevice::open_telling(provider, tell_progress)?;
     let facts = device.facts().clone();
     let (mut known, mut same_bits, mut first) = (Vec::new(), true, None);
     for dtype in FORMATS.into_iter().filter(|&dtype| facts.multiplies(dtype)) {
         let (shape, scales) = (DenseShape { dtype, ..SHAPE }, TokenScales::of(dtype));
-        match check(&mut device, &shape, scales) {
+        let checked = check(&mut device, &shape, scales);
+        tell_progress();
+        match checked {
             Ok(verdict) => {
                 known.push(dtype);
                 same_bits &= verdict.same_bits;

@@ -103,7 +103,7 @@ fn opencl_drivers_that_fail_are_errors_within_seconds() {
         (
             "hangs",
             "#include <unistd.h>\n__attribute__((constructor)) void made(void) { sleep(600); }",
-            "did not answer",
+            "no progress",
         ),
     ] {
         let Some(driver) = library(dir.path(), name, code) else {

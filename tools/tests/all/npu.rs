@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use emberflow::child::PROGRESS;
 use emberflow::probe::npu::{Found, probe_by};
 use emberflow::probe::{Cause, Unusable};
 use emberflow_engine::device::Provider;
@@ -86,7 +87,7 @@ fn libraries_that_fail_are_errors_within_seconds() {
     let hangs = "__attribute__((constructor)) void made(void) { for (;;) { __asm__(\"\"); } }";
     let hangs = library(dir.path(), "hangs", hangs).unwrap();
     let hung = broken(&hangs, 1);
-    assert!(hung.contains("within 1 seconds"), "{hung}");
+    assert!(hung.contains("no progress within 1 seconds"), "{hung}");
     let old = "static const char *version(void) { return \"1.10.0\"; }\n\
                static const void *api(unsigned n) { return 0; }\n\
                static const void *base[2] = { api, version };\n\
@@ -95,6 +96,21 @@ fn libraries_that_fail_are_errors_within_seconds() {
     assert!(old.contains("1.10.0") && old.contains("1.24"), "{old}");
     let other = library(dir.path(), "other", "int other(void) { return 1; }").unwrap();
     assert!(broken(&other, 60).contains("OrtGetApiBase"));
+}
+
+/// A provider that takes its time is none that hangs.
+#[test]
+fn the_check_tells_its_progress_graph_by_graph() {
+    if !has_onnxruntime() {
+        return;
+    }
+    let provider = Provider::for_tests().unwrap();
+    let mut program = emberflow();
+    let output = program.args(["check-npu", provider.name()]).output();
+    let told = output.unwrap().stdout;
+    let graphs = told.iter().filter(|&&byte| byte == PROGRESS).count();
+    // Of each of five formats one for each number of tokens at least, compiled and tried, and a comparison.
+    assert!(graphs >= 5 * (2 * 4 + 1), "{graphs}");
 }
 
 /// The run ends before a model is opened, and its output is never mixed.

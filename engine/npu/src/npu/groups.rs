@@ -47,10 +47,12 @@ impl Npu {
             let session = self.compiled_session(&model)?;
             self.groups.insert((of, tile), session);
             self.compiled += 1;
+            (self.progress)();
             if let Err(e) = self.try_group(of, tile) {
                 self.groups.remove(&(of, tile));
                 return Err(e);
             }
+            (self.progress)();
         }
         Ok(())
     }

@@ -40,6 +40,7 @@ impl Trials {
         let bounds = ChildBounds {
             bytes: 1 << 16,
             time: child::LONGEST,
+            total: child::LONGEST,
         };
         let ended = child::ask(child::this_program(), &["check-grammar"], input, bounds);
         let ended = ended.map_err(|e| format!("the test process failed: {e}"))?;
