@@ -117,6 +117,14 @@ pub struct Pruned {
     pub bound_percent: f64,
     /// Tokens on which it was measured.
     pub tokens: u64,
+    /// Class of numerics in which it was measured: `cpu`, or device and driver.
+    #[serde(default = "numerics_of_cpu")]
+    pub numerics: String,
+}
+
+/// The CPU's class of numerics, also of what was written before classes were.
+fn numerics_of_cpu() -> String {
+    "cpu".into()
 }
 
 /// Sampling parameters recommended by a checkpoint or chosen by a caller. Missing ones come from

@@ -45,6 +45,8 @@ pub struct PrunedModel {
     pub bound_percent: f64,
     /// Tokens on which it was measured.
     pub tokens: u64,
+    /// Class of numerics in which it was measured: `cpu`, or device and driver.
+    pub numerics: String,
     /// All layers.
     pub layers: Vec<PrunedLayer>,
 }
@@ -99,6 +101,7 @@ fn write(
         loss_percent: chosen.loss_percent,
         bound_percent: chosen.bound_percent,
         tokens: chosen.tokens,
+        numerics: chosen.numerics.clone(),
     });
     let meta = serde_json::to_vec(&meta).map_err(std::io::Error::from)?;
     let changed = Changed {
@@ -221,6 +224,7 @@ fn choose(args: &PruneOutliersArgs) -> Result<PrunedModel, Failure> {
         loss_percent: 100.0 * (perplexity / unpruned - 1.0),
         bound_percent: args.loss,
         tokens,
+        numerics: (on.engine.device()).map_or_else(|| "cpu".into(), |device| device.numerics),
         layers: importance.iter().enumerate().map(layer).collect(),
     })
 }
@@ -244,13 +248,14 @@ impl PrunedModel {
         let of = self.layers.len();
         writeln!(
             out,
-            "{} of {of} layers pruned: perplexity {:.4}, {:.4} without pruning ({:+.3} %, at most {} %) on {} tokens",
+            "{} of {of} layers pruned: perplexity {:.4}, {:.4} without pruning ({:+.3} %, at most {} %) on {} tokens{}",
             self.pruned,
             self.perplexity_pruned,
             self.perplexity,
             self.loss_percent,
             self.bound_percent,
-            self.tokens
+            self.tokens,
+            in_class(&self.numerics)
         )?;
         if self.pruned == 0 {
             writeln!(
@@ -262,13 +267,22 @@ impl PrunedModel {
     }
 }
 
+/// Names a class of numerics that is not the CPU's.
+fn in_class(numerics: &str) -> String {
+    match numerics {
+        "cpu" => String::new(),
+        other => format!(", measured in the numerics of {other}"),
+    }
+}
+
 /// What `inspect` says of a container's pruned layers, of `of` layers.
 pub fn summary(pruned: &Pruned, of: u32) -> String {
     format!(
-        "pruned in {} of {of} layers: perplexity {:+.3} % (at most {} %) on {} tokens",
+        "pruned in {} of {of} layers: perplexity {:+.3} % (at most {} %) on {} tokens{}",
         pruned.layers.len(),
         pruned.loss_percent,
         pruned.bound_percent,
-        pruned.tokens
+        pruned.tokens,
+        in_class(&pruned.numerics)
     )
 }

@@ -24,6 +24,7 @@ fn pruned(path: &Path, layers: &[u32]) -> PathBuf {
         loss_percent: 0.25,
         bound_percent: 0.5,
         tokens: 100,
+        numerics: "cpu".into(),
     });
     let output = path.with_extension("pruned");
     let changed = Changed {

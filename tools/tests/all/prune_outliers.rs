@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use emberflow_engine::meta::Pruned;
 use serde_json::Value;
 
 use crate::common::{call, exported, json};
+use crate::npu::has_onnxruntime;
 
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/heldout.txt");
 
@@ -96,6 +98,7 @@ fn the_loss_is_within_the_bound() {
         assert_eq!(meta["loss_percent"], report["loss_percent"]);
         assert_eq!(meta["bound_percent"].as_f64(), Some(loss));
         assert_eq!(meta["tokens"], report["tokens"]);
+        assert_eq!([&meta["numerics"], &report["numerics"]], ["cpu", "cpu"]);
         let shown = call(&["inspect", &output]);
         let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
         let expected = format!("outliers   pruned in {} of {layers} layers", chosen.len());
@@ -123,6 +126,35 @@ fn the_loss_is_within_the_bound() {
     assert_eq!(pruned(&again), pruned(&report));
     let bytes = |name: &str| std::fs::read(at(name)).unwrap();
     assert!(bytes("again") == bytes("half"));
+}
+
+/// The loss on a device whose results are not the CPU's is that device's, and is said to be.
+#[test]
+fn the_loss_names_the_numerics_in_which_it_was_measured() {
+    if !has_onnxruntime() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = packed(dir.path(), "q8c");
+    let output = format!("{model}.pruned");
+    let line = ["prune-outliers", &model, "-f", TEXT, "-o", &output];
+    let more = ["--loss", "1000", "--limit", "200", "--json"];
+    let device = ["--device", "npu:cpu-halves=2MiB"];
+    let report = json(&[&line[..], &more, &device].concat());
+    let named = report["numerics"].as_str().unwrap();
+    assert!(named.starts_with("npu:cpu-halves "), "{report}");
+    let meta = &json(&["inspect", &output, "--json"])["meta"]["pruned"];
+    assert_eq!(meta["numerics"], named);
+    let shown = call(&["inspect", &output]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let expected = format!("tokens, measured in the numerics of {named}");
+    assert!(shown.contains(&expected), "{shown}");
+    // A container of before has the CPU's.
+    let pruned: Pruned = serde_json::from_value(serde_json::json!({
+        "layers": [0], "loss_percent": 0.1, "bound_percent": 1.0, "tokens": 9
+    }))
+    .unwrap();
+    assert_eq!(pruned.numerics, "cpu");
 }
 
 #[test]
