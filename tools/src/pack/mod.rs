@@ -10,6 +10,7 @@ mod described;
 pub(crate) mod layout;
 mod mix;
 pub(crate) mod options;
+mod rounding;
 mod sector;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use emberflow_storage::mem;
 
 pub use self::described::described;
 pub use self::options::{BySource, CalibrationText, PackOptions};
+pub use self::rounding::RoundingError;
 pub use self::write::{CalibratedReport, MixedReport, PackReport, Share};
 
 use self::calibrate::Calibration;
@@ -179,6 +181,7 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
             )?;
         }
     }
+    rounding::tell(&report.rounding, report.resumed_units == 0, &mut out)?;
     tell_growth(report, &mut out)?;
     if let Some(c) = &report.calibrated {
         writeln!(out, "calibrated on {} tokens", c.tokens)?;

@@ -1,5 +1,6 @@
 //! An interrupted pack of any family resumes to the same bytes; size targets are met or rejected.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,7 +30,7 @@ impl Checkpoint for Failing<'_> {
     fn rules(&self) -> emberflow_models::TextRules {
         self.source.rules()
     }
-    fn named_tokens(&self) -> std::collections::BTreeMap<String, String> {
+    fn named_tokens(&self) -> BTreeMap<String, String> {
         self.source.named_tokens()
     }
     fn tokenizer_json(&self) -> &str {
@@ -113,7 +114,7 @@ impl Checkpoint for Labelled<'_> {
     fn chat_template(&self) -> Option<&str> {
         self.source.chat_template()
     }
-    fn named_tokens(&self) -> std::collections::BTreeMap<String, String> {
+    fn named_tokens(&self) -> BTreeMap<String, String> {
         self.source.named_tokens()
     }
     fn tensors(&self) -> &[TensorInfo] {
@@ -143,7 +144,7 @@ fn fixtures() -> Vec<PathBuf> {
 
 /// One fixture per family, the first by name.
 fn families() -> Vec<(String, PathBuf)> {
-    let mut found = std::collections::BTreeMap::new();
+    let mut found = BTreeMap::new();
     for folder in fixtures() {
         let source = emberflow_models::open(&folder).unwrap();
         let family = source.config().family.clone();
@@ -372,4 +373,104 @@ fn the_report_tells_bits_and_formats() {
     let moe = packed("gpt_oss");
     assert_eq!(moe.mixed.unwrap().ffn, "mxfp4");
     assert!(moe.source_bits_per_weight < 32.0);
+}
+
+/// Σ(w − ŵ)² / Σw² of a container's weights in a format, of all rows.
+fn squared_error(path: &Path, source: &dyn Checkpoint, dtype: DType) -> f64 {
+    let container = emberflow_storage::container::Container::open(path).unwrap();
+    let packed = crate::packed::Packed::new(&container).unwrap();
+    let (mut errors, mut squares) = (0.0, 0.0);
+    let mut add = |id: TensorId, row: usize, stored: &[f32]| {
+        let mut values = vec![0.0; stored.len()];
+        source.read_rows(id, row, 1, &mut values).unwrap();
+        for (w, r) in values.iter().zip(stored) {
+            errors += f64::from(w - r).powi(2);
+            squares += f64::from(*w).powi(2);
+        }
+    };
+    for info in source.tensors().iter().filter(|t| !t.id.role.is_bundled()) {
+        let want = emberflow_models::names::Required {
+            id: info.id,
+            rows: info.rows,
+            cols: info.cols,
+        };
+        let mut each = |row, stored: emberflow_kernels::Row<'_>, values: &[f32]| {
+            if stored.dtype() == dtype {
+                add(info.id, row, values);
+            }
+            Ok(())
+        };
+        packed.rows(want, &mut each).unwrap();
+    }
+    for (bank, of) in container.banks().iter().enumerate() {
+        let mut each = |n, neuron: &crate::packed::Neuron| {
+            for (role, values) in neuron.vectors() {
+                let (layer, expert) = (of.layer, of.expert);
+                add(
+                    TensorId {
+                        role,
+                        layer,
+                        expert,
+                    },
+                    n,
+                    values,
+                );
+            }
+            Ok(())
+        };
+        packed.neurons(bank, &mut each).unwrap();
+    }
+    errors / squares
+}
+
+#[test]
+fn the_report_tells_the_rounding_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (demo, output) = (dir.path().join("demo"), dir.path().join("m.ember"));
+    let model = emberflow_engine::demo_container(emberflow_models::demo::Demo::Dense).unwrap();
+    crate::export::export(&model, &demo, &mut |_, _| {}).unwrap();
+    let source = emberflow_models::open(&demo).unwrap();
+    let packed = |options: PackOptions| {
+        let options = PackOptions {
+            force: true,
+            ..options
+        };
+        pack(&demo, &output, &options, &mut |_, _| {})
+            .unwrap()
+            .rounding
+    };
+    let mut found = BTreeMap::new();
+    for dtype in [DType::Q4, DType::Q4c, DType::Q8c] {
+        let rounding = packed(PackOptions::new(dtype));
+        let its = |of: &&RoundingError| of.format == dtype.name();
+        let its = rounding.iter().find(its).unwrap().relative_squared;
+        let all = squared_error(&output, source.as_ref(), dtype);
+        assert!((its / all - 1.0).abs() < 0.1, "{dtype}: {its} of {all}");
+        found.insert(dtype.name(), its);
+    }
+    assert!(found["q8c"] < 0.1 * found["q4c"], "{found:?}");
+    // What calibration has rounded is compared with the source too.
+    let text = "One text of some length, and then another one. ".repeat(40);
+    let calibrated = packed(PackOptions {
+        calibrate: Some(CalibrationText {
+            source: Arc::new(Source::of(text.into_bytes())),
+            tokens: 64,
+        }),
+        ..PackOptions::new(DType::Q4)
+    });
+    let its = calibrated.iter().find(|of| of.format == "q4").unwrap();
+    let all = squared_error(&output, source.as_ref(), DType::Q4);
+    assert!(
+        (its.relative_squared / all - 1.0).abs() < 0.1,
+        "{its:?} {all}"
+    );
+    assert!(its.relative_squared != found["q4"]);
+    // Bundled weights have 8 bits already, and floats hold them.
+    for (dtype, most) in [(DType::Q8, 1e-12), (DType::F32, 0.0)] {
+        let rounding = packed(PackOptions::new(dtype));
+        assert!(
+            rounding.iter().all(|of| of.relative_squared <= most),
+            "{rounding:?}"
+        );
+    }
 }

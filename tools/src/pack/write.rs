@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use emberflow_engine::bundle::{NeuronFormat, across};
 use emberflow_engine::meta::Order;
 use emberflow_kernels::{
-    DType, GROUP, QuantizeError, SUPER_GROUPS, Workers, outlier_channels, quantize_q4c,
+    Cpu, DType, GROUP, QuantizeError, Row, SUPER_GROUPS, Workers, outlier_channels, quantize_q4c,
     quantize_row,
 };
 use emberflow_models::names::{Role, TensorId, bundled};
@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::layout::PackLayout;
 use super::options::PackOptions;
+use super::rounding::{self, RoundingError, RoundingErrors};
 use crate::pack::calibrate::rounded::Rounded;
 use crate::{Failure, q4_k};
 
@@ -55,6 +56,8 @@ pub struct PackReport {
     /// Chosen formats, if they follow a size or the source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mixed: Option<MixedReport>,
+    /// Rounding errors of the weights that this run has rounded, by format. Rows that are copied bit for bit do not count.
+    pub rounding: Vec<RoundingError>,
     /// Duration.
     pub seconds: f64,
 }
@@ -131,6 +134,8 @@ pub(crate) fn write(
         rows: Vec::new(),
         encoded: Vec::new(),
         channels: BTreeMap::new(),
+        errors: RoundingErrors::default(),
+        step: 1,
         done: 0,
         total: layout.total_bytes(),
         reported: Instant::now(),
@@ -155,6 +160,7 @@ pub(crate) fn write(
     }
     let bytes = writer.layout().file_len;
     writer.finish()?;
+    let rounding = work.errors.report();
     let weights: u64 = (source.tensors().iter())
         .map(|t| t.rows as u64 * t.cols as u64)
         .sum();
@@ -174,6 +180,7 @@ pub(crate) fn write(
         resumed_units,
         calibrated: None,
         mixed: None,
+        rounding,
         seconds: start.elapsed().as_secs_f64(),
     })
 }
@@ -211,6 +218,9 @@ struct Work<'a> {
     encoded: Vec<u8>,
     /// Outliers of the matrices that are being written in q4c.
     channels: BTreeMap<TensorId, Vec<u16>>,
+    errors: RoundingErrors,
+    /// Distance of the rows whose rounding error is measured.
+    step: usize,
     done: u64,
     total: u64,
     reported: Instant,
@@ -266,17 +276,46 @@ impl Work<'_> {
                 self.choose_outliers(id, cols)?;
             }
             self.read(id, bank, rows.start, rows.len(), cols)?;
-            return if id.role == Role::Down && self.layout.format.is_across() {
-                self.encode_across(id)
-            } else {
-                self.encode(id, dtype, cols)
-            };
+            if id.role == Role::Down && self.layout.format.is_across() {
+                return self.encode_across(id);
+            }
+            self.encode(id, dtype, cols)?;
+            return self.measure(id, dtype, bank, rows, cols);
         };
         let stride = dtype.row_bytes(cols);
         self.encoded.resize(rows.len() * stride, 0);
-        for (row, out) in rows.zip(self.encoded.chunks_exact_mut(stride)) {
+        for (row, out) in rows.clone().zip(self.encoded.chunks_exact_mut(stride)) {
             let row = bank.map_or(row, |bank| self.layout.original(bank, row));
             rounded.read(id, row, out)?;
+        }
+        self.rows.clear();
+        self.measure(id, dtype, bank, rows, cols)
+    }
+
+    /// Adds the rounding errors of sampled rows in `self.encoded`, of which `self.rows` has the source's, or is empty.
+    fn measure(
+        &mut self,
+        id: TensorId,
+        dtype: DType,
+        bank: Option<usize>,
+        rows: Range<usize>,
+        cols: usize,
+    ) -> Result<(), Failure> {
+        let (stride, cpu) = (dtype.row_bytes(cols), Cpu::detect());
+        let mut read = Vec::new();
+        for (i, row) in rows.enumerate().filter(|(_, row)| row % self.step == 0) {
+            let source = match self.rows.is_empty() {
+                true => {
+                    read.resize(cols, 0.0);
+                    let row = bank.map_or(row, |bank| self.layout.original(bank, row));
+                    self.source.read_rows(id, row, 1, &mut read)?;
+                    &read
+                }
+                false => &self.rows[i * cols..(i + 1) * cols],
+            };
+            let stored = &self.encoded[i * stride..(i + 1) * stride];
+            self.errors
+                .add(cpu, source, Row::inline(dtype, cols, stored));
         }
         Ok(())
     }
@@ -371,6 +410,7 @@ impl Work<'_> {
         let bank = info.id.role.is_by_neuron().then_some(place);
         let table = info.id.role.is_table(c.tied_head);
         self.channels.clear();
+        self.step = rounding::step(info.rows);
         let mut rows = Vec::new();
         let mut sink = writer.begin_tensor(i)?;
         for first in (0..info.rows).step_by(BATCH) {
@@ -404,6 +444,7 @@ impl Work<'_> {
         let mut parts: Vec<Vec<u8>> = vec![Vec::new(); roles.len()];
         let (mut gate, mut rest, mut scales) = (Vec::new(), Vec::new(), Vec::new());
         self.channels.clear();
+        self.step = rounding::step(neurons);
         let mut sink = writer.begin_bank(i)?;
         for first in (0..neurons).step_by(BATCH) {
             let count = BATCH.min(neurons - first);
