@@ -39,20 +39,20 @@ pub(crate) struct Library {
 /// The library, once it was found: a process has one.
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
-/// The library, found and loaded at the first call.
+/// The library, found and loaded at the first call: if there are several, one with `wanted` files.
 ///
 /// # Errors
 /// There is none, it is too old or damaged, or this program cannot load libraries.
-pub(crate) fn library() -> Result<Library, Error> {
+pub(crate) fn library(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     match &*library {
         Some(library) => Ok(library.clone()),
-        None => Ok(library.insert(load()?).clone()),
+        None => Ok(library.insert(load(wanted)?).clone()),
     }
 }
 
 /// Loads the first of the candidates that is a library of a version that is known.
-fn load() -> Result<Library, Error> {
+fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
     if cfg!(target_feature = "crt-static") {
         return Err(Error {
             cause: Cause::Static,
@@ -61,7 +61,8 @@ fn load() -> Result<Library, Error> {
         });
     }
     let (mut why, mut cause) = (Vec::new(), Cause::Missing);
-    for path in candidates(&|name| std::env::var_os(name).map(PathBuf::from))? {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    for path in first(wanted, candidates(&variable)?) {
         match ort::init_from(&path) {
             Ok(environment) => {
                 let named = environment.with_name("emberflow").with_telemetry(false);
@@ -110,6 +111,12 @@ fn build(info: &str) -> String {
     let commit = info.split("git-commit-id=").nth(1);
     let commit = commit.and_then(|rest| rest.split([',', ' ']).next());
     format!("build {}", commit.unwrap_or("unknown"))
+}
+
+/// The candidates, those with wanted files before others.
+fn first(wanted: &dyn Fn(&Path) -> bool, mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
+    candidates.sort_by_cached_key(|path| !wanted(path));
+    candidates
 }
 
 /// Where the library may be, by the variables of the environment: what the first of [`VARIABLES`] names; or else the packages
@@ -222,6 +229,36 @@ mod tests {
         assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
         let found = candidates(&|_| None).unwrap();
         assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
+    }
+
+    /// The package of a virtual environment may lack a provider that the user's own packages have.
+    #[test]
+    fn a_library_with_the_wanted_files_comes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |prefix: &str| {
+            let lib = dir.path().join(prefix).join("lib/python3.12/site-packages");
+            let wheel = lib.join(IN_WHEEL);
+            std::fs::create_dir_all(&wheel).unwrap();
+            let library = wheel.join("libonnxruntime.so.1.24.1");
+            std::fs::write(&library, "").unwrap();
+            library
+        };
+        let [plain, other] = ["env", "home/.local"].map(of);
+        std::fs::write(other.with_file_name("libonnx_other.so"), "").unwrap();
+        let variable = |name: &str| match name {
+            "VIRTUAL_ENV" => Some(dir.path().join("env")),
+            "HOME" => Some(dir.path().join("home")),
+            _ => None,
+        };
+        let found = |wanted: &dyn Fn(&Path) -> bool| {
+            let all = first(wanted, candidates(&variable).unwrap());
+            assert!(all.ends_with(&NAMES.map(PathBuf::from)), "{all:?}");
+            all[..2].to_vec()
+        };
+        let other_file = |path: &Path| path.with_file_name("libonnx_other.so").is_file();
+        assert_eq!(found(&other_file), [other.clone(), plain.clone()]);
+        assert_eq!(found(&|_| true), [plain.clone(), other.clone()]);
+        assert_eq!(found(&|_| false), [plain, other]);
     }
 
     #[test]

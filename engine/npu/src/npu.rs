@@ -58,12 +58,12 @@ impl Listed {
     }
 }
 
-/// Loads the library, and says what it has.
+/// Loads the library, one with a provider if there are several, and says what it has.
 ///
 /// # Errors
 /// There is none that can be used: what to install.
-pub fn list() -> Result<Listed, Error> {
-    Listed::of(&library()?)
+pub fn list(wanted: Provider) -> Result<Listed, Error> {
+    Listed::of(&library(&|path| wanted.is_beside(path))?)
 }
 
 /// Timed runs of a graph, of which the fastest counts.
@@ -143,9 +143,14 @@ impl Npu {
     /// # Errors
     /// There is no library, or it does not have the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, Error> {
-        let library = library()?;
+        let library = library(&|path| provider.is_beside(path))?;
         if !provider.is_available(&library)? {
-            let (Ok(advice) | Err(advice)) = provider.advice();
+            let advice = match provider.advice() {
+                Ok(advice) => {
+                    format!("{advice}, or set EMBERFLOW_ONNXRUNTIME to the path of one that has it")
+                }
+                Err(needs) => needs.into(),
+            };
             return Err(Error::broken(format!(
                 "the ONNX Runtime in {} has no provider {provider}: {advice}",
                 library.path.display(),

@@ -1,6 +1,7 @@
 //! Who computes graphs.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use ort::ep::{self, ExecutionProvider};
@@ -76,6 +77,15 @@ impl Provider {
             Self::Qnn => "qnn",
             Self::QnnCpu => "qnn-cpu",
             Self::CoreMl => "coreml",
+        }
+    }
+
+    /// Whether the files beside a library have it, as far as names tell before it is loaded.
+    pub(crate) fn is_beside(self, library: &Path) -> bool {
+        match self {
+            Self::Cpu | Self::CpuFloats | Self::CpuHalves | Self::CoreMl => true,
+            Self::OpenVino | Self::OpenVinoCpu => library.with_file_name(OPENVINO).is_file(),
+            Self::Qnn | Self::QnnCpu => plugin::path(library).is_some(),
         }
     }
 
@@ -178,6 +188,13 @@ impl Provider {
 /// Name of ONNX Runtime's own kernels.
 const CPU: &str = "CPUExecutionProvider";
 
+/// Name of OpenVINO's library.
+const OPENVINO: &str = if cfg!(windows) {
+    "onnxruntime_providers_openvino.dll"
+} else {
+    "libonnxruntime_providers_openvino.so"
+};
+
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -190,5 +207,20 @@ impl FromStr for Provider {
     fn from_str(name: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|known| known.name() == name);
         known.ok_or_else(|| format!("no provider of NPUs is called {name:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_beside_a_library_tell_its_providers() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("libonnxruntime.so.1");
+        assert!(Provider::Cpu.is_beside(&library));
+        assert!(!Provider::OpenVino.is_beside(&library) && !Provider::QnnCpu.is_beside(&library));
+        std::fs::write(library.with_file_name(OPENVINO), "").unwrap();
+        assert!(Provider::OpenVino.is_beside(&library) && !Provider::Qnn.is_beside(&library));
     }
 }

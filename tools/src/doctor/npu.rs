@@ -34,7 +34,8 @@ pub(super) fn npu() -> Check {
             };
         }
     };
-    let texts: Vec<String> = results.iter().map(OfProvider::words).collect();
+    let texts = results.iter().map(|of| of.words(&first.library));
+    let texts: Vec<String> = texts.collect();
     let found = format!(
         "ONNX Runtime {} ({}): {}",
         first.library,
@@ -60,14 +61,17 @@ impl OfProvider {
         (error.cause == Cause::Missing).then(|| self.provider.advice())
     }
 
-    fn words(&self) -> String {
+    /// Describes it; names its library unless that is `usual`.
+    fn words(&self, usual: &str) -> String {
         let judged = match (&self.found, self.advice()) {
             (Ok(found), _) => {
                 let not = if found.same_bits { "" } else { "not " };
-                format!(
-                    "{not}bit-identical to the CPU in {}",
-                    found.formats.join(", ")
-                )
+                let (formats, library) = (found.formats.join(", "), &found.library);
+                let by = match library == usual {
+                    true => String::new(),
+                    false => format!(", by {library}"),
+                };
+                format!("{not}bit-identical to the CPU in {formats}{by}")
             }
             (Err(_), Some(Ok(advice) | Err(advice))) => format!("missing: {advice}"),
             (Err(e), None) => format!("not usable: {}", e.what),
@@ -78,6 +82,7 @@ impl OfProvider {
     fn json(&self) -> Value {
         json!({
             "device": format!("npu:{}", self.provider),
+            "library": self.found.as_ref().ok().map(|found| &found.library),
             "formats": self.found.as_ref().ok().map(|found| &found.formats),
             "same_bits": self.found.as_ref().ok().map(|found| found.same_bits),
             "error": self.found.as_ref().err().map(|e| &e.what),

@@ -76,7 +76,7 @@ pub fn probe_by(program: Command, provider: Provider, limit: Duration) -> Result
 /// # Errors
 /// Standard output is closed.
 pub fn command(provider: Provider) -> Result<(), Failure> {
-    let answer = match list_npu() {
+    let answer = match list_npu(provider) {
         Ok(listed) => match compared(provider) {
             Ok((formats, same_bits)) => json!(Answer::Found(Found {
                 library: listed.path,
