@@ -21,9 +21,16 @@ const KERNEL: [&str; 3] = [
     "/sys/module/amdxdna/srcversion",
 ];
 
-/// A name for the versions of all of them: the libraries in the folder of ONNX Runtime's and in QNN's, by name, length and time,
-/// those of drivers, and the kernel's drivers. Another name where one of them was replaced.
-pub fn driver(library: &Path) -> String {
+/// A name for the versions of all that decide on a provider's results and graphs: ONNX Runtime's build; the libraries in its
+/// folder and in QNN's, by name, length and time; those of drivers, and the kernel's drivers. Another name where one of them was
+/// replaced. The folder is not known of a library that the system's loader has found by name.
+pub(crate) fn versions(library: &Path, build: &str) -> String {
+    let file = library.file_name().unwrap_or_default().display();
+    format!("{file}, {build}, {}", driver(library))
+}
+
+/// A name for the versions of all files.
+fn driver(library: &Path) -> String {
     let mut hash = Fnv::new();
     let plugin = plugin::path(library);
     let parents = [Some(library), plugin.as_deref()].map(|path| path.and_then(Path::parent));
@@ -102,5 +109,16 @@ mod tests {
         assert_eq!(second, driver(&library));
         // Not an error without a folder.
         assert_ne!(driver(Path::new("libonnxruntime.so")), second);
+    }
+
+    #[test]
+    fn another_build_gives_another_name_without_a_folder() {
+        let library = Path::new("libonnxruntime.so.1");
+        let [old, new] = ["build 1", "build 2"].map(|build| versions(library, build));
+        assert!(old != new && old == versions(library, "build 1"));
+        assert!(
+            old.starts_with("libonnxruntime.so.1, build 1, driver "),
+            "{old}"
+        );
     }
 }

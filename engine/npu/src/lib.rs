@@ -30,7 +30,6 @@ mod tests;
 mod tiles;
 mod trial;
 
-pub use driver::driver;
 pub use error::{Cause, Error};
 pub use graph::{Form, Summed, Weights};
 pub use groups::{GROUP_SIZES, GroupForm, GroupRuns};

@@ -16,6 +16,7 @@ use ort::value::DynValue;
 
 use self::tensors::{padded, rows_of_run, tensor};
 use crate::cache::Cache;
+use crate::driver::versions;
 use crate::error::Error;
 use crate::graph::{
     Form, GROUP, Key, Numbers, OUTLIERS, PICKED, SUMS, Summed, TOKENS, Tile, WEIGHTS, Weights,
@@ -177,12 +178,12 @@ impl Npu {
         })
     }
 
-    /// The same with a folder for graphs that it has compiled, if it has a compiler: they are of use as long as `driver` names
-    /// the same.
+    /// The same with a folder for graphs that it has compiled, if it has a compiler: they are of use as long as the
+    /// [`versions`](Self::versions) are the same.
     #[must_use]
-    pub fn with_cache(self, folder: Option<&Path>, driver: &str) -> Self {
+    pub fn with_cache(self, folder: Option<&Path>) -> Self {
         let folder = folder.filter(|_| self.provider.compiles());
-        let cache = folder.map(|folder| Cache::new(folder, self.provider.name(), driver));
+        let cache = folder.map(|at| Cache::new(at, self.provider.name(), &self.versions()));
         Self { cache, ..self }
     }
 
@@ -192,9 +193,9 @@ impl Npu {
         Self { progress, ..self }
     }
 
-    /// Path of the library, and its build.
-    pub fn library(&self) -> (&Path, &str) {
-        (&self.library.path, &self.library.build)
+    /// Name of the library, its build, and a name for the versions of all other libraries and drivers.
+    pub fn versions(&self) -> String {
+        versions(&self.library.path, &self.library.build)
     }
 
     /// Whether it takes graphs of integers, so that it knows sums by group; found out with a small one.

@@ -74,17 +74,12 @@ impl NpuDevice {
             what: e.to_string(),
         };
         let opened = npu::Npu::open(provider).map_err(failed)?;
-        let driver = npu::driver(opened.library().0);
         let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
-        let opened = opened
-            .with_cache(folder.as_deref(), &driver)
-            .telling(progress);
+        let opened = opened.with_cache(folder.as_deref()).telling(progress);
         let integers = opened.knows_integers();
-        let (path, build) = opened.library();
-        let file = path.file_name().unwrap_or_default();
         let facts = Facts {
             name,
-            driver: format!("{}, {build}, {driver}", file.display()),
+            driver: opened.versions(),
             unified: true,
             memory: u64::MAX,
             longest: u64::MAX,
