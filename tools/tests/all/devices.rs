@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::common::{call, emberflow, json};
 use crate::npu::{has_onnxruntime, is_needed, library};
+use emberflow::child::PROGRESS;
 use emberflow::probe::{Cause, opencl};
 use emberflow_engine::device::Provider;
 use serde_json::Value;
@@ -148,6 +149,25 @@ fn opencl_drivers_that_fail_are_errors_within_seconds() {
             "{said}"
         );
     }
+}
+
+/// A driver that may crash compiles and runs kernels in the child first, until there is a verdict on it.
+#[test]
+fn kernels_of_a_new_driver_are_tried_in_a_child() {
+    if !has_opencl() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let tried = || {
+        let child = with_cache(dir.path(), &["check-opencl", "0"]);
+        assert!(child.status.success(), "{child:?}");
+        let tried = child.stdout.iter().filter(|&&byte| byte == PROGRESS);
+        tried.count()
+    };
+    assert!(tried() >= 5);
+    let run = ["run", "-p", "A", "-n", "1", "--device", "opencl:0=1MiB"];
+    assert!(with_cache(dir.path(), &run).status.success());
+    assert_eq!(tried(), 0);
 }
 
 #[test]
