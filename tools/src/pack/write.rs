@@ -160,7 +160,6 @@ pub(crate) fn write(
     }
     let bytes = writer.layout().file_len;
     writer.finish()?;
-    let rounding = work.errors.report();
     let weights: u64 = (source.tensors().iter())
         .map(|t| t.rows as u64 * t.cols as u64)
         .sum();
@@ -180,7 +179,7 @@ pub(crate) fn write(
         resumed_units,
         calibrated: None,
         mixed: None,
-        rounding,
+        rounding: work.errors.report(),
         seconds: start.elapsed().as_secs_f64(),
     })
 }
