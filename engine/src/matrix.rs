@@ -12,7 +12,7 @@ use crate::device::SharedMatrix;
 use crate::device::products::OnDevice;
 pub(crate) use crate::device::products::{Products, TOGETHER};
 use crate::input::Input;
-use crate::split::Product;
+use crate::split::{Forms, Product};
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Matrix {
                 Some((&device.matrices, 0..of.rows))
             });
             let matrices: ArrayVec<_, TOGETHER> = matrices.collect();
-            let begun = device.begin(&matrices, input)?;
+            let begun = device.begin(&matrices, input, Forms::Corners)?;
             Some((device, begun))
         });
         for (i, (matrix, y)) in all.iter_mut().enumerate() {
@@ -119,7 +119,13 @@ impl Matrix {
                 Some((_, begun)) => begun.left[i],
                 None => matrix.rows,
             };
-            matrix.matmul_rows(on, input, 0..rows, scratch, &mut y[..tokens * matrix.rows]);
+            let y = &mut y[..tokens * matrix.rows];
+            matrix.matmul_rows(on, input, 0..rows, scratch, y);
+            let its = begun.as_ref().map_or(tokens, |(_, begun)| begun.tokens);
+            if its < tokens {
+                let (input, y) = (input.range(its, tokens - its), &mut y[its * matrix.rows..]);
+                matrix.matmul_rows(on, input, rows..matrix.rows, scratch, y);
+            }
         }
         let Some((device, begun)) = begun else {
             return;
@@ -128,7 +134,7 @@ impl Matrix {
             let rows = matrix.rows;
             (rows, &mut y[..tokens * rows])
         });
-        if device.take(&begun, tokens, of) {
+        if device.take(&begun, of) {
             return;
         }
         for ((matrix, y), &left) in all.iter_mut().zip(&begun.left) {
@@ -145,7 +151,8 @@ impl Matrix {
             .then(|| Arc::clone(first))
     }
 
-    /// Number of weights that a device multiplies for `n` tokens, for matrices with the same input.
+    /// Number of weights that a device multiplies for `n` tokens, for matrices with the same input; those that it multiplies for
+    /// some of the tokens count in part.
     pub(crate) fn weights_on_device<'a>(
         all: impl Iterator<Item = &'a Self> + Clone,
         n: usize,
@@ -157,7 +164,7 @@ impl Matrix {
         };
         let rows = all.clone().map(Self::rows).sum();
         let matrices = all.filter_map(Self::device).map(|device| &device.matrices);
-        (device.rows(matrices, Product { rows, cols, n }) * cols) as f64
+        device.rows(matrices, Product { rows, cols, n }, Forms::Corners) * cols as f64
     }
 
     /// Time spent waiting for the devices that multiply these matrices.

@@ -198,6 +198,13 @@ impl Faulty {
         Device::new(Box::new(faulty))
     }
 
+    /// A device with its own times, as if it had static graphs for these numbers of tokens.
+    pub fn of_graphs(of: &Device, graphs: &'static [usize]) -> Device {
+        let mut device = Self::new(of, Fault::Never);
+        device.facts.graphs = graphs;
+        Device::new(Box::new(device))
+    }
+
     /// A device with a fault, with a countdown of products.
     pub fn armed_by(of: &Device, fault: Fault, left: Arc<AtomicUsize>) -> Device {
         let faulty = Self::new(of, fault);

@@ -6,19 +6,15 @@ mod chunks;
 mod chunks_tests;
 mod measured;
 pub(crate) mod snapdragon;
-pub(crate) mod solver;
-#[cfg(test)]
-mod solver_tests;
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, Write};
 
-use emberflow_engine::split::{Curve, Product};
+use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
 use serde::Serialize;
 
-use self::snapdragon::{GPU, GRID, NPU, PAIR, PublishedSplit, SLOW_SYNC, TABLE};
-use self::solver::{Pair, Partition, Solution, Solver};
+use self::snapdragon::{GPU, GRAPHED, NPU, PAIR, PublishedSplit, RATIOS, SLOW_SYNC, SPACE, TABLE};
 
 use crate::cli::SplitArgs;
 use emberflow::{Failure, print_json};
@@ -62,8 +58,7 @@ struct SplitRow {
     tokens: [usize; 2],
     gpu_us: f64,
     npu_us: f64,
-    #[serde(flatten)]
-    chosen: Partition,
+    chosen: String,
     us: f64,
     published: &'static str,
 }
@@ -104,13 +99,13 @@ struct SplitReport {
 }
 
 fn row(pair: &Pair<'_>, of: &PublishedSplit) -> SplitRow {
-    let Solution { partition, seconds } = pair.solve(of.product, &GRID);
+    let Solution { partition, seconds } = pair.solve(of.product, SPACE);
     SplitRow {
         weights: [of.product.rows, of.product.cols],
         tokens: [of.product.n, of.until],
         gpu_us: GPU.seconds(of.product) * 1e6,
         npu_us: NPU.seconds(of.product) * 1e6,
-        chosen: partition,
+        chosen: named(of.product, partition),
         us: seconds * 1e6,
         published: of.chosen,
     }
@@ -144,7 +139,7 @@ pub(crate) fn prompt(pair: &Pair<'_>, n: usize) -> Prompt {
     let chunks = |of: Product, busy: bool| chunks::chunks(pair, of, CHUNK, busy);
     Prompt {
         tokens: n,
-        split: layers(n, |of| pair.solve(of, &GRID).seconds),
+        split: layers(n, |of| pair.solve(of, SPACE).seconds),
         gpu_alone: layers(n, |of| GPU.seconds(of)),
         online: layers(n, |of| NPU.seconds(of) + pair.sync) + building.max(0.0),
         padded: layers(n, |of| npu(of, standard) + pair.sync),
@@ -176,26 +171,30 @@ pub(crate) fn decoding(pair: &Pair<'_>) -> Decoding {
         ..*pair
     };
     Decoding {
-        split: each(&|of| pair.solve(of, &GRID).seconds),
+        split: each(&|of| pair.solve(of, SPACE).seconds),
         gpu_alone: each(&|of| GPU.seconds(of)),
         // The same partitions, joined with `clFinish`.
         slow_sync: each(&|of| {
-            let chosen = pair.solve(of, &GRID).partition;
-            slow.seconds(of, chosen).unwrap_or(f64::NAN)
+            let chosen = pair.solve(of, SPACE).partition;
+            slow.seconds(of, chosen)
         }),
     }
 }
 
-fn named(partition: Partition) -> String {
-    match partition {
-        Partition::First => "GPU alone".into(),
-        Partition::Second { padded } => format!("NPU alone, {padded} tokens"),
-        Partition::Weights {
-            first,
-            second,
-            padded,
-        } => format!("weights {first}:{second}, NPU {padded} tokens"),
-        Partition::Activations { second } => format!("activations, NPU {second} tokens"),
+/// The division of the rows, `GPU : NPU`, of which the NPU has so many.
+fn ratio(of: Product, rows: usize) -> String {
+    let is = |[first, second]: &&[usize; 2]| of.rows - of.rows * first / (first + second) == rows;
+    let found = RATIOS.iter().find(is);
+    found.map_or(String::new(), |[first, second]| format!("{first}:{second}"))
+}
+
+fn named(of: Product, Partition { rows, tokens }: Partition) -> String {
+    let padded = GRAPHED.padded(tokens).unwrap_or(tokens);
+    match (rows == of.rows, tokens == of.n) {
+        _ if rows == 0 => "GPU alone".into(),
+        (true, true) => format!("NPU alone, {padded} tokens"),
+        (true, false) => format!("activations, NPU {tokens} tokens"),
+        (false, _) => format!("weights {}, NPU {padded} tokens", ratio(of, rows)),
     }
 }
 
@@ -247,11 +246,7 @@ fn print(report: &SplitReport, out: &mut impl Write) -> io::Result<()> {
         writeln!(
             out,
             "| {rows}x{cols} | {tokens} | {:.0} | {:.0} | {} | {:.0} | {} |",
-            row.gpu_us,
-            row.npu_us,
-            named(row.chosen),
-            row.us,
-            row.published
+            row.gpu_us, row.npu_us, row.chosen, row.us, row.published
         )?;
     }
     writeln!(

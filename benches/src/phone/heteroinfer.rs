@@ -5,10 +5,9 @@
 //! ```
 
 use emberflow_engine::schedule::{Operation, Processors, Rule, Slot, by_rule, makespan};
-use emberflow_engine::split::{Curve, Product};
+use emberflow_engine::split::{Curve, Pair, Partition, Product};
 
-use crate::bench::split::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC};
-use crate::bench::split::solver::{Pair, Partition, Solver};
+use crate::bench::split::snapdragon::{GPU, GRAPHED, PAIR, SLOW_SYNC, SPACE};
 use crate::bench::split::{LAYER, LAYERS, decoding, prompt};
 
 use super::draw::{Drawn, Lanes};
@@ -25,22 +24,14 @@ const JOIN: usize = 2;
 /// Lengths just above the size of an existing graph.
 const JUST_OVER: [usize; 3] = [129, 257, 513];
 
-/// Parts of GPU and NPU in a partition.
-fn parts(of: Product, partition: Partition) -> [Product; 2] {
+/// Parts of GPU and NPU in a partition by weights or by activations.
+fn parts(of: Product, Partition { rows, tokens }: Partition) -> [Product; 2] {
     let with = |rows: usize, n: usize| Product { rows, n, ..of };
-    match partition {
-        Partition::First => [of, with(0, 0)],
-        Partition::Second { padded } => [with(0, 0), with(of.rows, padded)],
-        Partition::Weights {
-            first,
-            second,
-            padded,
-        } => {
-            let mine = of.rows * first / (first + second).max(1);
-            [with(mine, of.n), with(of.rows - mine, padded)]
-        }
-        Partition::Activations { second } => [with(of.rows, of.n - second), with(of.rows, second)],
-    }
+    let gpu = match rows == of.rows {
+        true => with(rows, of.n - tokens),
+        false => with(of.rows - rows, of.n),
+    };
+    [gpu, with(rows, tokens)]
 }
 
 /// Appends a product that waits for the last piece.
@@ -58,11 +49,11 @@ fn product(graph: &mut Vec<Operation>, pair: &Pair<'_>, of: Product, partition: 
     };
     let [gpu, npu] = parts(of, partition);
     let mut joined = Vec::new();
-    if gpu.rows > 0 {
+    if gpu.rows * gpu.n > 0 {
         joined.push(piece(ON_GPU, GPU.seconds(gpu), after.clone()));
     }
     if npu.rows > 0 {
-        joined.push(piece(ON_NPU, NPU.seconds(npu), after));
+        joined.push(piece(ON_NPU, GRAPHED.seconds(npu), after));
         piece(JOIN, pair.sync, joined);
     }
 }
@@ -73,7 +64,7 @@ fn layers(pair: &Pair<'_>, n: usize, layers: usize) -> Vec<Operation> {
     for _ in 0..layers {
         for [rows, cols] in LAYER {
             let of = Product { rows, cols, n };
-            let chosen = pair.solve(of, &GRID).partition;
+            let chosen = pair.solve(of, SPACE).partition;
             product(&mut graph, pair, of, chosen);
         }
     }

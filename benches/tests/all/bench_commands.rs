@@ -250,15 +250,14 @@ fn partitions_of_a_phone_are_simulated_beside_what_was_published() {
     assert!(report["simulated"].as_str().unwrap().contains("Snapdragon"));
     let table = report["table"].as_array().unwrap();
     assert_eq!(table.len(), 9);
-    assert_eq!(table[1]["partition"], "weights");
-    assert_eq!([&table[1]["first"], &table[1]["second"]], [3, 1]);
+    assert_eq!(table[1]["chosen"], "weights 3:1, NPU 1 tokens");
     let ms = |i: usize, key: &str| report["prompts"][i][key].as_f64().unwrap();
     // HeteroInfer has 247.9 tokens per second at 256 (§5.3.1), and 2.21 over padding at 525.
     assert!((200.0..300.0).contains(&(256.0 / ms(0, "split") * 1e3)));
     assert!((2.0..2.5).contains(&(ms(1, "padded") / ms(1, "split"))));
     // Synchronising with a slow fence costs more than the partition saves.
     let slow = json(&["split", "--json", "--sync-us", "400"]);
-    assert_eq!(slow["table"][0]["partition"], "first");
+    assert_eq!(slow["table"][0]["chosen"], "GPU alone");
     let message = String::from_utf8(call(&["split", "--tokens", "0"]).stderr).unwrap();
     assert!(message.contains("1..=4096"), "{message}");
 }

@@ -31,6 +31,7 @@ impl CpuDevice {
             grouped: true,
             halves: false,
             groups: true,
+            graphs: &[],
             work_bytes: 0,
             kernels: ["the CPU's", "the CPU's"].map(String::from),
         };

@@ -84,6 +84,8 @@ pub struct Facts {
     pub halves: bool,
     /// It computes Gate and Up of several experts at once.
     pub groups: bool,
+    /// Numbers of tokens, ascending, that it has static graphs for; empty if it computes any number alike.
+    pub graphs: &'static [usize],
     /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
     pub work_bytes: u64,
     /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.

@@ -89,6 +89,7 @@ impl NpuDevice {
             grouped: integers,
             halves: provider.halves(),
             groups: true,
+            graphs: &npu::WIDTHS,
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
             kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };

@@ -38,6 +38,7 @@ fn facts(of: &cl::Listed) -> Facts {
         grouped: true,
         halves: false,
         groups: false,
+        graphs: &[],
         work_bytes: 0,
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }

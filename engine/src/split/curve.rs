@@ -15,6 +15,12 @@ pub struct Product {
 pub trait Curve {
     /// Seconds of a product: increasing in rows, non-decreasing in tokens; 0 without rows.
     fn seconds(&self, of: Product) -> f64;
+
+    /// The numbers of tokens, ascending, that it has static graphs for: other numbers are padded, or divided among several.
+    /// Empty on a processor for which no number is better than another.
+    fn graphs(&self) -> &[usize] {
+        &[]
+    }
 }
 
 /// `launch + rows · row` for any number of tokens.

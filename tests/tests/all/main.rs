@@ -4,6 +4,7 @@ mod batch;
 mod calibrated;
 mod dense_device;
 mod device_streams;
+mod divided_products;
 mod documents;
 mod edits;
 mod embedding;

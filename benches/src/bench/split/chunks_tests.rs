@@ -2,11 +2,10 @@
 
 use proptest::prelude::*;
 
-use emberflow_engine::split::{Curve, Product};
+use emberflow_engine::split::{Curve, Pair, Product};
 
 use super::chunks::chunks;
 use super::snapdragon::{GPU, NPU, PAIR};
-use super::solver::Pair;
 
 /// `launch + rows · n · each`.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! A processor described by published times.
+//! Processors described by published times.
 
 use emberflow_engine::split::{Curve, Product};
 
@@ -31,6 +31,39 @@ pub struct MeasuredCurve {
     /// Token counts are rounded up to this step (1 = none): an array of processing elements takes
     /// as long when partly filled (*stage performance*).
     pub step: usize,
+}
+
+/// A processor that has graphs for some numbers of tokens only: others are padded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Padded {
+    /// Its times.
+    pub of: &'static MeasuredCurve,
+    /// Token counts with a graph, ascending. Longer inputs use several of these graphs in sequence.
+    pub graphs: &'static [usize],
+}
+
+impl Padded {
+    /// Graphs for at least `n` tokens, with minimal padding. `None` without graphs.
+    pub fn padded(&self, n: usize) -> Option<usize> {
+        let last = *self.graphs.last()?;
+        let whole = n.saturating_sub(1) / last * last;
+        let rest = n - whole;
+        let graph = self.graphs.iter().find(|&&graph| graph >= rest)?;
+        Some(whole + graph)
+    }
+}
+
+impl Curve for Padded {
+    fn seconds(&self, of: Product) -> f64 {
+        let Some(n) = self.padded(of.n) else {
+            return f64::INFINITY;
+        };
+        self.of.seconds(Product { n, ..of })
+    }
+
+    fn graphs(&self) -> &[usize] {
+        self.graphs
+    }
 }
 
 /// Value at `x` of the polyline from the origin through `points`, ascending in their first element.

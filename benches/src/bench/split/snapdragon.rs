@@ -1,11 +1,9 @@
 //! The Snapdragon 8 Gen 3 as measured in HeteroInfer, with 4-bit weights and 16-bit activations,
 //! for simulation. None of it was measured by us.
 
-use emberflow_engine::split::Product;
+use emberflow_engine::split::{Forms, Pair, Product, Space};
 
-use super::solver::{Grid, Pair};
-
-use super::measured::{MeasuredCurve, Point, WeightShape};
+use super::measured::{MeasuredCurve, Padded, Point, WeightShape};
 
 const fn point(n: usize, us: f64) -> Point {
     Point { n, us }
@@ -64,6 +62,12 @@ pub const RATIOS: [[usize; 2]; 3] = [[1, 1], [3, 1], [2, 3]];
 /// ranges of Table 3 except one: a hybrid partition of 257 to 279 tokens is 1:1 instead of 2:3.
 pub const GRAPHS: [usize; 9] = [1, 128, 256, 384, 512, 640, 768, 896, 1024];
 
+/// The NPU with these graphs.
+pub const GRAPHED: Padded = Padded {
+    of: &NPU,
+    graphs: &GRAPHS,
+};
+
 /// Seconds to synchronise with a polled flag and to copy (§4.3: some microseconds of polling in
 /// shared memory, tens of microseconds to submit).
 pub const SYNC: f64 = 50e-6;
@@ -74,14 +78,14 @@ pub const SLOW_SYNC: f64 = 400e-6;
 /// Both processors with fast synchronisation.
 pub const PAIR: Pair<'static> = Pair {
     first: &GPU,
-    second: &NPU,
+    second: &GRAPHED,
     sync: SYNC,
 };
 
-/// Search space of the solver.
-pub const GRID: Grid<'static> = Grid {
-    ratios: &RATIOS,
-    graphs: &GRAPHS,
+/// Search space of the paper's solver.
+pub const SPACE: Space<'static> = Space {
+    forms: Forms::Rectangles,
+    ratios: Some(&RATIOS),
 };
 
 /// A row of Table 3: weights, tokens, and the published partition.

@@ -1,27 +1,49 @@
 //! The solver reproduces the published table from the published curves.
 
-use emberflow_engine::split::{Curve, Product};
+use emberflow_engine::split::{Curve, Pair, Partition, Product};
 
-use super::solver::{Pair, Partition, Solution, Solver};
+use super::measured::Padded;
+use super::ratio;
+use super::snapdragon::{GPU, GRAPHED, NPU, PAIR, SLOW_SYNC, SPACE, TABLE};
 
-use super::snapdragon::{GPU, GRID, NPU, PAIR, SLOW_SYNC, TABLE};
-
-/// A solution as Table 3 names it.
-fn named(of: Product, choice: Solution) -> String {
-    match choice.partition {
-        Partition::First => "GPU alone".into(),
-        Partition::Second { padded } if padded > of.n => "NPU alone, padded".into(),
-        Partition::Second { .. } => "NPU alone".into(),
-        Partition::Activations { second } => format!("activations n-{second}:{second}"),
-        Partition::Weights {
-            first,
-            second,
-            padded,
-        } => {
-            let kind = if padded > of.n { "hybrid" } else { "weights" };
-            format!("{kind} {first}:{second}")
+/// A partition as Table 3 names it.
+fn named(of: Product, Partition { rows, tokens }: Partition) -> String {
+    let is_padded = GRAPHED.padded(of.n) != Some(of.n);
+    match (rows == of.rows, tokens) {
+        _ if rows == 0 => "GPU alone".into(),
+        (true, n) if n < of.n => format!("activations n-{n}:{n}"),
+        (true, _) if is_padded => "NPU alone, padded".into(),
+        (true, _) => "NPU alone".into(),
+        (false, _) => {
+            let kind = if is_padded { "hybrid" } else { "weights" };
+            format!("{kind} {}", ratio(of, rows))
         }
     }
+}
+
+#[test]
+fn numbers_of_tokens_are_padded_to_whole_graphs() {
+    let npu = Padded {
+        of: &NPU,
+        graphs: &[1, 32, 128],
+    };
+    let cases = [
+        (1, 1),
+        (2, 32),
+        (32, 32),
+        (33, 128),
+        (129, 129),
+        (130, 160),
+        (300, 384),
+    ];
+    for (n, padded) in cases {
+        assert_eq!(npu.padded(n), Some(padded), "{n}");
+        let [rows, cols] = [4096; 2];
+        let seconds = [n, padded].map(|n| Product { rows, cols, n });
+        assert_eq!(npu.seconds(seconds[0]), NPU.seconds(seconds[1]));
+    }
+    let none = Padded { graphs: &[], ..npu };
+    assert_eq!(none.padded(5), None);
 }
 
 #[test]
@@ -44,7 +66,7 @@ fn the_table_of_the_paper_comes_out() {
                     384 if of.cols == 14336 => "weights 2:3",
                     _ => row.chosen,
                 };
-                let found = named(of, pair.solve(of, &GRID));
+                let found = named(of, pair.solve(of, SPACE).partition);
                 assert_eq!(found, chosen, "{of:?}, {sync}");
             }
         }
@@ -59,5 +81,5 @@ fn a_slow_synchronisation_leaves_decoding_to_the_gpu() {
         ..PAIR
     };
     let of = TABLE[0].product;
-    assert_eq!(pair.solve(of, &GRID).partition, Partition::First);
+    assert_eq!(pair.solve(of, SPACE).partition, Partition::default());
 }

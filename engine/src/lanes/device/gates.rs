@@ -1,5 +1,5 @@
 //! Gates from resident rows that a device computes beside the threads: a bank's last clusters, which
-//! are those that fire least.
+//! are those that fire least, for all tokens of a pass.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::cluster::CLUSTER;
 use crate::device::products::{Begun, OnDevice, Products};
 use crate::error::Error;
 use crate::input::Input;
-use crate::split::Product;
+use crate::split::{Forms, Product};
 use crate::store::{NeuronStore, Resident};
 
 /// Products of a bank's last Gate rows, under way on a device.
@@ -34,7 +34,7 @@ impl BegunGates {
     ) -> Option<Self> {
         let device = resident.matrix(bank)?.device()?;
         let products = Arc::clone(&device.of);
-        let begun = products.begin(&[(&device.matrices, neurons)], input)?;
+        let begun = products.begin(&[(&device.matrices, neurons)], input, Forms::Weights)?;
         let row = *begun.left.first()?;
         Some(Self {
             products,
@@ -47,7 +47,7 @@ impl BegunGates {
     /// Waits for them. `then` is given the products, `[tokens × rows]`. `None` if the device was lost.
     pub fn take<T>(&self, tokens: usize, then: impl FnOnce(GateProducts<'_>) -> T) -> Option<T> {
         let first = self.row;
-        self.products.results(&self.begun, tokens, |values| {
+        self.products.results(&self.begun, |values| {
             then(GateProducts {
                 values,
                 first,
@@ -117,10 +117,12 @@ impl DeviceLane {
             let (cols, n) = (self.layout.format.d, 1);
             let of = resident.matrix(bank).and_then(|matrix| matrix.device());
             let product = Product { rows, cols, n };
-            let its = |of: &OnDevice| products.rows(std::iter::once(&of.matrices), product);
-            [of.map_or(0, its), all]
+            let its = |of: &OnDevice| {
+                products.rows(std::iter::once(&of.matrices), product, Forms::Weights)
+            };
+            [of.map_or(0.0, its), all as f64]
         });
-        let [its, all] = banks.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
-        (its as f64 / all.max(1) as f64, products.waited())
+        let [its, all] = banks.fold([0.0, 0.0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
+        (its / all.max(1.0), products.waited())
     }
 }

@@ -1,5 +1,6 @@
 //! Which resident matrices devices multiply too, and how many rows. Each format and width is
-//! timed when the engine is opened, while the CPU computes.
+//! timed when the engine is opened, while the CPU computes: for some numbers of tokens, and for those that the device has
+//! static graphs for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use emberflow_storage::trace::Tracer;
 
 use crate::device::check::Numbers;
 use crate::device::products::{Matrices, OnDevice, Products};
-use crate::device::shared::{ProductRoom, Sample, Samples};
+use crate::device::shared::{GraphTimes, ProductRoom, Sample, Samples};
 use crate::device::{
     Block, DeviceError, Devices, InUse, OfProducts, Part, PartKind, Program, Times, Work,
     token_bytes,
@@ -17,12 +18,18 @@ use crate::device::{
 use crate::error::Error;
 use crate::input::Input;
 use crate::matrix::Matrix;
+use crate::split::{Curve, Product};
 
-/// Token counts that are timed.
+/// Token counts that are timed, besides those of a device's graphs.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
 
-/// Rows of the small product whose time gives the launch cost.
-const FEW: usize = 64;
+/// Rows of the small product whose time gives the launch cost: those of a graph.
+const FEW: usize = 128;
+
+/// The compared products have at most as many (row, token) pairs as those of all rows for so many tokens, but at least so many
+/// rows: more tokens take no longer to be timed.
+const PAIRS_OF: usize = 32;
+const LEAST_ROWS: usize = 512;
 
 /// Timed runs of each product; the fastest counts.
 const RUNS: usize = 3;
@@ -113,53 +120,74 @@ impl Sharing<'_> {
     /// What multiplies matrices of a kind, by times that are known, or taken now, one device after the other. Those of the
     /// CPU are the longest.
     fn timed(&mut self, kind: &Kind<'_>) -> Result<Products, Error> {
-        let (of, mut cpu) = (self.compared(kind), Samples::default());
-        let mut devices = Vec::new();
+        let (mut cpu, mut devices) = (Samples::default(), Vec::new());
         for (number, device) in kind.devices.iter().enumerate() {
-            let measured = || self.measured(kind, number, of);
+            let counts = counts(device.facts().graphs);
+            let of = self.compared(kind, &counts);
+            let measured = || self.measured(kind, number, &counts);
             let times = device.lease().times_of_products(of, measured)?;
             tracing::info!(device = device.facts().name, dtype = %kind.dtype, rows = of.rows, cols = kind.cols,
                 cpu = ?times.cpu, its = ?times.device, "products");
-            devices.push((Arc::clone(device), times.device));
-            let all =
-                |samples: &Samples| samples.0.iter().map(|s| s.launch + s.weight).sum::<f64>();
+            let its = GraphTimes::new(times.device, device.facts().graphs);
+            devices.push((Arc::clone(device), its));
+            // Of devices with other graphs other numbers of tokens were timed.
+            let all = |samples: &Samples| {
+                let (rows, cols) = (of.rows, of.cols);
+                let seconds = |n| samples.seconds(Product { rows, cols, n });
+                TOKENS.into_iter().map(seconds).sum::<f64>()
+            };
             if all(&times.cpu) > all(&cpu) {
                 cpu = times.cpu;
             }
         }
         let (results, tracer) = (self.room.results, self.tracer.clone());
+        let cpu = GraphTimes::new(cpu, &[]);
         Ok(Products::new(devices, cpu, results, tracer))
     }
 
-    /// Size of the compared products: the largest matrices of a kind.
-    fn compared(&self, kind: &Kind<'_>) -> OfProducts {
+    /// Rows of a kind's largest matrices that there is room to multiply for so many tokens. `None` if there is none.
+    fn most_rows(&self, kind: &Kind<'_>, n: usize) -> Option<usize> {
+        let bytes = n * token_bytes(kind.dtype, kind.cols);
+        let rows = kind.matrices.iter().map(|(m, _)| m.rows());
+        let fits = |rows: &usize| rows * n <= self.room.results && bytes <= self.room.input;
+        rows.filter(fits).max()
+    }
+
+    /// What is compared: products of the largest matrices of a kind, for these numbers of tokens where there is room.
+    fn compared(&self, kind: &Kind<'_>, counts: &[usize]) -> OfProducts {
         let rows = kind.matrices.iter().map(|(m, _)| m.rows()).max();
-        let rows = rows.unwrap_or(0);
-        let input = self.room.input / token_bytes(kind.dtype, kind.cols).max(1);
-        let room = (self.room.results / rows.max(1)).min(input);
-        let tokens = TOKENS.into_iter().rfind(|&n| n <= room);
+        let fits = |n: &&usize| self.most_rows(kind, **n).is_some();
         OfProducts {
             dtype: kind.dtype,
-            rows,
+            rows: rows.unwrap_or(0),
             cols: kind.cols,
             threads: self.on.threads(),
-            tokens: tokens.unwrap_or(1),
+            tokens: counts.iter().rfind(fits).copied().unwrap_or(1),
         }
     }
 
     /// Takes the times of products, each of another matrix, so that they come from memory as they will.
-    fn measured(&mut self, kind: &Kind<'_>, device: usize, of: OfProducts) -> Result<Times, Error> {
-        let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == of.rows);
-        let mut next = largest.cycle();
+    fn measured(
+        &mut self,
+        kind: &Kind<'_>,
+        device: usize,
+        counts: &[usize],
+    ) -> Result<Times, Error> {
         let mut times = Times {
             cpu: Samples::default(),
             device: Samples::default(),
         };
-        let few = FEW.min(of.rows);
-        for n in TOKENS.into_iter().filter(|&n| n <= of.tokens) {
+        for &n in counts {
+            let Some(most) = self.most_rows(kind, n) else {
+                continue;
+            };
+            let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == most);
+            let mut next = largest.cycle();
+            let rows = (most * PAIRS_OF / n).max(LEAST_ROWS).min(most);
+            let few = FEW.min(rows);
             let mut best = [[f64::INFINITY; 2]; 2];
             for _ in 0..RUNS {
-                for (best, count) in best.iter_mut().zip([few, of.rows]) {
+                for (best, count) in best.iter_mut().zip([few, rows]) {
                     let Some((matrix, numbers)) = next.next() else {
                         continue;
                     };
@@ -178,9 +206,7 @@ impl Sharing<'_> {
                 (&mut times.device, [its_few, its]),
             ];
             for (samples, seconds) in both {
-                samples
-                    .0
-                    .push(sample(n, [few, of.rows], kind.cols, seconds));
+                samples.0.push(sample(n, [few, rows], kind.cols, seconds));
             }
         }
         Ok(times)
@@ -227,6 +253,14 @@ impl Sharing<'_> {
         let took = before.map_or_else(take, Ok)?;
         Ok([busy, took])
     }
+}
+
+/// Numbers of tokens that are timed, ascending.
+fn counts(graphs: &[usize]) -> Vec<usize> {
+    let mut all = [&TOKENS[..], graphs].concat();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// Launch cost and cost per row: the line through the times of two row counts.
