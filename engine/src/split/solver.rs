@@ -103,8 +103,7 @@ impl Pair<'_> {
         }
     }
 
-    /// The fastest partition of a search space; of two equally fast ones the simpler. Never slower than the first alone, nor than
-    /// a partition by weights only.
+    /// The fastest partition of a search space. Never slower than the first alone, nor than a partition by weights only.
     pub fn solve(&self, of: Product, space: Space<'_>) -> Solution {
         let mut best = Solution {
             partition: Partition::default(),
@@ -122,15 +121,13 @@ impl Pair<'_> {
             Forms::Rectangles | Forms::Corners => self.second.graphs(),
         };
         for tokens in std::iter::once(of.n).chain(cuts(graphs, of.n)) {
-            consider(of.rows, tokens);
-            if tokens < of.n && space.forms != Forms::Corners {
-                continue;
-            }
-            let Some(ratios) = space.ratios else {
+            let some_rows = tokens == of.n || space.forms == Forms::Corners;
+            // On the finest grid of two equally fast ones that with both at work.
+            if some_rows && space.ratios.is_none() {
                 consider(self.rows_of_second(of, tokens), tokens);
-                continue;
-            };
-            for [first, second] in ratios {
+            }
+            consider(of.rows, tokens);
+            for [first, second] in space.ratios.filter(|_| some_rows).unwrap_or_default() {
                 let its = of.rows - of.rows * first / (first + second).max(1);
                 if its < of.rows {
                     consider(its, tokens);

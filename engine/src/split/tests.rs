@@ -55,3 +55,24 @@ proptest! {
         prop_assert_eq!(time(of, &all, &shares(of, &all)), best);
     }
 }
+
+/// As many clusters as devices of one speed: each of them takes one.
+#[test]
+fn processors_of_one_speed_are_all_at_work() {
+    let one = Linear {
+        launch: 1e-9,
+        row: 1e-9,
+    };
+    for among in 2..=4 {
+        let all = [&one as &dyn Curve; 4];
+        for rows in [among, 2 * among] {
+            let of = Product {
+                rows,
+                cols: 1,
+                n: 1,
+            };
+            let each = vec![rows / among; among];
+            assert_eq!(shares(of, &all[..among])[..], each);
+        }
+    }
+}
