@@ -23,13 +23,14 @@ use crate::split::{Curve, Product};
 /// Token counts that are timed, besides those of a device's graphs.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
 
-/// Rows of the small product whose time gives the launch cost: those of a graph.
-const FEW: usize = 128;
+/// Rows of the small product whose time gives the launch cost: half of what an NPU's graph pads them to, as it does the last rows
+/// of any number in the mean.
+const FEW: usize = 64;
 
 /// The compared products have at most as many (row, token) pairs as those of all rows for so many tokens, but at least so many
 /// rows: more tokens take no longer to be timed.
 const PAIRS_OF: usize = 32;
-const LEAST_ROWS: usize = 512;
+const LEAST_ROWS: usize = 576;
 
 /// Timed runs of each product; the fastest counts.
 const RUNS: usize = 3;
