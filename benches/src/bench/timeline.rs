@@ -167,6 +167,11 @@ fn device(lanes: &[Lane]) -> impl Iterator<Item = &Span> {
     lane.into_iter().flat_map(|lane| &lane.spans)
 }
 
+/// Whether it is the lane of a compute thread. The others are those of the I/O thread, the storage device and accelerators.
+fn computes(lane: &Lane) -> bool {
+    lane.name.starts_with("compute ")
+}
+
 fn is_wait(span: &Span) -> bool {
     *span.kind == kinds::WAIT
 }
@@ -195,13 +200,12 @@ fn length(parts: &[Range<u64>]) -> u64 {
 
 fn shares(shot: &Shot) -> Vec<LaneShare> {
     let total = shot.ns().max(1) as f64;
-    let computing = shot.lanes.len().saturating_sub(2);
     let of_caller = shot.lanes.first().map_or(&[][..], |lane| &lane.spans);
     let waits = covered(of_caller.iter().filter(|s| is_wait(s)), &shot.time);
-    let lane = |(i, lane): (usize, &Lane)| {
+    let share = |lane: &Lane| {
         let busy = covered(lane.spans.iter().filter(|s| !is_wait(s)), &shot.time);
         let mut waiting = 0;
-        if i < computing {
+        if computes(lane) {
             for wait in &waits {
                 let inside = covered(lane.spans.iter().filter(|s| !is_wait(s)), wait);
                 waiting += wait.end - wait.start - length(&inside);
@@ -214,7 +218,7 @@ fn shares(shot: &Shot) -> Vec<LaneShare> {
             spans: lane.spans.len(),
         }
     };
-    shot.lanes.iter().enumerate().map(lane).collect()
+    shot.lanes.iter().map(share).collect()
 }
 
 fn times(lanes: &[Lane]) -> Vec<KindTime> {
@@ -238,11 +242,15 @@ fn times(lanes: &[Lane]) -> Vec<KindTime> {
 }
 
 /// Colours, in drawing order: earlier ones lie behind.
-const FILLS: [(&str, &str); 13] = [
+const FILLS: [(&str, &str); 17] = [
     ("embedding", "#d8a7c9"),
     ("attention", "#74b774"),
+    ("router", "#4f9d8d"),
     ("ffn", "#e6e6e6"),
     ("head", "#b59ad6"),
+    ("dense", "#d98880"),
+    ("experts", "#a67db8"),
+    ("products", "#7fa650"),
     ("reduce", "#c9a66b"),
     ("gate", "#6fa8dc"),
     ("up", "#f6a04d"),
@@ -272,9 +280,10 @@ fn draw(report: &TimelineReport, shot: &Shot, layers: Option<u64>) -> String {
             let bars = spans.into_iter().map(|span| Bar {
                 from: at(span.start),
                 to: at(span.end),
+                // A kind without a colour is grey.
                 kind: (FILLS.iter())
                     .position(|fill| fill.0 == span.kind.name)
-                    .unwrap_or(1),
+                    .unwrap_or(FILLS.len()),
                 title: label(span),
             });
             let waiting = if share.waiting > 0.0005 {
@@ -334,7 +343,9 @@ fn table(report: &TimelineReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use emberflow_storage::trace::{Kind, READ};
+    use std::collections::BTreeSet;
+
+    use emberflow_storage::trace::{DELIVER, Kind, QUEUE, READ, START};
 
     use super::*;
 
@@ -392,21 +403,33 @@ mod tests {
         assert_eq!((ffn.count, (ffn.ms * 1e6).round()), (2, 45.0));
     }
 
+    /// An accelerator's lane after those of the I/O thread and the storage device makes neither of these a compute thread.
     #[test]
-    fn every_kind_of_the_engine_has_a_colour() {
-        let kinds = [
-            &kinds::ATTENTION,
-            &kinds::FFN,
-            &kinds::HEAD,
-            &kinds::REDUCE,
-            &kinds::GATE,
-            &kinds::UP,
-            &kinds::DOWN,
-            &kinds::WAIT,
-            &READ,
-        ];
-        for kind in kinds {
-            assert!(FILLS.iter().any(|fill| fill.0 == kind.name), "{kind:?}");
-        }
+    fn lanes_that_compute_nothing_never_wait() {
+        let mut shot = shot();
+        let dense = lane("accelerator", vec![span(&kinds::DENSE, 20, 30)]);
+        shot.lanes.push(dense);
+        let shares: Vec<_> = (shares(&shot).iter())
+            .map(|lane| (lane.busy, lane.waiting))
+            .collect();
+        let expected = [(0.4, 0.2), (0.25, 0.15), (0.0, 0.0), (0.3, 0.0), (0.1, 0.0)];
+        assert_eq!(shares, expected);
+    }
+
+    /// The names in the source, so that a new kind cannot be forgotten here.
+    #[test]
+    fn every_kind_has_a_colour_of_its_own() {
+        let engine = include_str!("../../../engine/src/trace.rs");
+        let names = engine.lines().filter_map(|line| {
+            let name = line.trim().strip_prefix("name: \"")?;
+            name.strip_suffix("\",")
+        });
+        let storage = [&READ, &QUEUE, &START, &DELIVER].map(|kind| kind.name);
+        let all: BTreeSet<&str> = names.chain(storage).collect();
+        assert!(all.len() >= 17, "{all:?}");
+        let known: BTreeSet<&str> = FILLS.iter().map(|fill| fill.0).collect();
+        assert_eq!(all, known);
+        let colours: BTreeSet<&str> = FILLS.iter().map(|fill| fill.1).collect();
+        assert_eq!(colours.len(), FILLS.len());
     }
 }

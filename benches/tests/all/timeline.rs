@@ -95,3 +95,76 @@ fn a_timeline_shows_where_a_token_went() {
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
     assert!(svg.contains("<title>down L0 C0,"), "no cluster is named");
 }
+
+/// The colour of a kind in the legend.
+fn colour<'a>(drawn: &'a roxmltree::Document<'_>, kind: &str) -> &'a str {
+    let legend = |node: &roxmltree::Node<'_, '_>| node.attribute("class") == Some("legend");
+    let legend = drawn.descendants().find(legend).unwrap();
+    let text = legend.children().find(|node| node.text() == Some(kind));
+    let text = text.unwrap_or_else(|| panic!("{kind} is not in the legend"));
+    let box_of = text.prev_siblings().find(|node| node.has_tag_name("rect"));
+    box_of.unwrap().attribute("fill").unwrap()
+}
+
+/// `cpu` is a device that exists everywhere.
+#[test]
+fn a_timeline_has_a_lane_for_a_device() {
+    let args = [
+        "timeline",
+        "--warm-up",
+        "4",
+        "--device",
+        "cpu=1MiB",
+        "--svg",
+    ];
+    let (report, svg) = in_folder(&args, "t.svg");
+    let lanes = report["lanes"].as_array().unwrap();
+    let names: Vec<&str> = lanes.iter().map(|l| l["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "compute 0",
+            "compute 1",
+            "i/o thread",
+            "device",
+            "accelerator"
+        ]
+    );
+    // Neither of these is a compute thread, so none of them waits for reads.
+    assert!(
+        lanes[2..].iter().all(|lane| lane["waiting"] == 0.0),
+        "{report}"
+    );
+    let device = &lanes[4];
+    assert!(device["busy"].as_f64().unwrap() > 0.0, "{report}");
+    // Rows of projections, and by measured times clusters of FFNs.
+    let kinds = report["kinds"].as_array().unwrap();
+    let products = kinds.iter().find(|kind| kind["name"] == "products");
+    assert!(
+        products.is_some_and(|kind| kind["count"].as_u64() > Some(0)),
+        "{report}"
+    );
+    let drawn = roxmltree::Document::parse(&svg).unwrap();
+    let name = drawn
+        .descendants()
+        .find(|node| node.text() == Some("accelerator"))
+        .unwrap();
+    let place =
+        |node: roxmltree::Node<'_, '_>| node.attribute("y").unwrap().parse::<f64>().unwrap();
+    let title = |node: &roxmltree::Node<'_, '_>| {
+        let title = node.children().find(|child| child.has_tag_name("title"));
+        title.and_then(|title| title.text().map(str::to_owned))
+    };
+    let mut bars = 0;
+    for bar in drawn.descendants().filter(|node| node.has_tag_name("rect")) {
+        let Some(title) = title(&bar).filter(|_| (place(bar) - place(name)).abs() < 20.0) else {
+            continue;
+        };
+        let kind = title.split([' ', ',']).next().unwrap();
+        assert!(["products", "dense"].contains(&kind), "{title}");
+        assert_eq!(bar.attribute("fill"), Some(colour(&drawn, kind)), "{title}");
+        assert_ne!(bar.attribute("fill"), Some(colour(&drawn, "attention")));
+        bars += 1;
+    }
+    assert_eq!(Some(bars), device["spans"].as_u64());
+}
