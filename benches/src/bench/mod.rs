@@ -6,6 +6,7 @@
 pub mod ablation;
 pub mod batch;
 pub mod cache;
+pub mod graph_memory;
 pub mod kernels;
 pub mod latency;
 mod paper;
