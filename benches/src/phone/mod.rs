@@ -61,7 +61,7 @@ fn simulate_all() -> PhoneReport {
     PhoneReport {
         bench: "phone",
         figures: figures::figures(&values),
-        notes: vec![orders.note(), variants.note()],
+        notes: vec![orders.note(), variants.note(), powerinfer::note()],
         recorded: Vec::new(),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! in memory   attention by heads on CPU and NPU | hot neurons on the NPU, active cold ones on the CPU
-//! prompts     a layer is read while the one before is computed
+//! prompts     a layer is read while the one before is computed; others read, then compute
 //! Fig. 14     reads of active neurons that miss, before computing or during it
 //! ```
 
@@ -23,6 +23,8 @@ const NEURONS: f64 = 14336.0;
 const VOCAB: f64 = 32000.0;
 /// Matrices of an FFN.
 const MATRICES: f64 = 3.0;
+/// Weights of an FFN.
+const FFN: f64 = MATRICES * NEURONS * WIDTH;
 
 const CPU: usize = 0;
 const NPU: usize = 1;
@@ -67,10 +69,6 @@ fn dense() -> f64 {
     LAYERS as f64 * ATTENTION * WIDTH + VOCAB * WIDTH
 }
 
-fn ffn() -> f64 {
-    MATRICES * NEURONS * WIDTH
-}
-
 /// A token with everything in memory.
 fn in_memory(facts: &Facts) -> Vec<Operation> {
     let [cpu, npu] = ["cpu_gbs", "npu_gbs"].map(|key| facts.get(key));
@@ -88,44 +86,126 @@ fn in_memory(facts: &Facts) -> Vec<Operation> {
         if layer < LAYERS {
             let after = vec![graph.len() - 2, graph.len() - 1];
             for (on, share) in [cold, hot].into_iter().enumerate() {
-                graph.push(facts.weights("ffn", on, ffn() * share, after.clone()));
+                graph.push(facts.weights("ffn", on, FFN * share, after.clone()));
             }
         }
     }
     graph
 }
 
-/// A prompt of 512 tokens: while a layer is computed, the next one is read.
-fn prompt(facts: &Facts) -> Vec<Operation> {
-    const TOKENS: f64 = 512.0;
-    let layer = (ATTENTION * WIDTH + ffn()) * facts.get("bytes_per_weight");
-    let read = layer / facts.get("sequential_gbs") / 1e9;
-    let compute = TOKENS / facts.get("npu_prompt") / LAYERS as f64;
-    let piece = |kind, on, seconds, after| Operation {
-        kind,
-        on,
-        seconds,
-        draws: 0.0,
-        after,
-    };
-    let mut graph = Vec::new();
-    for layer in 0..LAYERS {
-        // Two buffers: that of two layers before is free once its layer is computed.
-        let free = if layer < 2 {
-            Vec::new()
-        } else {
-            vec![2 * layer - 3]
+/// How a system runs a prompt with half of the FFN on flash (Fig. 8).
+#[derive(Debug, Clone, Copy)]
+struct PromptSystem {
+    /// Its processor.
+    on: usize,
+    /// Key of the processor's tokens per second with everything in memory.
+    speed: &'static str,
+    /// Key of the bytes of a weight.
+    bytes: &'static str,
+    /// Key of the GB/s of its reads.
+    reads: &'static str,
+    /// Weights of a layer that it reads.
+    weights: f64,
+    /// Whether the next layer is read meanwhile.
+    ahead: bool,
+}
+
+/// Whole layers by sequential reads, one ahead (7.2.2).
+const POWERINFER: PromptSystem = PromptSystem {
+    on: NPU,
+    speed: "npu_prompt",
+    bytes: "bytes_per_weight",
+    reads: "sequential_gbs",
+    weights: ATTENTION * WIDTH + FFN,
+    ahead: true,
+};
+
+/// The same layers in its format, read before they are computed (7.3: the others do not overlap both).
+const QNN: PromptSystem = PromptSystem {
+    bytes: "qnn_bytes_per_weight",
+    ahead: false,
+    ..POWERINFER
+};
+
+/// Page faults of a mapped file for the half that is not in memory.
+const LLAMA: PromptSystem = PromptSystem {
+    on: CPU,
+    speed: "cpu_prompt",
+    bytes: "llama_bytes_per_weight",
+    reads: "fault_gbs",
+    weights: FFN / 2.0,
+    ahead: false,
+};
+
+/// Built on llama.cpp (7.1), reads of neurons; a prompt's tokens together need all of them.
+const LLM_FLASH: PromptSystem = PromptSystem {
+    reads: "random_gbs",
+    ..LLAMA
+};
+
+impl PromptSystem {
+    /// A prompt: each layer is read and computed. With reads ahead there are two buffers.
+    fn graph(self, facts: &Facts, tokens: usize) -> Vec<Operation> {
+        let read = self.weights * facts.get(self.bytes) / facts.get(self.reads) / 1e9;
+        let compute = tokens as f64 / facts.get(self.speed) / LAYERS as f64;
+        let piece = |kind, on, seconds, after| Operation {
+            kind,
+            on,
+            seconds,
+            draws: 0.0,
+            after,
         };
-        graph.push(piece("read", FLASH, read, free));
-        let before = (layer > 0).then(|| 2 * layer - 1);
-        graph.push(piece(
-            "ffn",
-            NPU,
-            compute,
-            before.into_iter().chain([2 * layer]).collect(),
-        ));
+        let behind = if self.ahead { 2 } else { 1 };
+        let mut graph = Vec::new();
+        for layer in 0..LAYERS {
+            // The buffer is free once the layer that was in it is computed.
+            let free = (layer >= behind).then(|| 2 * (layer - behind) + 1);
+            graph.push(piece("read", FLASH, read, free.into_iter().collect()));
+            let before = (layer > 0).then(|| 2 * layer - 1);
+            let after = before.into_iter().chain([2 * layer]).collect();
+            graph.push(piece("ffn", self.on, compute, after));
+        }
+        graph
     }
-    graph
+
+    /// Tokens per second of a prompt.
+    fn speed(self, facts: &Facts, tokens: usize) -> f64 {
+        let graph = self.graph(facts, tokens);
+        tokens as f64 / by_rule(&graph, &facts.phone(), NPU, Rule::Stalls).seconds()
+    }
+}
+
+/// Fig. 8: PowerInfer-2's tokens per second for 512 tokens, and how many times those of the others; only the ratios are in
+/// the paper's text.
+fn prompts(facts: &Facts) -> [FigureValue; 5] {
+    let of = |tokens: usize| POWERINFER.speed(facts, tokens);
+    let over = |other: PromptSystem, tokens: usize| of(tokens) / other.speed(facts, tokens);
+    [
+        simulated("bamboo-prompt", of(512)),
+        simulated("bamboo-prompt-flash", over(LLM_FLASH, 512)),
+        simulated("bamboo-prompt-llama", over(LLAMA, 512)),
+        simulated("bamboo-prompt-qnn", over(QNN, 512)),
+        simulated("bamboo-prompt-128", over(LLM_FLASH, 128)),
+    ]
+}
+
+/// Simulated tokens per second of Fig. 8, as text.
+pub fn note() -> String {
+    let facts = Facts::new();
+    let systems = [
+        ("PowerInfer-2", POWERINFER),
+        ("QNN", QNN),
+        ("llama.cpp", LLAMA),
+        ("LLMFlash", LLM_FLASH),
+    ];
+    let words = systems.map(|(name, system)| {
+        let [few, many] = [128, 512].map(|tokens| system.speed(&facts, tokens));
+        format!("{name} {few:.1} and {many:.1}")
+    });
+    format!(
+        "PowerInfer-2, Fig. 8, prompts of 128 and 512 in tokens/s: {}",
+        words.join(", ")
+    )
 }
 
 /// A step of Fig. 14.
@@ -146,7 +226,7 @@ struct Ladder {
 impl Ladder {
     /// A token: attention, then clusters of in-memory neurons, reads, and the read clusters.
     fn graph(&self, facts: &Facts) -> Vec<Operation> {
-        let attention = ATTENTION * WIDTH / (ATTENTION * WIDTH + ffn() * facts.get("active_share"));
+        let attention = ATTENTION * WIDTH / (ATTENTION * WIDTH + FFN * facts.get("active_share"));
         let layer = self.compute / 1e3 / LAYERS as f64;
         let neurons = NEURONS * facts.get("active_share") * self.misses;
         let late = (1.0 - attention) * layer * self.misses;
@@ -217,15 +297,13 @@ pub fn figures() -> Vec<FigureValue> {
     let facts = Facts::new();
     let phone = facts.phone();
     let token = makespan(&by_rule(&in_memory(&facts), &phone, NPU, Rule::InOrder).slots);
-    let weights = dense() + LAYERS as f64 * ffn();
+    let weights = dense() + LAYERS as f64 * FFN;
     let alone = |bytes: &str, gbs: &str| weights * facts.get(bytes) / facts.get(gbs) / 1e9;
-    let prompt = by_rule(&prompt(&facts), &phone, NPU, Rule::Stalls).seconds();
     let [bundles, cache, pipeline, npu] = ladder(&facts);
     let speed = |step: &Ladder| 1.0 / step.seconds(&facts);
     let slots = npu.slots(&facts);
     let computing = busy(&npu.graph(&facts), &slots, CPU);
-    vec![
-        simulated("bamboo-prompt", 512.0 / prompt),
+    let rest = [
         simulated(
             "bamboo-llama",
             alone("llama_bytes_per_weight", "cpu_gbs") / token,
@@ -246,7 +324,8 @@ pub fn figures() -> Vec<FigureValue> {
             "ladder-waiting",
             100.0 * (1.0 - computing / makespan(&slots)),
         ),
-    ]
+    ];
+    prompts(&facts).into_iter().chain(rest).collect()
 }
 
 /// Lanes of a token with everything in memory, and of Fig. 14's pipeline.
@@ -271,5 +350,32 @@ pub fn drawn() -> Drawn {
             step("neuron cache", &cache),
             step("pipeline", &pipeline),
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads and computing overlap in one system and add up in the others.
+    #[test]
+    fn a_prompt_takes_the_longer_of_reads_and_computing_or_their_sum() {
+        let facts = Facts::new();
+        for tokens in [128, 512] {
+            let parts = |of: PromptSystem| {
+                let read = of.weights * facts.get(of.bytes) / facts.get(of.reads) / 1e9;
+                [LAYERS as f64 * read, tokens as f64 / facts.get(of.speed)]
+            };
+            for system in [QNN, LLAMA, LLM_FLASH] {
+                let [read, compute] = parts(system);
+                let found = tokens as f64 / system.speed(&facts, tokens);
+                assert!((found - read - compute).abs() < 1e-9, "{found}");
+            }
+            let [read, compute] = parts(POWERINFER);
+            let found = tokens as f64 / POWERINFER.speed(&facts, tokens);
+            // The first layer is read before, or the last one computed after.
+            let last = read.min(compute) / LAYERS as f64;
+            assert!((found - read.max(compute) - last).abs() < 1e-9, "{found}");
+        }
     }
 }
