@@ -10,6 +10,7 @@ use emberflow_engine::schedule::{Bounds, Operation, Rule, Timetable, busy, by_ru
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};
+use super::hot_channels::{OneInput, OutlierSubgraphs, channels, of_token};
 use super::subgraphs::{GraphCount, LAYER, NPU, PHONE, count, prompt};
 
 const PRODUCTS: &str = include_str!("curves/llm_npu_products.csv");
@@ -48,22 +49,27 @@ const GEMMA: Sizes = Sizes {
     neurons: 16384,
 };
 
-/// Seconds of a product on the NPU.
-struct NpuLine {
+/// Seconds of a product on a processor.
+struct Line {
     launch: f64,
     /// Seconds per multiplication.
     rate: f64,
 }
 
-impl NpuLine {
-    /// Least squares of Table 3's rows with 64 tokens.
-    fn fitted() -> Self {
+/// The NPU's column of Table 3.
+const OF_NPU: &str = "npu_int8_ms";
+/// The CPU's.
+const OF_CPU: &str = "cpu_int8_ms";
+
+impl Line {
+    /// Least squares of a column of Table 3's rows with 64 tokens.
+    fn fitted(column: &str) -> Self {
         let table = Csv::parse(PRODUCTS);
         let rows = table.rows().filter(|row| row.or_zero("tokens") == 64.0);
         let points: Vec<[f64; 2]> = rows
             .map(|row| {
                 let sizes = ["rows", "cols", "tokens"].map(|size| row.or_zero(size));
-                [sizes.iter().product(), row.or_zero("npu_int8_ms") / 1e3]
+                [sizes.iter().product(), row.or_zero(column) / 1e3]
             })
             .collect();
         let n = points.len().max(1) as f64;
@@ -77,8 +83,12 @@ impl NpuLine {
         }
     }
 
+    fn products(&self, multiplications: f64) -> f64 {
+        self.launch + self.rate * multiplications
+    }
+
     fn seconds(&self, rows: usize, cols: usize) -> f64 {
-        self.launch + self.rate * (rows * cols * CHUNK) as f64
+        self.products((rows * cols * CHUNK) as f64)
     }
 
     /// Seconds of a subgraph of [`LAYER`] on the NPU.
@@ -99,7 +109,7 @@ impl NpuLine {
 }
 
 /// Subgraphs of a prompt; products take `slower` times as long, plus `added` seconds in each subgraph.
-fn graph(line: &NpuLine, of: &Sizes, chunks: usize, slower: f64, added: f64) -> Vec<Operation> {
+fn graph(line: &Line, of: &Sizes, chunks: usize, slower: f64, added: f64) -> Vec<Operation> {
     let npu_parts = LAYER.iter().filter(|subgraph| subgraph.on == NPU).count();
     let cpu_parts = LAYER.len() - npu_parts;
     let of_part = line.chunk(of) / 2.0 / (of.layers * cpu_parts) as f64;
@@ -124,7 +134,7 @@ pub struct Orders {
 impl Orders {
     /// Of Qwen1.5-1.8B and a prompt of `chunks` chunks.
     pub fn of(chunks: usize) -> Self {
-        let graph = graph(&NpuLine::fitted(), &QWEN, chunks, 1.0, 0.0);
+        let graph = graph(&Line::fitted(OF_NPU), &QWEN, chunks, 1.0, 0.0);
         let rule = |rule| by_rule(&graph, &PHONE, NPU, rule);
         Self {
             in_order: rule(Rule::InOrder),
@@ -190,14 +200,75 @@ fn graphs() -> GraphCount {
     count(4, QWEN.layers, bytes)
 }
 
+/// The inputs of a subgraph's products.
+fn inputs(of: &Sizes, name: &str) -> Vec<OneInput> {
+    let one = |channels: usize, rows: usize| OneInput { channels, rows };
+    match name {
+        "qkv" => vec![one(of.width, of.qkv)],
+        "output" => vec![one(of.width, of.width)],
+        _ => vec![one(of.width, 2 * of.neurons), one(of.neurons, of.width)],
+    }
+}
+
+/// Seconds of fences in a subgraph of the NPU: two for each of a layer's products.
+fn fences() -> f64 {
+    let npu_parts = LAYER.iter().filter(|subgraph| subgraph.on == NPU).count();
+    2.0 * PRODUCTS_OF_LAYER as f64 * FENCE / npu_parts as f64
+}
+
+/// How many times as long a prompt of 512 takes with the outliers of all layers: with [fences alone, reads too, and the
+/// CPU's products as well].
+fn unpruned(orders: &Orders) -> [f64; 3] {
+    let cpu = Line::fitted(OF_CPU);
+    let weights = QWEN.layers * (QWEN.qkv + QWEN.width + 3 * QWEN.neurons) * QWEN.width;
+    let seconds = |read: bool, computed: bool| {
+        let inputs = |name: &str| match read || computed {
+            true => inputs(&QWEN, name),
+            false => Vec::new(),
+        };
+        let on_cpu = |products: f64| match computed {
+            true => cpu.products(products),
+            false => 0.0,
+        };
+        let outliers = OutlierSubgraphs {
+            tokens: CHUNK,
+            inputs: &inputs,
+            on_cpu: &on_cpu,
+            fences: fences(),
+            bytes: 4.0 * weights as f64,
+        };
+        outliers.prompt(&orders.graph) / orders.in_order.seconds()
+    };
+    [
+        seconds(false, false),
+        seconds(true, false),
+        seconds(true, true),
+    ]
+}
+
+/// What of it each part adds, as text.
+pub fn unpruned_note(orders: &Orders) -> String {
+    let [fences, read, all] = unpruned(orders);
+    let [hot, cold] = channels(CHUNK);
+    format!(
+        "llm.npu, outliers of all layers: {fences:.2} times as long by fences, {read:.2} with reads of cold channels' \
+         weights, {all:.2} with the CPU's products; a token has outliers in {:.2} % of the channels, a chunk in {:.1} % hot \
+         and {:.1} % cold ones",
+        100.0 * of_token(),
+        100.0 * hot,
+        100.0 * cold
+    )
+}
+
 /// Simulated figures.
 pub fn figures(orders: &Orders) -> Vec<FigureValue> {
-    let line = NpuLine::fitted();
+    let line = Line::fitted(OF_NPU);
     let in_order = |graph: &[Operation]| by_rule(graph, &PHONE, NPU, Rule::InOrder).seconds();
     let groups = |of: &Sizes| in_order(&graph(&line, of, 2, BY_GROUPS, 0.0));
     let plain = orders.in_order.seconds();
-    let fences = 2.0 * PRODUCTS_OF_LAYER as f64 * FENCE;
-    let joined = in_order(&graph(&line, &QWEN, 2, 1.0, fences));
+    let added = 2.0 * PRODUCTS_OF_LAYER as f64 * FENCE;
+    let joined = in_order(&graph(&line, &QWEN, 2, 1.0, added));
+    let [.., all_outliers] = unpruned(orders);
     // Outliers stay in 15 % of the layers (3.3).
     let pruned = plain + 0.15 * (joined - plain);
     let counted = graphs();
@@ -215,6 +286,6 @@ pub fn figures(orders: &Orders) -> Vec<FigureValue> {
         simulated("chunk-gain", (BUILD + groups(&GEMMA)) / groups(&GEMMA)),
         simulated("outlier-gain", groups(&QWEN) / pruned),
         simulated("outlier-sync", 100.0 * (joined / plain - 1.0)),
-        simulated("unpruned", joined / plain),
+        simulated("unpruned", all_outliers),
     ]
 }

@@ -10,6 +10,7 @@ mod figures;
 #[cfg(test)]
 mod figures_tests;
 mod heteroinfer;
+mod hot_channels;
 mod llm_npu;
 mod npumoe;
 pub mod outliers;
@@ -61,7 +62,12 @@ fn simulate_all() -> PhoneReport {
     PhoneReport {
         bench: "phone",
         figures: figures::figures(&values),
-        notes: vec![orders.note(), variants.note(), powerinfer::note()],
+        notes: vec![
+            orders.note(),
+            llm_npu::unpruned_note(&orders),
+            variants.note(),
+            powerinfer::note(),
+        ],
         recorded: Vec::new(),
     }
 }
