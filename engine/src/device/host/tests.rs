@@ -39,7 +39,7 @@ fn a_device_that_hangs_while_it_compiles_is_an_error() {
     let mut device = HostDevice::computing(facts, Hangs(ended));
     device.longest = Duration::from_millis(1);
     let program = Program::Products {
-        dtype: emberflow_kernels::DType::Q8,
+        dtype: DType::Q8,
         cols: 32,
     };
     let error = device.prepare(&program).unwrap_err();
@@ -112,7 +112,7 @@ fn one_graph_that_is_not_exact_is_enough_for_a_class_of_its_own() {
         },
     };
     let facts = CpuDevice::new().facts().clone();
-    let mut verdict = |device: Device| {
+    let verdict = |device: Device| {
         let lease = device.lease().unwrap();
         let scales = TokenScales::of(shape.dtype);
         let verdict = check::check(lease.backend().as_mut(), &shape, scales).unwrap();
