@@ -12,6 +12,7 @@ use super::LabEngineArgs;
 Examples:
   emberflow-lab phone
   emberflow-lab phone --svg orders.svg --paper llm-npu
+  emberflow-lab phone --svg plan.svg --paper plan
   emberflow-lab phone -f models/demo/heldout.txt --limit 32768 --json
 
 \"ratio\" is the simulated value over the nearest published one. What lies outside 0.75 to 1.25 says what explains it.
@@ -33,7 +34,7 @@ pub struct PhoneArgs {
     /// Draw a timeline.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// The paper whose simulation is drawn.
+    /// The paper whose simulation is drawn. With the chart of a paper no plans are simulated.
     #[arg(long, value_enum, value_name = "NAME", default_value = "llm-npu")]
     pub paper: Paper,
     /// Replace an existing file.
@@ -59,6 +60,8 @@ pub enum Paper {
     /// A sparse model with half of its FFN on flash.
     #[value(name = "powerinfer-2")]
     Powerinfer2,
+    /// A plan of the engine for a phone, no paper: a token and a chunk of a prompt.
+    Plan,
 }
 
 /// A positive factor.

@@ -37,7 +37,7 @@ const LONG: f64 = 2048.0;
 /// Bytes of a weight in floats.
 const FLOAT: f64 = 4.0;
 
-/// OutlierSubgraphs of a token, as a share of the channels: what leaves 22 % of them without one in a long prompt. All hot
+/// Outliers of a token, as a share of the channels: what leaves 22 % of them without one in a long prompt. All hot
 /// channels have some there.
 pub fn of_token() -> f64 {
     let cold = 1.0 - HOT;
@@ -61,7 +61,7 @@ pub struct OneInput {
     pub rows: usize,
 }
 
-/// OutlierSubgraphs of all products, in chunks.
+/// Outliers of all products, in chunks.
 pub struct OutlierSubgraphs<'a> {
     /// Tokens of a chunk.
     pub tokens: usize,

@@ -108,6 +108,11 @@ impl Line {
     }
 }
 
+/// Multiplications of the CPU per second, by Table 3.
+pub fn cpu_products() -> f64 {
+    1.0 / Line::fitted(OF_CPU).rate
+}
+
 /// Subgraphs of a prompt; products take `slower` times as long, plus `added` seconds in each subgraph.
 fn graph(line: &Line, of: &Sizes, chunks: usize, slower: f64, added: f64) -> Vec<Operation> {
     let npu_parts = LAYER.iter().filter(|subgraph| subgraph.on == NPU).count();

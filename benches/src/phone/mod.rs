@@ -1,6 +1,6 @@
 //! `emberflow-lab phone`: prompts and texts on the processors of a phone, simulated from published times (llm.npu, NPUMoE,
-//! HeteroInfer, PowerInfer-2), compared with the authors' measurements. Only the statistics of the bundled models' routing
-//! and activations come from real runs.
+//! HeteroInfer, PowerInfer-2), compared with the authors' measurements; and plans of the engine's planner for such a phone
+//! ([`plans`]). Only the statistics of the bundled models' routing and activations come from real runs.
 //!
 //! [`outliers`] does not depend on phones: it splits. Schedules and capacities are the engine's:
 //! [`emberflow_engine::schedule`], [`emberflow_engine::tiers`].
@@ -14,6 +14,7 @@ mod hot_channels;
 mod llm_npu;
 mod npumoe;
 pub mod outliers;
+pub mod plans;
 mod powerinfer;
 mod recorded;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use self::draw::Drawn;
 use self::figures::{Figure, FigureValue};
 use self::llm_npu::Orders;
 use self::npumoe::Variants;
+use self::plans::PhonePlan;
 use self::recorded::Recorded;
 use crate::cli::{Paper, PhoneArgs};
 
@@ -38,6 +40,7 @@ struct PhoneReport {
     bench: &'static str,
     figures: Vec<Figure>,
     notes: Vec<String>,
+    plans: Vec<PhonePlan>,
     recorded: Vec<Recorded>,
 }
 
@@ -68,17 +71,19 @@ fn simulate_all() -> PhoneReport {
             variants.note(),
             powerinfer::note(),
         ],
+        plans: Vec::new(),
         recorded: Vec::new(),
     }
 }
 
-fn drawn(paper: Paper) -> Drawn {
-    match paper {
+fn drawn(paper: Paper) -> Result<Drawn, Failure> {
+    Ok(match paper {
         Paper::LlmNpu => Orders::of(CHUNKS).drawn(),
         Paper::Npumoe => Variants::run().drawn(),
         Paper::Heteroinfer => heteroinfer::drawn(),
         Paper::Powerinfer2 => powerinfer::drawn(),
-    }
+        Paper::Plan => plans::drawn()?,
+    })
 }
 
 /// Runs the command.
@@ -88,11 +93,15 @@ fn drawn(paper: Paper) -> Drawn {
 pub fn command(args: &PhoneArgs) -> Result<(), Failure> {
     atomic::may_write_each([&args.svg], args.force, &[args.file.as_deref()])?;
     let mut report = simulate_all();
+    // A chart of a paper needs no plans, which take seconds.
+    if args.svg.is_none() || args.paper == Paper::Plan {
+        report.plans = plans::plans()?;
+    }
     if let Some(file) = &args.file {
         report.recorded = recorded::recorded(args, file)?;
     }
     if let Some(path) = &args.svg {
-        atomic::write(path, drawn(args.paper).svg().as_bytes())?;
+        atomic::write(path, drawn(args.paper)?.svg().as_bytes())?;
     }
     if args.json {
         return print_json(&report);
@@ -131,6 +140,9 @@ fn print(report: &PhoneReport, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)?;
     for note in &report.notes {
         writeln!(out, "{note}")?;
+    }
+    if !report.plans.is_empty() {
+        write!(out, "\n{}", plans::text(&report.plans))?;
     }
     for recorded in &report.recorded {
         write!(out, "\n{}", recorded.text())?;

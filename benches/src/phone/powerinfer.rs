@@ -32,14 +32,16 @@ const FLASH: usize = 2;
 const PROCESSORS: &[&str] = &["CPU", "NPU", "flash"];
 
 /// Published values by key.
-struct Facts(Csv);
+pub struct Facts(Csv);
 
 impl Facts {
-    fn new() -> Self {
+    /// All of them.
+    pub fn new() -> Self {
         Self(Csv::parse(PHONE_TABLE))
     }
 
-    fn get(&self, key: &str) -> f64 {
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> f64 {
         let row = self.0.find(&[("key", key)]);
         row.map_or(f64::NAN, |row| row.or_zero("value"))
     }
@@ -67,6 +69,12 @@ impl Facts {
 /// Weights of the model outside FFNs, head included.
 fn dense() -> f64 {
     LAYERS as f64 * ATTENTION * WIDTH + VOCAB * WIDTH
+}
+
+/// Seconds of the NPU for a weight and a token of a prompt.
+pub fn seconds_of_weight() -> f64 {
+    let weights = dense() + LAYERS as f64 * FFN;
+    1.0 / Facts::new().get("npu_prompt") / weights
 }
 
 /// A token with everything in memory.

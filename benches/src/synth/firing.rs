@@ -144,6 +144,16 @@ impl Firing {
         places(neurons).into_iter().map(at).collect()
     }
 
+    /// How often each of `neurons` neurons fires, most often first.
+    pub fn frequencies(&self, neurons: usize) -> Vec<f32> {
+        let up = match self.up_bias {
+            0.0 => 1.0,
+            up => cdf(up),
+        };
+        let often = |bias: f64| (up * cdf(bias)) as f32;
+        self.biases(neurons).into_iter().rev().map(often).collect()
+    }
+
     fn bias(&self, place: f64) -> f64 {
         self.mean + self.spread * place
     }

@@ -271,6 +271,19 @@ fn schedules_of_phones_are_simulated_beside_what_was_published() {
         let of_paper = figures.iter().filter(|figure| figure["paper"] == paper);
         assert!(of_paper.count() >= 8, "{paper}");
     }
+    // Plans of a model by its sizes, and of the bundled one.
+    let plans = report["plans"].as_array().unwrap();
+    for model in ["Bamboo-7B", "demo"] {
+        let of_model: Vec<_> = plans.iter().filter(|plan| plan["model"] == model).collect();
+        assert_eq!(of_model.len(), 8, "{model}");
+        for pass in of_model
+            .iter()
+            .flat_map(|plan| [&plan["decode"], &plan["prompt"]])
+        {
+            let ms = |key: &str| pass[key].as_f64().unwrap();
+            assert!(ms("forecast_ms") > 0.0 && ms("simulated_ms") >= 0.999 * ms("bound_ms"));
+        }
+    }
     // The bundled models actually ran: the mixture has experts, and both have inputs.
     let recorded = report["recorded"].as_array().unwrap();
     let [dense, experts] = [&recorded[0], &recorded[1]];

@@ -29,6 +29,7 @@ fn nothing_in_a_chart_is_covered_or_cut_off() {
         "phone --paper npumoe",
         "phone --paper heteroinfer",
         "phone --paper powerinfer-2",
+        "phone --paper plan",
     ] {
         run(&format!("{line} --svg chart.svg --force"));
         let svg = std::fs::read_to_string(dir.path().join("chart.svg")).unwrap();

@@ -37,7 +37,7 @@ impl Widths {
     }
 
     /// How a prompt's pass of `rows` rows runs in parts; `None` in one piece.
-    pub(crate) fn parts(&self, rows: usize) -> Option<&InParts> {
+    pub fn parts(&self, rows: usize) -> Option<&InParts> {
         let width = self.0.iter().find(|width| width.rows >= rows);
         let parts = width.or(self.0.last())?.parts.as_ref();
         parts.filter(|parts| parts.rows_of(rows) > 0)

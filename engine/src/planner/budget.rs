@@ -42,7 +42,7 @@ impl Division {
 
     /// Whether passes of `rows` rows may run in parts: each reads what is not in memory, so nothing may be missing, unless
     /// such passes were asked for.
-    pub(crate) fn runs_in_parts(&self, rows: usize) -> bool {
+    pub fn runs_in_parts(&self, rows: usize) -> bool {
         let parts = self.widths.parts(rows);
         parts.is_some_and(|parts| parts.rule.is_some() || self.is_resident())
     }
@@ -122,7 +122,7 @@ impl Planner {
     }
 
     /// First neuron outside the hot region, by layer.
-    pub(super) fn first_cold(&self, division: &Division) -> Vec<usize> {
+    pub fn first_cold(&self, division: &Division) -> Vec<usize> {
         if self.shape.visited < 1.0 {
             let hits = self.expert_hits(division);
             let first = (self.shape.neurons as f64 * hits) as usize;

@@ -120,8 +120,10 @@ pub struct Planner {
     pub(crate) needs: Needs,
     /// Candidate chunks, ascending.
     pub(crate) scratch: Vec<ChunkMemory>,
-    pub(crate) shape: Shape,
-    pub(crate) firing: Firing,
+    /// What of the model determines a pass's time.
+    pub shape: Shape,
+    /// How often neurons fire.
+    pub firing: Firing,
     /// Miss rates of a cache of whole experts, if the container has them.
     pub(crate) expert_misses: Option<ExpertMisses>,
     pub(crate) rates: Rates,

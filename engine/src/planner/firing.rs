@@ -83,9 +83,7 @@ impl Firing {
             miss_times: None,
             assumed: false,
         };
-        let all = || (0..new.banks.len()).flat_map(|b| new.groups(b, 0));
-        let sum: f64 = all().map(|(n, p)| n * p).sum();
-        let chance = all().map(|(n, p)| n * p * p).sum::<f64>() / sum.max(1e-9);
+        let chance = new.chance();
         let persistence = persistence.unwrap_or(UNKNOWN_PERSISTENCE);
         let excess = (persistence - chance) / (1.0 - chance).max(1e-9);
         new.stickiness = excess.clamp(0.0, 0.999);
@@ -167,6 +165,33 @@ impl Firing {
             measured: true,
             ..Self::new(vec![bank; banks], neurons, Some(1.0))
         }
+    }
+
+    /// The same with a measured miss curve.
+    pub fn with_misses(self, misses: Misses) -> Self {
+        Self {
+            misses: Some(misses),
+            ..self
+        }
+    }
+
+    /// How often each neuron of a bank fires.
+    pub fn each(&self, bank: usize) -> impl Iterator<Item = f64> {
+        let groups = self.groups(bank, 0);
+        groups.flat_map(|(n, often)| std::iter::repeat_n(often, n as usize))
+    }
+
+    /// Probability that a firing neuron fires again for the next token.
+    pub fn persistence(&self) -> f64 {
+        let chance = self.chance();
+        chance + self.stickiness * (1.0 - chance)
+    }
+
+    /// The same probability of independent tokens.
+    fn chance(&self) -> f64 {
+        let all = || (0..self.banks.len()).flat_map(|bank| self.groups(bank, 0));
+        let sum: f64 = all().map(|(n, p)| n * p).sum();
+        all().map(|(n, p)| n * p * p).sum::<f64>() / sum.max(1e-9)
     }
 
     /// Marks layers whose neurons are all needed for every token.

@@ -16,6 +16,7 @@ mod firing;
 mod forecast;
 mod groups;
 mod inputs;
+pub mod machine;
 mod parts;
 mod pass;
 mod plan;
@@ -31,8 +32,9 @@ mod widths;
 
 pub use budget::Division;
 pub use facts::Planner;
+pub use firing::Firing;
 pub(crate) use groups::{expert_setup, prepare_groups};
 pub(crate) use inputs::Opened;
-pub use pass::{Forecast, Limit, PredictorNeeds};
+pub use pass::{Forecast, Limit, PredictorNeeds, Shape};
 pub use plan::{Basis, DevicePlan, ExpertPlan, GroupPlan, HotCut, LayerTime, Plan};
 pub(crate) use search::{Candidates, FORECAST_MARGIN};

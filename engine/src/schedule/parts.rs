@@ -37,7 +37,7 @@ pub struct InParts {
     /// Rows of a part.
     pub rows: usize,
     /// What decides which part comes next; `None` for what is expected to be faster.
-    pub(crate) rule: Option<Rule>,
+    pub rule: Option<Rule>,
     /// Expected seconds of a layer's mixer and of its FFN, by part.
     pub(crate) seconds: Vec<[f64; 2]>,
     /// Expected seconds of the pass layer by layer, divided by those in parts.
@@ -50,7 +50,7 @@ pub struct InParts {
 
 impl InParts {
     /// Rows of each part of a pass of `rows` rows, the last of which may have fewer; 0 for fewer than two parts.
-    pub(crate) fn rows_of(&self, rows: usize) -> usize {
+    pub fn rows_of(&self, rows: usize) -> usize {
         let parts = rows.div_ceil(self.rows.max(1)).max(2);
         let each = rows.div_ceil(parts).next_multiple_of(PART_ROWS);
         if each < rows { each } else { 0 }
