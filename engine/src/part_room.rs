@@ -4,7 +4,7 @@ use emberflow_kernels::Activations;
 use emberflow_models::config::{ModelConfig, Parallel};
 
 use crate::mixer::longest_state;
-use crate::schedule::PART_ROWS;
+use crate::schedule::{PART_ROWS, PartOrders};
 use crate::streams::aux_width;
 
 /// Bytes of the thread's stack, of which touched pages count.
@@ -19,6 +19,8 @@ pub(crate) struct PartRoom {
     pub input: Activations,
     /// Its output, `[rows × d_model]`.
     pub out: Vec<f32>,
+    /// Orders of parts.
+    pub orders: PartOrders,
     /// Share of the projections that devices multiply for as many rows layer by layer, 0 to 1.
     pub products: f64,
 }
@@ -38,6 +40,7 @@ impl PartRoom {
             normed: vec![0.0; rows * d],
             input: Activations::with_capacity(d, rows),
             out: vec![0.0; rows * d],
+            orders: PartOrders::default(),
             products,
         }
     }

@@ -325,8 +325,9 @@ impl Decoder {
         let x = pass.x[..pass.rows * d].chunks_mut(rows * d);
         let x: Vec<Option<&mut [f32]>> = x.map(Some).collect();
         let has = |layer: usize| [c.has_mixer(layer as u32), c.has_ffn(layer as u32)];
-        let graph = PartGraph::new(from, (from..layers.len()).map(has), &how.times(x.len()));
-        let mut scheduler = graph.scheduler(how.rule);
+        let seconds = how.times(pass.rows);
+        let graph = PartGraph::new(from, (from..layers.len()).map(has), &seconds);
+        let mut scheduler = graph.scheduler(self.part_room.orders.of(&graph, &seconds));
         let tracer = ffn.store.tracer.clone();
         let mut mixers = PartMixers {
             on: &self.on,

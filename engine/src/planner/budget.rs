@@ -44,7 +44,7 @@ impl Division {
     /// such passes were asked for.
     pub fn runs_in_parts(&self, rows: usize) -> bool {
         let parts = self.widths.parts(rows);
-        parts.is_some_and(|parts| parts.rule.is_some() || self.is_resident())
+        parts.is_some_and(|parts| parts.asked || self.is_resident())
     }
 
     /// Whether all neurons are in memory, so that nothing is read.

@@ -6,7 +6,7 @@ use super::pass::CostModel;
 use super::search::FORECAST_MARGIN;
 use crate::device::LEAST_STREAMED;
 use crate::options::PassOrder;
-use crate::schedule::{InParts, Rule};
+use crate::schedule::InParts;
 
 /// Numbers of parts that are compared.
 const PARTS: std::ops::RangeInclusive<usize> = 2..=4;
@@ -34,7 +34,7 @@ impl PassOfParts<'_> {
         match tier.order {
             PassOrder::Layers => None,
             PassOrder::Parts(rows) => Some(InParts {
-                rule: Some(Rule::Stalls),
+                asked: true,
                 ..self.in_parts_of(tier, rows.max(1))
             }),
             PassOrder::Planned if !self.division.is_resident() => None,
@@ -43,14 +43,14 @@ impl PassOfParts<'_> {
                 let best = all.max_by(|a, b| a.gain.total_cmp(&b.gain));
                 let best = best.map(|best| InParts {
                     least: FORECAST_MARGIN,
-                    ..best
+                    ..best.searched(self.planner.shape.layers)
                 });
                 best.filter(|best| best.pays(0.0))
             }
         }
     }
 
-    /// In parts of `rows` rows.
+    /// In parts of up to `rows` rows, by the times of the parts that run.
     fn in_parts_of(self, tier: &DeviceTier, rows: usize) -> InParts {
         let layers = self.planner.shape.layers.max(1);
         let longest = self.planner.longest_chunk();
@@ -66,7 +66,7 @@ impl PassOfParts<'_> {
         let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(rows).map(part).collect();
         let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
         let in_order = [mixers, self.ffn_ns].map(|ns| ns / 1e9);
-        InParts::new(rows, seconds, layers, in_order)
+        InParts::new([rows, self.rows], seconds, layers, in_order)
     }
 
     /// Nanoseconds of a layer's FFN for `rows` rows on devices, and of the part in which a thread copies for them.
@@ -156,7 +156,7 @@ mod tests {
         // By request.
         assert_eq!(parts(equal, PassOrder::Layers, 1.0), None);
         let asked = parts(equal / 100.0, PassOrder::Parts(64), 0.5).expect("in parts");
-        assert_eq!((asked.rows, asked.rule), (64, Some(Rule::Stalls)));
+        assert_eq!((asked.rows, asked.asked), (64, true));
     }
 
     /// The forecast counts the gain.

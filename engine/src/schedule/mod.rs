@@ -8,6 +8,7 @@
 //! Both ask the same [`Scheduler`] which operation an idle processor begins.
 
 mod bounds;
+mod chains;
 mod graph;
 mod parts;
 mod rules;
@@ -19,6 +20,6 @@ mod tests;
 pub use self::bounds::Bounds;
 pub use self::graph::{Execution, GraphState, Operation, Scheduler, followers};
 pub use self::parts::InParts;
-pub(crate) use self::parts::{CPU, DEVICE, PART_ROWS, PartGraph, PartPlace};
+pub(crate) use self::parts::{CPU, DEVICE, PART_ROWS, PartGraph, PartOrders, PartPlace, part_rows};
 pub use self::rules::{ByStalls, InOrder, Planned, Rule, Timetable, by_rule, plan, scheduler};
 pub use self::simulate::{Processors, Slot, busy, makespan, simulate};
