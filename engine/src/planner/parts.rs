@@ -6,7 +6,7 @@ use super::pass::CostModel;
 use super::search::FORECAST_MARGIN;
 use crate::device::LEAST_STREAMED;
 use crate::options::PassOrder;
-use crate::schedule::InParts;
+use crate::schedule::{InParts, part_rows};
 
 /// Numbers of parts that are compared.
 const PARTS: std::ops::RangeInclusive<usize> = 2..=4;
@@ -55,15 +55,16 @@ impl PassOfParts<'_> {
         let layers = self.planner.shape.layers.max(1);
         let longest = self.planner.longest_chunk();
         let before = longest.saturating_sub(self.rows) / 2;
+        let each = part_rows(rows, self.rows).max(1);
         let part = |first: usize| {
-            let rows = rows.min(self.rows - first);
+            let rows = each.min(self.rows - first);
             let [ffn, copying] = self.ffn_ns(tier, rows);
             // The thread that copies for devices takes its time from the compute threads.
             let taken = copying / f64::from(self.pass.rates.threads.max(1));
             let mixer = self.pass.mixer_ns(rows, before + first) + taken;
             [mixer, ffn].map(|ns| ns / 1e9)
         };
-        let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(rows).map(part).collect();
+        let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(each).map(part).collect();
         let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
         let in_order = [mixers, self.ffn_ns].map(|ns| ns / 1e9);
         InParts::new([rows, self.rows], seconds, layers, in_order)
@@ -173,5 +174,24 @@ mod tests {
             planned > FORECAST_MARGIN * layers * 0.99,
             "{planned} {layers}"
         );
+    }
+
+    /// The times of 192, 192 and 128 rows where three parts of 512 rows were asked for, as they run.
+    #[test]
+    fn the_forecast_is_of_the_parts_that_run() {
+        let p = beside(2e-5, PassOrder::Parts(171));
+        let division = p.divide(p.full_budget()).unwrap();
+        let parts = division.widths.parts(512).expect("in parts");
+        assert_eq!(parts.rows_of(512), 192);
+        assert_eq!(parts.times(512), parts.seconds);
+        let ffn = |rows: usize| {
+            let tier = p.tier.as_ref().unwrap();
+            let part = p.streaming(tier, 0, [rows, rows]);
+            let pass = p.pass(&division, p.threads).unwrap();
+            (part.ns.max(part.copying) + pass.rates.layer_ns) / 1e9
+        };
+        let found: Vec<f64> = parts.seconds.iter().map(|of| of[1]).collect();
+        assert_eq!(found, [192, 192, 128].map(ffn));
+        assert!(ffn(192) > ffn(171) && ffn(171) > ffn(128));
     }
 }
