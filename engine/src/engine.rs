@@ -573,7 +573,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         scratch,
         ffn: Ffn::new(shape, store, lanes, predictors, room).with_tops(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
-        part_room: part_room(&c, division, &weights, rows),
+        part_room: part_room(&c, division, &weights, [rows, options.threads]),
         weights,
         times: Times::default(),
         config: c,
@@ -585,10 +585,10 @@ pub(crate) fn part_room(
     c: &ModelConfig,
     division: &Division,
     weights: &Weights,
-    rows: usize,
+    [rows, threads]: [usize; 2],
 ) -> PartRoom {
     match division.runs_in_parts(rows) {
-        true => PartRoom::new(c, rows, weights.prompt_on_device(rows)),
+        true => PartRoom::new(c, rows, threads, weights.prompt_on_device(rows)),
         false => PartRoom::default(),
     }
 }

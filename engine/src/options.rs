@@ -69,24 +69,24 @@ pub enum PassOrder {
     Layers,
     /// In parts of so many rows, the mixer of one beside the FFN of another on the device (llm.npu, §3.4).
     Parts(usize),
+    /// The same, and the device multiplies the projections of attention too, if all mixers are plain attention.
+    Subgraphs(usize),
 }
 
 impl std::str::FromStr for PassOrder {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let rows = || {
-            text.strip_prefix("parts:")?
-                .parse()
-                .ok()
-                .filter(|&rows| rows > 0)
-        };
-        match (text, rows()) {
-            ("planned", _) => Ok(Self::Planned),
-            ("layers", _) => Ok(Self::Layers),
-            (_, Some(rows)) => Ok(Self::Parts(rows)),
+        let (name, rows) = text.split_once(':').unwrap_or((text, ""));
+        let rows = rows.parse().ok().filter(|&rows| rows > 0);
+        match (name, rows) {
+            _ if text == "planned" => Ok(Self::Planned),
+            _ if text == "layers" => Ok(Self::Layers),
+            ("parts", Some(rows)) => Ok(Self::Parts(rows)),
+            ("subgraphs", Some(rows)) => Ok(Self::Subgraphs(rows)),
             _ => Err(format!(
-                "no order {text:?}; there are planned, layers, and parts:N for parts of N rows"
+                "no order {text:?}; there are planned, layers, parts:N for parts of N rows, and subgraphs:N for such parts \
+                 whose projections the device multiplies too"
             )),
         }
     }

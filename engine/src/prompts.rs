@@ -124,7 +124,12 @@ impl Engine {
         decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
         (decoder.ngrams.iter_mut()).for_each(|of| of.set_rows(c, rows));
         decoder.part_room = PartRoom::default();
-        decoder.part_room = part_room(c, &self.division, &decoder.weights, rows);
+        decoder.part_room = part_room(
+            c,
+            &self.division,
+            &decoder.weights,
+            [rows, self.options.threads],
+        );
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
         let failures = set_device_room(decoder, &ffn, products, &self.division);

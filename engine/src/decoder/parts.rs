@@ -6,10 +6,12 @@
 //! ```
 //!
 //! A row's bits do not depend on the other rows of its pass, and keys, values and recurrent states are extended in the
-//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides. Devices multiply no projections
-//! meanwhile, as one piece of their work is under way at a time. A pass that is to yield, or has lost its device, goes on
-//! to the end of the layers that have begun; then it is as one that ran layer by layer.
+//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides. One piece
+//! of a device's work is under way at a time, begun by the FFN thread: so devices multiply either no projections meanwhile, or all
+//! of a model whose mixers are plain attention, of which the calling thread then computes the rest. A pass that is to yield, or has
+//! lost its device, goes on to the end of the layers that have begun; then it is as one that ran layer by layer.
 
+use std::slice::ChunksMut;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
@@ -19,31 +21,40 @@ use emberflow_models::config::ModelConfig;
 use emberflow_storage::trace::Tracer;
 
 use super::{Decoder, Hooks, lap};
+use crate::device::Multiplies;
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, Ffn, LayerInput, Rows};
 use crate::input::Input;
 use crate::lanes::DeviceLane;
-use crate::mixer::LayerPass;
+use crate::mixer::{HeadRows, LayerPass, Mixer};
 use crate::norm::{add_output, rows_or_copy};
 use crate::part_room::{PartRoom, STACK, can_run_in_parts};
 use crate::pass::Pass;
 use crate::rope::Ropes;
-use crate::schedule::{CPU, DEVICE, Execution, InParts, PartGraph, PartPlace};
+use crate::schedule::{CPU, DEVICE, Execution, InParts, PartGraph, PartPlace, PartStep};
 use crate::scratch::Scratch;
 use crate::state::Span;
 use crate::trace;
 use crate::weights::LayerWeights;
 
-/// A part whose FFN is to be computed.
+/// The state of a part.
+struct PartRows<'x> {
+    /// Its residual stream.
+    x: &'x mut [f32],
+    /// What attention makes of it, if devices multiply projections.
+    heads: Option<HeadRows<'x>>,
+}
+
+/// A part of which devices are to compute something.
 struct PartJob<'x> {
     operation: usize,
     place: PartPlace,
-    /// Its first row in the pass, and its residual stream.
+    /// Its first row in the pass.
     first: usize,
-    x: &'x mut [f32],
+    part: PartRows<'x>,
 }
 
-/// A part with its FFN's output in its residual stream.
+/// A part of which that is done.
 struct PartDone<'x> {
     job: PartJob<'x>,
     outcome: Result<(), Error>,
@@ -65,7 +76,10 @@ impl FfnThread<'_> {
     fn run<'x>(mut self, jobs: &Receiver<PartJob<'x>>, done: &SyncSender<PartDone<'x>>) {
         Tracer::leave_lane();
         for mut job in jobs {
-            let outcome = self.feed(&mut job);
+            let outcome = match job.place.step {
+                PartStep::Project => self.project(&mut job),
+                PartStep::Mix | PartStep::Feed => self.feed(&mut job),
+            };
             let lost = self.ffn.lanes.iter().any(DeviceLane::has_failed);
             if done.send(PartDone { job, outcome, lost }).is_err() {
                 return;
@@ -73,13 +87,55 @@ impl FfnThread<'_> {
         }
     }
 
-    /// Adds a part's FFN to its residual stream.
-    fn feed(&mut self, job: &mut PartJob<'_>) -> Result<(), Error> {
-        let (on, c, room) = (self.on, self.config, &mut *self.room);
-        let (layer, width) = (&self.layers[job.place.layer], job.x.len());
-        let rows = width / c.d_model as usize;
-        rows_or_copy(layer.before_ffn(), on.cpu, job.x, &mut room.normed);
+    /// Computes the queries, keys and values of a part.
+    fn project(&mut self, job: &mut PartJob<'_>) -> Result<(), Error> {
+        let (on, room, layer) = (self.on, &mut *self.room, &self.layers[job.place.layer]);
+        let PartRows { x, heads } = &mut job.part;
+        let (Mixer::Attention(attention), Some(heads)) = (&layer.mixer, heads) else {
+            return Ok(());
+        };
+        let rows = x.len() / self.config.d_model as usize;
+        rows_or_copy(layer.attn_norm.as_ref(), on.cpu, x, &mut room.normed);
         room.input.set_pruned(layer.pruned);
+        let input = Input::new(on.cpu, &room.normed[..x.len()], rows, &mut room.input);
+        attention.project(on, input, heads, &mut room.rows);
+        Ok(())
+    }
+
+    /// Adds the output projection of a part's attention to its residual stream, if devices multiply projections.
+    fn add_attention(&mut self, layer: &LayerWeights, part: &mut PartRows<'_>) {
+        let (on, c, room) = (self.on, self.config, &mut *self.room);
+        let (Mixer::Attention(attention), Some(heads)) = (&layer.mixer, &part.heads) else {
+            return;
+        };
+        let rows = part.x.len() / c.d_model as usize;
+        let mixed = &heads.attended[..rows * attention.o.cols()];
+        let input = Input::new(on.cpu, mixed, rows, &mut room.input);
+        attention.output(on, input, &mut room.rows, &mut room.out);
+        let (out, scale) = (&mut room.out[..part.x.len()], c.form.residual_scale);
+        add_output(on.cpu, layer.attn_post_norm.as_ref(), scale, out, part.x);
+    }
+
+    /// Adds a part's FFN to its residual stream, after what is left of its mixer.
+    fn feed(&mut self, job: &mut PartJob<'_>) -> Result<(), Error> {
+        let layers = self.layers;
+        let layer = &layers[job.place.layer];
+        self.room.input.set_pruned(layer.pruned);
+        self.add_attention(layer, &mut job.part);
+        if self.config.has_ffn(job.place.layer as u32) {
+            self.add_ffn(layer, job)?;
+        }
+        end_layer(layer, job.part.x);
+        Ok(())
+    }
+
+    /// Adds a part's FFN.
+    fn add_ffn(&mut self, layer: &LayerWeights, job: &mut PartJob<'_>) -> Result<(), Error> {
+        let (on, c, room) = (self.on, self.config, &mut *self.room);
+        let width = job.part.x.len();
+        let x = &mut *job.part.x;
+        let rows = width / c.d_model as usize;
+        rows_or_copy(layer.before_ffn(), on.cpu, x, &mut room.normed);
         let input = Input::new(on.cpu, &room.normed[..width], rows, &mut room.input);
         let place = c.ffn_place(job.place.layer as u32);
         let dense = [BankWork {
@@ -92,12 +148,11 @@ impl FfnThread<'_> {
         }];
         let at = LayerInput {
             part: Some(job.first),
-            ..LayerInput::alone(place, &dense, input, job.x)
+            ..LayerInput::alone(place, &dense, input, x)
         };
         self.ffn.layer(on, &at, &mut room.out)?;
         let (out, scale) = (&mut room.out[..width], c.form.residual_scale);
-        add_output(on.cpu, layer.ffn_post_norm.as_ref(), scale, out, job.x);
-        end_layer(layer, job.x);
+        add_output(on.cpu, layer.ffn_post_norm.as_ref(), scale, out, x);
         Ok(())
     }
 }
@@ -109,13 +164,57 @@ fn end_layer(layer: &LayerWeights, x: &mut [f32]) {
     }
 }
 
+/// Buffers of the calling thread.
+enum MixRoom<'a> {
+    /// For whole mixers.
+    Whole(&'a mut Scratch),
+    /// [`Scratch::partials`]: the parts have the others.
+    Partials(&'a mut [f32]),
+}
+
+/// The parts of a residual stream `x` of width `d`, by `rows` rows: with `projects` each has its buffers of attention, and the
+/// calling thread what is left of them.
+fn parts_of<'x>(
+    x: ChunksMut<'x, f32>,
+    s: &'x mut Scratch,
+    [rows, d]: [usize; 2],
+    projects: bool,
+) -> (Vec<Option<PartRows<'x>>>, MixRoom<'x>) {
+    if !projects {
+        let parts = x.map(|x| Some(PartRows { x, heads: None }));
+        return (parts.collect(), MixRoom::Whole(s));
+    }
+    let all = s.normed.len() / d;
+    let buffers = [&mut s.q, &mut s.k, &mut s.v, &mut s.gate, &mut s.attended];
+    let mut chunks = buffers.map(|buffer| {
+        let len = buffer.len() / all * rows;
+        buffer.chunks_mut(len.max(1))
+    });
+    let part = |x| {
+        let next = chunks.each_mut().map(Iterator::next);
+        let [q, k, v, gate, attended] = next.map(Option::unwrap_or_default);
+        let heads = HeadRows {
+            q,
+            k,
+            v,
+            gate,
+            attended,
+        };
+        Some(PartRows {
+            x,
+            heads: Some(heads),
+        })
+    };
+    (x.map(part).collect(), MixRoom::Partials(&mut s.partials))
+}
+
 /// What the calling thread mixes parts with.
 struct PartMixers<'a, 's, 't> {
     on: &'a Compute,
     config: &'a ModelConfig,
     layers: &'a [LayerWeights],
     rope: &'a mut Ropes,
-    scratch: &'a mut Scratch,
+    room: MixRoom<'a>,
     span: &'a mut Span<'t>,
     tracer: &'s Tracer,
     /// Rows of a part.
@@ -123,14 +222,13 @@ struct PartMixers<'a, 's, 't> {
 }
 
 impl PartMixers<'_, '_, '_> {
-    /// Adds a layer's mixer to a part's residual stream.
-    fn mix(&mut self, PartPlace { layer, part }: PartPlace, x: &mut [f32]) {
-        let (on, c, s) = (self.on, self.config, &mut *self.scratch);
-        let (number, layer, first) = (layer, &self.layers[layer], part * self.rows);
+    /// Adds a layer's mixer to a part's residual stream; or mixes its values, if devices multiply projections.
+    fn mix(&mut self, place: PartPlace, part: &mut PartRows<'_>) {
+        let (on, c) = (self.on, self.config);
+        let (number, first) = (place.layer, place.part * self.rows);
+        let (layer, x) = (&self.layers[number], &mut *part.x);
         let rows = first..first + x.len() / c.d_model as usize;
         self.tracer.section(&trace::ATTENTION, [number as u64, 0]);
-        rows_or_copy(layer.attn_norm.as_ref(), on.cpu, x, &mut s.normed);
-        s.input.set_pruned(layer.pruned);
         self.rope.begin_part(first);
         self.span.sequence.set_part(rows.clone());
         let at = LayerPass {
@@ -143,6 +241,16 @@ impl PartMixers<'_, '_, '_> {
             sequence: &mut *self.span.sequence,
             tokens: &self.span.tokens[rows],
         };
+        let s = match (&mut self.room, &mut part.heads, &layer.mixer) {
+            (MixRoom::Whole(scratch), ..) => &mut **scratch,
+            (MixRoom::Partials(partials), Some(heads), Mixer::Attention(attention)) => {
+                attention.attend(on, at, &mut [span], heads, partials);
+                return;
+            }
+            _ => return,
+        };
+        rows_or_copy(layer.attn_norm.as_ref(), on.cpu, x, &mut s.normed);
+        s.input.set_pruned(layer.pruned);
         layer.mixer.run(on, at, &mut [span], s);
         s.input.set_pruned(false);
         let (out, scale) = (&mut s.out[..x.len()], c.form.residual_scale);
@@ -169,8 +277,8 @@ struct PassInParts<'a, 'x> {
     graph: &'a PartGraph,
     jobs: SyncSender<PartJob<'x>>,
     done: Receiver<PartDone<'x>>,
-    /// Residual stream of each part that the FFN thread does not have.
-    x: Vec<Option<&'x mut [f32]>>,
+    /// Each part that the FFN thread does not have.
+    parts: Vec<Option<PartRows<'x>>>,
     /// Rows of a part.
     rows: usize,
     /// The FFN thread is at work.
@@ -195,8 +303,8 @@ impl PassInParts<'_, '_> {
             self.begin_ffn();
             if let Some(operation) = self.execution.begin(CPU) {
                 let place = self.graph.places[operation];
-                if let Some(x) = &mut self.x[place.part] {
-                    mixers.mix(place, x);
+                if let Some(part) = &mut self.parts[place.part] {
+                    mixers.mix(place, part);
                 }
                 self.execution.end(operation);
                 lap(&mut self.times[0], &mut last);
@@ -239,20 +347,20 @@ impl PassInParts<'_, '_> {
             return;
         };
         let place = self.graph.places[operation];
-        if let Some(x) = self.x[place.part].take() {
+        if let Some(part) = self.parts[place.part].take() {
             let first = place.part * self.rows;
             let job = PartJob {
                 operation,
                 place,
                 first,
-                x,
+                part,
             };
             // A thread that is gone has panicked, as this one will when they join.
             self.busy = self.jobs.send(job).is_ok();
         }
     }
 
-    /// Takes the part back whose FFN is complete; with `waits`, once it is.
+    /// Takes the part back of which the FFN thread's work is complete; with `waits`, once it is.
     fn take(&mut self, waits: bool) -> Result<(), Error> {
         let done = match waits {
             true => self.done.recv().ok(),
@@ -264,7 +372,7 @@ impl PassInParts<'_, '_> {
         };
         self.busy = false;
         outcome?;
-        self.x[job.place.part] = Some(job.x);
+        self.parts[job.place.part] = Some(job.part);
         self.execution.end(job.operation);
         if lost {
             self.stop();
@@ -299,15 +407,14 @@ impl Decoder {
     fn runs_in_parts(&self, pass: &Pass, spans: &[Span<'_>], hooks: &Hooks<'_, '_>) -> bool {
         let observed =
             hooks.observer.is_some() || hooks.attention.is_some() || hooks.between.is_some();
-        spans.len() == 1 && !observed && self.takes_parts(pass.rows)
+        spans.len() == 1 && !observed && self.in_parts(pass.rows).is_some()
     }
 
-    /// Whether prompts' passes of `rows` rows run in parts.
-    pub fn takes_parts(&self, rows: usize) -> bool {
-        let pays = |how: &InParts| how.pays(self.part_room.products);
-        can_run_in_parts(&self.config)
-            && !self.part_room.out.is_empty()
-            && self.ffn.parts(rows).is_some_and(pays)
+    /// How prompts' passes of `rows` rows run in parts; `None` layer by layer.
+    pub fn in_parts(&self, rows: usize) -> Option<&InParts> {
+        let pays = |how: &&InParts| how.pays(self.part_room.products);
+        let can = can_run_in_parts(&self.config) && !self.part_room.out.is_empty();
+        self.ffn.parts(rows).filter(|_| can).filter(pays)
     }
 
     /// Runs a pass of one text in parts, from the layer to which it has come, and counts it. Returns whether it yields.
@@ -323,23 +430,28 @@ impl Decoder {
         let (d, from) = (c.d_model as usize, pass.layers.unwrap_or(0));
         let rows = how.rows_of(pass.rows);
         let x = pass.x[..pass.rows * d].chunks_mut(rows * d);
-        let x: Vec<Option<&mut [f32]>> = x.map(Some).collect();
-        let has = |layer: usize| [c.has_mixer(layer as u32), c.has_ffn(layer as u32)];
+        let (parts, room) = parts_of(x, &mut self.scratch, [rows, d], how.projects);
         let seconds = how.times(pass.rows);
-        let graph = PartGraph::new(from, (from..layers.len()).map(has), &seconds);
-        let mut scheduler = graph.scheduler(self.part_room.orders.of(&graph, &seconds));
+        let steps = |layer: usize| steps_of(c, layer, how.projects);
+        let graph = PartGraph::new(from, (from..layers.len()).map(steps), &seconds);
+        let order = self.part_room.orders.of(&graph, &seconds);
+        let mut scheduler = order.scheduler(&graph);
         let tracer = ffn.store.tracer.clone();
         let mut mixers = PartMixers {
             on: &self.on,
             config: c,
             layers,
             rope: &mut self.rope,
-            scratch: &mut self.scratch,
+            room,
             span,
             tracer: &tracer,
             rows,
         };
-        set_clusters_only(ffn, true);
+        let multiplies = match how.projects {
+            true => Multiplies::Devices,
+            false => Multiplies::Cpu,
+        };
+        set_multiplies(ffn, multiplies);
         let on_thread = FfnThread {
             on: &self.on,
             config: c,
@@ -347,30 +459,20 @@ impl Decoder {
             ffn: &mut *ffn,
             room: &mut self.part_room,
         };
-        let outcome = thread::scope(|scope| {
-            let (jobs, taken) = sync_channel(1);
-            let (send, done) = sync_channel(1);
-            let thread = Builder::new().name("ember-ffn".into()).stack_size(STACK);
-            let work = move || on_thread.run(&taken, &send);
-            let Ok(_) = thread.spawn_scoped(scope, work) else {
-                return Ok(None);
-            };
-            let parts = PassInParts {
-                execution: Execution::new(&graph.operations, &mut *scheduler),
-                graph: &graph,
-                jobs,
-                done,
-                x,
-                rows,
-                busy: false,
-                until: layers.len(),
-                layers: layers.len(),
-                times: [Duration::ZERO; 2],
-            };
-            // The thread ends with it, as no more parts can come.
-            parts.run(&mut mixers, yields).map(Some)
-        });
-        set_clusters_only(ffn, false);
+        let both = |jobs, done| PassInParts {
+            execution: Execution::new(&graph.operations, &mut *scheduler),
+            graph: &graph,
+            jobs,
+            done,
+            parts,
+            rows,
+            busy: false,
+            until: layers.len(),
+            layers: layers.len(),
+            times: [Duration::ZERO; 2],
+        };
+        let outcome = run_both(on_thread, both, &mut mixers, yields);
+        set_multiplies(ffn, Multiplies::Both);
         self.rope.begin_part(0);
         let Some(reached) = outcome? else {
             tracing::warn!("no thread for the FFN of parts: the pass runs layer by layer");
@@ -385,8 +487,35 @@ impl Decoder {
     }
 }
 
-/// Leaves products to the CPU, or not.
-fn set_clusters_only(ffn: &Ffn, only: bool) {
+/// Runs a pass, which begins with the ends of two channels, beside its FFN thread; `None` if there is no thread.
+fn run_both<'a, 'x>(
+    on_thread: FfnThread<'_>,
+    pass: impl FnOnce(SyncSender<PartJob<'x>>, Receiver<PartDone<'x>>) -> PassInParts<'a, 'x>,
+    mixers: &mut PartMixers<'_, '_, '_>,
+    yields: &dyn Fn() -> bool,
+) -> Result<Option<Reached>, Error> {
+    thread::scope(|scope| {
+        let (jobs, taken) = sync_channel(1);
+        let (send, done) = sync_channel(1);
+        let thread = Builder::new().name("ember-ffn".into()).stack_size(STACK);
+        let work = move || on_thread.run(&taken, &send);
+        let Ok(_) = thread.spawn_scoped(scope, work) else {
+            return Ok(None);
+        };
+        // The thread ends with it, as no more parts can come.
+        pass(jobs, done).run(mixers, yields).map(Some)
+    })
+}
+
+/// The steps of a layer. Where devices multiply the projections, the output projection is fed like an FFN.
+fn steps_of(c: &ModelConfig, layer: usize, projects: bool) -> [bool; 3] {
+    let [mixes, feeds] = [c.has_mixer(layer as u32), c.has_ffn(layer as u32)];
+    let projects = projects && mixes;
+    [projects, mixes, feeds || projects]
+}
+
+/// Leaves products to the CPU or to devices, or to both.
+fn set_multiplies(ffn: &Ffn, what: Multiplies) {
     let lanes = ffn.lanes.iter();
-    lanes.for_each(|lane| lane.set_clusters_only(only));
+    lanes.for_each(|lane| lane.set_multiplies(what));
 }

@@ -1,7 +1,7 @@
 //! A device that an engine uses, and whether it still does.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use emberflow_kernels::DType;
@@ -15,6 +15,17 @@ pub const MOST_DEVICES: usize = crate::split::MOST - 1;
 /// The devices of an engine, in the user's order. Several of them have the CPU's bits and the machine's memory.
 pub(crate) type Devices = Vec<Arc<InUse>>;
 
+/// What multiplies matrices that devices have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Multiplies {
+    /// Compute threads and devices, by their times.
+    Both,
+    /// Compute threads.
+    Cpu,
+    /// Devices.
+    Devices,
+}
+
 /// A leased device. Once it has failed nobody uses it any longer.
 #[derive(Debug)]
 pub(crate) struct InUse {
@@ -27,8 +38,8 @@ pub(crate) struct InUse {
     /// measured, and must not decide on a text.
     multiplies: BTreeSet<(DType, usize)>,
     lost: OnceLock<DeviceError>,
-    /// It computes clusters only for now, and no products.
-    clusters_only: AtomicBool,
+    /// A [`Multiplies`].
+    multiplies_now: AtomicU8,
     /// Clusters, and rows of matrices, that it has computed.
     computed: [AtomicU64; 2],
 }
@@ -47,7 +58,7 @@ impl InUse {
             verdict,
             multiplies,
             lost: OnceLock::new(),
-            clusters_only: AtomicBool::new(false),
+            multiplies_now: AtomicU8::new(Multiplies::Both as u8),
             computed: Default::default(),
         }
     }
@@ -85,15 +96,21 @@ impl InUse {
         self.lost.get()
     }
 
-    /// Whether it computes clusters only from here on: one piece of work is under way at a time, and a pass in parts
-    /// has the clusters' begun by another thread than the one that multiplies.
-    pub fn set_clusters_only(&self, only: bool) {
-        self.clusters_only.store(only, Ordering::Relaxed);
+    /// What multiplies from here on: one piece of a device's work is under way at a time, and a pass in parts has all of it
+    /// begun by one thread.
+    pub fn set_multiplies(&self, what: Multiplies) {
+        self.multiplies_now.store(what as u8, Ordering::Relaxed);
     }
 
     /// Whether products may be begun.
     pub fn takes_products(&self) -> bool {
-        self.lost().is_none() && !self.clusters_only.load(Ordering::Relaxed)
+        let now = self.multiplies_now.load(Ordering::Relaxed);
+        self.lost().is_none() && now != Multiplies::Cpu as u8
+    }
+
+    /// Whether products are left to devices.
+    pub fn multiplies_alone(&self) -> bool {
+        self.multiplies_now.load(Ordering::Relaxed) == Multiplies::Devices as u8
     }
 
     /// Takes note of a failure. Where the device has the CPU's bits the CPU goes on without it;

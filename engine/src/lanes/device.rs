@@ -38,7 +38,7 @@ use super::{LayerRows, Rect, UnitRows, mask};
 use crate::cluster::CLUSTER;
 use crate::device::products::Products;
 use crate::device::{
-    Clusters, DeviceError, DeviceSet, Devices, Failures, NeuronRows, Part, Sums, Widths,
+    Clusters, DeviceError, DeviceSet, Devices, Failures, Multiplies, NeuronRows, Part, Sums, Widths,
 };
 use crate::error::Error;
 use crate::schedule::InParts;
@@ -185,10 +185,10 @@ impl DeviceLane {
         self.buffers.is_some_and(|[first, _]| self.set.has(first))
     }
 
-    /// Whether its devices compute clusters only, and no products, which other threads would begin meanwhile.
-    pub fn set_clusters_only(&self, only: bool) {
+    /// What multiplies matrices that its devices have.
+    pub fn set_multiplies(&self, what: Multiplies) {
         let devices = self.set.devices().iter();
-        devices.for_each(|device| device.set_clusters_only(only));
+        devices.for_each(|device| device.set_multiplies(what));
     }
 
     /// Most clusters that pass through a buffer at once.

@@ -43,6 +43,20 @@ pub(crate) struct Attention {
     heads: HeadShape,
 }
 
+/// What attention makes of some rows, before its output projection.
+pub(crate) struct HeadRows<'a> {
+    /// Queries, `[rows × heads·head_dim]`.
+    pub q: &'a mut [f32],
+    /// Keys, `[rows × kv_heads·head_dim]`.
+    pub k: &'a mut [f32],
+    /// Values, of the same shape.
+    pub v: &'a mut [f32],
+    /// Output gates, `[rows × heads·head_dim]`, if the model has them.
+    pub gate: &'a mut [f32],
+    /// Mixed values, `[rows × heads·head_dim]`.
+    pub attended: &'a mut [f32],
+}
+
 impl Attention {
     /// Elements of a row's keys, and of its values.
     pub fn stored(&self) -> usize {
@@ -101,46 +115,90 @@ impl Attention {
 
     /// See [`super::Mixer::run`]. Appends the rows' keys and values.
     pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let c = at.config;
-        // q, k, v: [rows × heads·head_dim]
-        let d = c.d_model as usize;
         let rows = spans.iter().map(|span| span.tokens.len()).sum();
-        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
+        let normed = &s.normed[..rows * at.config.d_model as usize];
+        let mut heads = HeadRows {
+            q: &mut s.q,
+            k: &mut s.k,
+            v: &mut s.v,
+            gate: &mut s.gate,
+            attended: &mut s.attended,
+        };
+        let input = Input::new(on.cpu, normed, rows, &mut s.input);
+        self.project(on, input, &mut heads, &mut s.rows);
+        self.attend(on, at, spans, &mut heads, &mut s.partials);
+        let mixed = &heads.attended[..rows * self.o.cols()];
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        self.output(on, input, &mut s.rows, &mut s.out);
+    }
+
+    /// Queries, keys, values and gates of the rows of `input`; `scratch` as for [`Matrix::matmul`].
+    pub fn project(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        heads: &mut HeadRows<'_>,
+        scratch: &mut [Vec<f32>],
+    ) {
+        let rows = input.tokens();
         let all = [
-            (Some(&self.q), &mut s.q),
-            (self.k.as_ref(), &mut s.k),
-            (self.v.as_ref(), &mut s.v),
-            (self.gate.as_ref(), &mut s.gate),
+            (Some(&self.q), &mut *heads.q),
+            (self.k.as_ref(), &mut *heads.k),
+            (self.v.as_ref(), &mut *heads.v),
+            (self.gate.as_ref(), &mut *heads.gate),
         ];
         let there = all
             .into_iter()
-            .filter_map(|(matrix, out)| Some((matrix?, &mut out[..])));
+            .filter_map(|(matrix, out)| Some((matrix?, out)));
         let mut there: ArrayVec<_, TOGETHER> = there.collect();
-        Matrix::matmul_all(on, &mut there, input, &mut s.rows);
+        Matrix::matmul_all(on, &mut there, input, scratch);
         drop(there);
         if let Some(biases) = &self.qkv_bias {
-            let all = biases.iter().zip([&mut s.q, &mut s.k, &mut s.v]);
+            let all = biases
+                .iter()
+                .zip([&mut *heads.q, &mut *heads.k, &mut *heads.v]);
             for (bias, out) in all.filter(|(bias, _)| !bias.is_empty()) {
                 add_bias(bias, out, rows);
             }
         }
         if self.heads.key_is_value && self.k.is_some() {
             let stored = rows * self.stored();
-            s.v[..stored].copy_from_slice(&s.k[..stored]);
+            heads.v[..stored].copy_from_slice(&heads.k[..stored]);
         }
-        self.rotate_and_store(on, at, spans, s);
-        self.attend(on, at, spans, s);
-        let width = c.heads as usize * self.heads.head_dim as usize;
+    }
+
+    /// Appends the rows' keys and values, and mixes the values that each row sees; `partials` is [`Scratch::partials`].
+    pub fn attend(
+        &self,
+        on: &Compute,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        heads: &mut HeadRows<'_>,
+        partials: &mut [f32],
+    ) {
+        self.rotate_and_store(on, at, spans, heads);
+        self.mix_values(on, at, spans, heads, partials);
         if self.gate.is_some() {
-            let (mixed, gates) = (&mut s.attended[..rows * width], &s.gate);
+            let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+            let width = self.o.cols();
+            let (mixed, gates) = (&mut heads.attended[..rows * width], &*heads.gate);
             (on.workers).for_each_chunk_mut(mixed, width, &|_, row, mixed| {
                 scale_by_sigmoid(on.cpu, mixed, &gates[row * width..][..width]);
             });
         }
-        let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
-        self.o.matmul(on, input, &mut s.rows, &mut s.out);
+    }
+
+    /// The output projection of mixed values.
+    pub fn output(
+        &self,
+        on: &Compute,
+        mixed: Input<'_>,
+        scratch: &mut [Vec<f32>],
+        out: &mut [f32],
+    ) {
+        self.o.matmul(on, mixed, scratch, out);
         if let Some(bias) = &self.o_bias {
-            add_bias(bias, &mut s.out, rows);
+            add_bias(bias, out, mixed.tokens());
         }
     }
 
@@ -151,7 +209,7 @@ impl Attention {
         on: &Compute,
         at: LayerPass<'_>,
         spans: &mut [Span<'_>],
-        s: &mut Scratch,
+        s: &mut HeadRows<'_>,
     ) {
         let (c, cpu) = (at.config, on.cpu);
         let hd = self.heads.head_dim as usize;
@@ -199,9 +257,9 @@ impl Attention {
     }
 
     /// Steps before the rotation that are not per head: norms over all heads, and the clamp.
-    fn norm_and_clip(&self, on: &Compute, c: &ModelConfig, s: &mut Scratch, rows: usize) {
+    fn norm_and_clip(&self, on: &Compute, c: &ModelConfig, s: &mut HeadRows<'_>, rows: usize) {
         if let Some([q_norm, k_norm]) = self.qk_norm.as_ref().filter(|_| c.qk_norm_whole) {
-            let both = [(&mut s.q, q_norm), (&mut s.k, k_norm)];
+            let both = [(&mut *s.q, q_norm), (&mut *s.k, k_norm)];
             for (values, norm) in both.into_iter().filter(|(_, norm)| !norm.is_empty()) {
                 for row in values.chunks_exact_mut(norm.len()).take(rows) {
                     on.cpu.rmsnorm_inplace(row, norm, c.rms_eps);
@@ -210,7 +268,7 @@ impl Attention {
         }
         if let Some(clip) = c.clip_qkv {
             let [q, kv] = [self.q.rows(), self.stored()].map(|n| rows * n);
-            for (values, len) in [(&mut s.q, q), (&mut s.k, kv), (&mut s.v, kv)] {
+            for (values, len) in [(&mut *s.q, q), (&mut *s.k, kv), (&mut *s.v, kv)] {
                 values[..len]
                     .iter_mut()
                     .for_each(|x| *x = x.clamp(-clip, clip));
@@ -219,22 +277,29 @@ impl Attention {
     }
 
     /// Attention of each row over its visible positions.
-    fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
+    fn mix_values(
+        &self,
+        on: &Compute,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        heads: &mut HeadRows<'_>,
+        partials: &mut [f32],
+    ) {
         let c = at.config;
-        let [head_dim, heads, kv_heads] =
+        let [head_dim, queries, kv_heads] =
             [self.heads.head_dim, c.heads, self.heads.kv_heads].map(|n| n as usize);
         let layer = Layer {
             place: self.place,
             head_dim,
             value_dim: head_dim,
             kv_heads,
-            group: heads / kv_heads,
+            group: queries / kv_heads,
             reach: c.reach(at.number as u32),
             pools: None,
             sinks: self.sinks.as_deref(),
             cap: c.form.attention_cap,
         };
-        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
+        blockwise::run(on, spans, layer, heads.q, heads.attended, partials);
     }
 }
 

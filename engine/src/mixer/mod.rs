@@ -27,6 +27,7 @@ use crate::scratch::Scratch;
 use crate::state::{HeadLayers, KvShape, PoolShape, Span, StateShape};
 
 use attention::Attention;
+pub(crate) use attention::HeadRows;
 pub(crate) use conv::{Convolution, by_tap};
 use delta_net::DeltaNet;
 use kda::Kda;

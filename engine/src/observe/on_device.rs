@@ -192,9 +192,9 @@ impl DeviceReport {
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
         let (decoder, chunk) = (&engine.decoder, engine.prompt_chunk());
-        let prompt_share = match decoder.takes_parts(chunk) {
-            true => 0.0,
-            false => decoder.weights.prompt_on_device(chunk),
+        let prompt_share = match decoder.in_parts(chunk) {
+            Some(parts) => f64::from(u8::from(parts.projects)),
+            None => decoder.weights.prompt_on_device(chunk),
         };
         let (gates_share, gates_waited) = lane.gates_share(store);
         let cluster = needs.cluster * (needs.gate_len + needs.rest_len);

@@ -83,16 +83,15 @@ impl DeviceLayer<'_> {
             n: rows,
         };
         let alone = pass.in_memory(&division.memory, ResidentLayer { layer, rows });
+        let parts = division.widths.parts(rows);
         LayerTime {
             rows,
             device_ms: 1e3 * tier.times[device].seconds(whole),
             cpu_ms: alone[1] / 1e6,
             clusters: shares(of, &curves)[device],
             streamed,
-            part: division
-                .widths
-                .parts(rows)
-                .map_or(0, |parts| parts.rows_of(rows)),
+            part: parts.map_or(0, |parts| parts.rows_of(rows)),
+            projects: parts.is_some_and(|parts| parts.projects),
         }
     }
 }
@@ -108,11 +107,17 @@ impl DevicePlan {
                 clusters,
                 streamed,
                 part,
+                projects,
             } = time;
+            let more = if *projects {
+                " and the projections"
+            } else {
+                ""
+            };
             let what = match (clusters, streamed) {
                 _ if *part > 0 => {
                     format!(
-                        "computes all of it for prompts, in parts of {part} rows while the CPU mixes another"
+                        "computes all of it{more} for prompts, in parts of {part} rows while the CPU mixes another"
                     )
                 }
                 (0, _) => "computes none of it".to_owned(),

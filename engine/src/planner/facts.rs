@@ -55,6 +55,8 @@ pub(crate) struct DeviceTier {
     pub at_once: usize,
     /// Order of prompts' passes.
     pub order: PassOrder,
+    /// They can multiply projections in prompts' passes in parts.
+    pub projects: bool,
     /// Seconds of all CPU threads for a cluster whose neurons all fire.
     pub cpu_cluster: f64,
 }

@@ -31,7 +31,7 @@ use crate::mixer::{projections, state_shape};
 use crate::narrow_sizes::matrices_apart;
 use crate::ngrams::NGramLayer;
 use crate::options::{Options, PassOrder, Phases};
-use crate::part_room::{PartRoom, can_run_in_parts};
+use crate::part_room::{PartRoom, can_project, can_run_in_parts};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
@@ -306,7 +306,7 @@ impl Opened<'_> {
         if self.order() == PassOrder::Layers || self.devices.is_empty() || self.at_once() == 0 {
             return 0;
         }
-        let own = PartRoom::bytes_for(self.config, rows, self.options.batch);
+        let own = PartRoom::bytes_for(self.config, rows, self.threads, self.options.batch);
         own + 4 * thread_floats(self.config, rows) as u64 + PER_THREAD
     }
 
@@ -337,6 +337,7 @@ impl Opened<'_> {
             copy: verdict.copy,
             at_once: self.at_once(),
             order: self.order(),
+            projects: can_project(self.config),
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }
@@ -427,6 +428,10 @@ impl Opened<'_> {
         let all = (0..c.layers).flat_map(of_layer);
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
         let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
+        let outputs = (0..c.layers).map(|layer| {
+            let [_, [rows, cols], ..] = projections(c, layer);
+            rows * attention.row_bytes(cols)
+        });
         let g = self.layout.container.geometry();
         let kv_bytes = self.state().position_bytes() / layers as u64;
         Shape {
@@ -443,6 +448,7 @@ impl Opened<'_> {
             head: dtype(&self.quant.embedding),
             attention_rows: of_mixer(all.map(|[rows, _]| rows).sum()),
             attention_bytes: of_mixer(bytes.sum()),
+            output_bytes: of_mixer(outputs.sum()),
             kv_bytes: kv_bytes as f64,
             gate_len: ffn.format.gate_len() as f64,
             rest_len: ffn.format.rest_len() as f64,

@@ -35,23 +35,35 @@ impl PassOfParts<'_> {
             PassOrder::Layers => None,
             PassOrder::Parts(rows) => Some(InParts {
                 asked: true,
-                ..self.in_parts_of(tier, rows.max(1))
+                ..self.in_parts_of(tier, rows.max(1), false)
+            }),
+            PassOrder::Subgraphs(rows) => Some(InParts {
+                asked: true,
+                ..self.in_parts_of(tier, rows.max(1), tier.projects)
             }),
             PassOrder::Planned if !self.division.is_resident() => None,
             PassOrder::Planned => {
-                let all = PARTS.map(|parts| self.in_parts_of(tier, self.rows.div_ceil(parts)));
+                let ways = [false, true]
+                    .into_iter()
+                    .filter(|&way| tier.projects || !way);
+                let all = ways.flat_map(|projects| {
+                    PARTS.map(move |parts| {
+                        self.in_parts_of(tier, self.rows.div_ceil(parts), projects)
+                    })
+                });
                 let best = all.max_by(|a, b| a.gain.total_cmp(&b.gain));
                 let best = best.map(|best| InParts {
                     least: FORECAST_MARGIN,
                     ..best.searched(self.planner.shape.layers)
                 });
-                best.filter(|best| best.pays(0.0))
+                best.filter(|best| best.gain >= best.least)
             }
         }
     }
 
-    /// In parts of up to `rows` rows, by the times of the parts that run.
-    fn in_parts_of(self, tier: &DeviceTier, rows: usize) -> InParts {
+    /// In parts of up to `rows` rows, by the times of the parts that run. With `projects`, the devices multiply the
+    /// projections, whose weights take as long there as those of neurons.
+    fn in_parts_of(self, tier: &DeviceTier, rows: usize, projects: bool) -> InParts {
         let layers = self.planner.shape.layers.max(1);
         let longest = self.planner.longest_chunk();
         let before = longest.saturating_sub(self.rows) / 2;
@@ -62,9 +74,22 @@ impl PassOfParts<'_> {
             // The thread that copies for devices takes its time from the compute threads.
             let taken = copying / f64::from(self.pass.rates.threads.max(1));
             let mixer = self.pass.mixer_ns(rows, before + first) + taken;
-            [mixer, ffn].map(|ns| ns / 1e9)
+            let shape = self.pass.shape;
+            let its = |bytes: f64| {
+                let neurons = bytes / (shape.gate_len + shape.rest_len);
+                1e9 * tier.seconds(neurons.ceil() as usize, rows)
+            };
+            let steps = match projects {
+                false => [0.0, mixer, ffn],
+                true => [
+                    its(shape.attention_bytes - shape.output_bytes),
+                    mixer - self.pass.projections_ns(rows),
+                    ffn + its(shape.output_bytes),
+                ],
+            };
+            steps.map(|ns| ns / 1e9)
         };
-        let seconds: Vec<[f64; 2]> = (0..self.rows).step_by(each).map(part).collect();
+        let seconds: Vec<[f64; 3]> = (0..self.rows).step_by(each).map(part).collect();
         let mixers = layers as f64 * self.pass.mixer_ns(self.rows, before);
         let in_order = [mixers, self.ffn_ns].map(|ns| ns / 1e9);
         InParts::new([rows, self.rows], seconds, layers, in_order)
@@ -160,6 +185,44 @@ mod tests {
         assert_eq!((asked.rows, asked.asked), (64, true));
     }
 
+    /// A device that is faster than the CPU gains where it multiplies the projections too.
+    #[test]
+    fn fast_devices_multiply_the_projections_of_parts() {
+        let equal = of_cpu(&beside(1.0, PassOrder::Layers))[0];
+        let of = |faster: f64, projects: bool, order| {
+            let mut p = beside(1.0, order);
+            p = beside(equal / p.shape.neurons as f64 / faster, order);
+            p.tier.iter_mut().for_each(|tier| tier.projects = projects);
+            let division = p.divide(p.full_budget()).unwrap();
+            division.widths.parts(512).cloned()
+        };
+        for faster in [0.25, 0.5, 1.0, 2.0, 4.0, 16.0] {
+            let gain =
+                |projects| of(faster, projects, PassOrder::Planned).map(|of| [of.gain, of.mixing]);
+            println!(
+                "{faster} times as fast as mixers: {:?}",
+                [false, true].map(gain)
+            );
+        }
+        let mixers = of(4.0, true, PassOrder::Parts(128)).expect("in parts");
+        let found = of(4.0, true, PassOrder::Planned).expect("in parts");
+        assert!(!mixers.projects && found.projects);
+        assert!(
+            found.gain > FORECAST_MARGIN * mixers.gain,
+            "{found:?} {mixers:?}"
+        );
+        // What the CPU has of a mixer is less than all, and the device has the output projection beside the FFN.
+        let asked = of(4.0, true, PassOrder::Subgraphs(128)).expect("in parts");
+        let [a, b] = [&asked, &mixers].map(|parts| parts.seconds[1]);
+        assert!(a[0] > 0.0 && a[1] < b[1] && a[2] > b[2], "{a:?} {b:?}");
+        // Not all mixers are plain attention.
+        let other = of(4.0, false, PassOrder::Planned);
+        assert!(other.is_none_or(|found| !found.projects));
+        assert!(!of(4.0, false, PassOrder::Subgraphs(128)).unwrap().projects);
+        // It must have the matrices, and not gain more layer by layer.
+        assert!(!found.pays(0.0) && found.pays(0.1));
+    }
+
     /// The forecast counts the gain.
     #[test]
     fn a_prompt_in_parts_is_expected_to_be_faster() {
@@ -190,7 +253,7 @@ mod tests {
             let pass = p.pass(&division, p.threads).unwrap();
             (part.ns.max(part.copying) + pass.rates.layer_ns) / 1e9
         };
-        let found: Vec<f64> = parts.seconds.iter().map(|of| of[1]).collect();
+        let found: Vec<f64> = parts.seconds.iter().map(|of| of[2]).collect();
         assert_eq!(found, [192, 192, 128].map(ffn));
         assert!(ffn(192) > ffn(171) && ffn(171) > ffn(128));
     }

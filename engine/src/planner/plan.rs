@@ -89,6 +89,8 @@ pub struct LayerTime {
     /// Rows of a part, if such a pass of a prompt runs in parts, each of which the devices compute whole while the CPU
     /// mixes another; 0 if it runs layer by layer.
     pub part: usize,
+    /// Then the device also multiplies the projections of attention.
+    pub projects: bool,
 }
 
 /// The plan for one model, machine and budget.

@@ -219,7 +219,7 @@ impl Planner {
 
 impl DeviceTier {
     /// Seconds of the devices together for `neurons` neurons and `rows` rows.
-    fn seconds(&self, neurons: usize, rows: usize) -> f64 {
+    pub(super) fn seconds(&self, neurons: usize, rows: usize) -> f64 {
         let of = Product {
             rows: neurons,
             cols: 1,

@@ -5,7 +5,7 @@
 //! are free. The search keeps the best partial schedules of each length, by a lower bound of the whole, and of those that
 //! have placed the same only the ones that are earlier somewhere. Small graphs are searched completely.
 
-use super::parts::{PartGraph, PartPlace};
+use super::part_graph::{PartGraph, PartPlace};
 
 /// Most parts of a pass whose order is searched.
 const MOST: usize = 8;
@@ -13,7 +13,7 @@ const MOST: usize = 8;
 /// Operations of graphs that are searched completely.
 const SMALL: usize = 16;
 
-/// Partial schedules that are kept of larger ones.
+/// PlacedParts schedules that are kept of larger ones.
 const BEAM: usize = 16;
 
 /// An operation, and what follows it in its part.
@@ -79,7 +79,7 @@ fn chains(graph: &PartGraph) -> Vec<Vec<Link>> {
 
 /// A partial schedule.
 #[derive(Clone, Copy)]
-struct Partial {
+struct PlacedParts {
     /// Placed operations of each part.
     placed: [u16; MOST],
     /// When the next one may begin: they have ended, and its processor is free.
@@ -94,7 +94,7 @@ struct Partial {
     step: u32,
 }
 
-impl Partial {
+impl PlacedParts {
     /// With the next operation of a part; `None` if that has to wait for another part, or there is none.
     fn with(&self, chains: &[Vec<Link>], part: usize) -> Option<Self> {
         let at = self.placed[part];
@@ -159,7 +159,7 @@ pub(super) fn order(graph: &PartGraph, known: f64) -> Option<Vec<usize>> {
         return None;
     }
     let width = if len <= SMALL { usize::MAX } else { BEAM };
-    let mut beam = vec![Partial {
+    let mut beam = vec![PlacedParts {
         placed: [0; MOST],
         begins: [0.0; MOST],
         free: [0.0; 2],
@@ -190,10 +190,10 @@ pub(super) fn order(graph: &PartGraph, known: f64) -> Option<Vec<usize>> {
             if beam.len() == width {
                 break;
             }
-            if !beam.iter().any(|kept: &Partial| kept.covers(&partial)) {
+            if !beam.iter().any(|kept: &PlacedParts| kept.covers(&partial)) {
                 let step = steps.len() as u32;
                 steps.push([partial.step, operation as u32]);
-                beam.push(Partial { step, ..partial });
+                beam.push(PlacedParts { step, ..partial });
             }
         }
     }

@@ -10,6 +10,8 @@
 mod bounds;
 mod chains;
 mod graph;
+mod part_graph;
+mod part_order;
 mod parts;
 mod rules;
 mod search;
@@ -19,7 +21,9 @@ mod tests;
 
 pub use self::bounds::Bounds;
 pub use self::graph::{Execution, GraphState, Operation, Scheduler, followers};
+pub(crate) use self::part_graph::{CPU, DEVICE, PartGraph, PartPlace, PartStep};
+pub(crate) use self::part_order::PartOrders;
 pub use self::parts::InParts;
-pub(crate) use self::parts::{CPU, DEVICE, PART_ROWS, PartGraph, PartOrders, PartPlace, part_rows};
+pub(crate) use self::parts::{PART_ROWS, part_rows};
 pub use self::rules::{ByStalls, InOrder, Planned, Rule, Timetable, by_rule, plan, scheduler};
 pub use self::simulate::{Processors, Slot, busy, makespan, simulate};

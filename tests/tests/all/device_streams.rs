@@ -240,6 +240,7 @@ fn totals_in_pieces_change_no_bit() {
         threads: 1,
         lab: Lab {
             chunk: 480,
+            order: PassOrder::Layers,
             profiles: false,
             ..Lab::default()
         },

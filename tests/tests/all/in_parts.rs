@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use emberflow_engine::device::Device;
 use emberflow_engine::{
-    Admission, Budget, Engine, Lab, Model, Options, PassOrder, Request, Stepped, Stepper,
+    Admission, Budget, Engine, Lab, Logits, Model, Options, PassOrder, Request, Stepped, Stepper,
 };
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
@@ -44,6 +44,18 @@ fn on(device: Device, share: f64, held: u64) -> Options {
         ..some(share, PassOrder::Parts(PART))
     }
 }
+
+/// With another order.
+fn ordered(options: Options, order: PassOrder) -> Options {
+    let lab = Lab {
+        order,
+        ..options.lab
+    };
+    Options { lab, ..options }
+}
+
+/// Mixers on the CPU, and attention alone.
+const ORDERS: [PassOrder; 2] = [PassOrder::Parts(PART), PassOrder::Subgraphs(PART)];
 
 fn demo(options: Options) -> Engine {
     Engine::open(Model::demo().unwrap(), options).unwrap()
@@ -88,11 +100,21 @@ fn mixers_of_all_kinds_in_parts_change_no_bit() {
             if !device.facts().multiplies(dtype) {
                 continue;
             }
-            for share in [0.0, 1.0] {
-                let mut engine = open(&path, on(device.clone(), share, held));
+            // Elsewhere than in plain attention both are the same.
+            let apart = ["lfm2", "qwen3_5", "nemotron_h", "granitehybrid_dense"];
+            let orders = &ORDERS[..if apart.contains(&name) { 1 } else { 2 }];
+            let all = orders
+                .iter()
+                .flat_map(|&order| [(0.0, order), (1.0, order)]);
+            for (share, order) in all {
+                let options = ordered(on(device.clone(), share, held), order);
+                let mut engine = open(&path, options);
                 let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
                 let report = engine.device().unwrap();
-                assert!(found == expected, "{name} in {dtype}: {report:?}");
+                assert!(
+                    found == expected,
+                    "{name} in {dtype}, {order:?}: {report:?}"
+                );
                 assert_eq!((report.in_parts, report.lost), (2, None), "{name}");
             }
         }
@@ -131,11 +153,11 @@ fn parts_on_several_devices_change_no_bit() {
     let mut plain = demo(some(1.0, PassOrder::Planned));
     let expected = bits(&all_logits(&mut plain, &tokens, 7));
     for fault in [Fault::Never, Fault::Take(CHECKS + 9)] {
-        for held in [0, 300 << 10] {
+        for (held, order) in [0, 300 << 10].into_iter().zip(ORDERS) {
             let devices = vec![Faulty::device(fault), Faulty::device(Fault::Never)];
             let mut engine = demo(Options {
                 devices,
-                ..on(cpu(), 0.6, held)
+                ..ordered(on(cpu(), 0.6, held), order)
             });
             let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
             let report = engine.device().unwrap();
@@ -155,11 +177,13 @@ fn a_device_lost_between_two_parts_ends_on_the_cpu_with_the_same_text() {
     let expected = bits(&all_logits(&mut plain, &tokens, 7));
     for n in [0, 1, 2, 5, 8, 19] {
         for fault in [Fault::Submit(CHECKS + n), Fault::Take(CHECKS + n + 1)] {
-            for (device, share, held) in [
-                (Faulty::device(fault), 0.5, 0),
-                (Faulty::discrete(fault), 1.0, 1 << 20),
+            for (device, share, held, order) in [
+                (Faulty::device(fault), 0.5, 0, ORDERS[0]),
+                (Faulty::device(fault), 0.5, 0, ORDERS[1]),
+                (Faulty::discrete(fault), 1.0, 1 << 20, ORDERS[0]),
+                (Faulty::discrete(fault), 1.0, 1 << 20, ORDERS[1]),
             ] {
-                let mut engine = demo(on(device, share, held));
+                let mut engine = demo(ordered(on(device, share, held), order));
                 for passes in [1, 1] {
                     let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
                     assert!(found == expected, "{fault:?}");
@@ -215,8 +239,9 @@ fn passes_in_parts_yield_between_layers_and_resume() {
         let tokens: Vec<u32> = golden.iter().copied().cycle().take(200).collect();
         let mut plain = open(&path, some(1.0, PassOrder::Planned));
         let (text, hash, _) = generated(&mut plain, &tokens, false);
-        for yields in [false, true] {
-            let mut engine = open(&path, on(cpu(), 1.0, 0));
+        let both = |yields: bool| ORDERS.map(|order| (yields, order));
+        for (yields, order) in [false, true].into_iter().flat_map(both) {
+            let mut engine = open(&path, ordered(on(cpu(), 1.0, 0), order));
             let (found, found_hash, yielded) = generated(&mut engine, &tokens, yields);
             assert_eq!((&found, found_hash), (&text, hash), "{name} {yields}");
             assert_eq!((yielded > 0, in_parts(&engine)), (yields, 2), "{name}");
@@ -227,6 +252,28 @@ fn passes_in_parts_yield_between_layers_and_resume() {
             assert_eq!((found, found_hash), (expected, hash), "{name} {yields}");
         }
     }
+}
+
+/// The device multiplies all projections of a pass in parts where that was asked for, else none.
+#[test]
+fn projections_of_parts_are_the_devices() {
+    let tokens = text(2 * CHUNK);
+    let rows = ORDERS.map(|order| {
+        let mut engine = demo(ordered(on(cpu(), 1.0, 0), order));
+        let sequence = &mut engine.new_sequence().unwrap();
+        let before = engine.device().unwrap().devices[0].rows;
+        for chunk in tokens.chunks(CHUNK) {
+            engine.forward(sequence, chunk, Logits::None).unwrap();
+        }
+        let report = engine.device().unwrap();
+        assert_eq!((report.in_parts, &report.lost), (2, &None));
+        report.devices[0].rows - before
+    });
+    let c = demo(some(1.0, PassOrder::Layers)).config().clone();
+    let heads = (c.heads + 2 * c.kv_heads) * c.head_dim;
+    let each = u64::from(heads + c.d_model) * u64::from(c.layers);
+    let parts = 2 * CHUNK.div_ceil(PART) as u64;
+    assert_eq!(rows, [0, each * parts]);
 }
 
 /// While the device computes the FFN of a part, the CPU mixes another.

@@ -36,8 +36,8 @@ pub struct LabArgs {
     /// Prefill chunk in tokens; default: chosen from the budget.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub chunk: Option<u16>,
-    /// Order of a prompt's pass beside a device: planned, layers (all rows, layer by layer), or parts:N (the mixer of N
-    /// rows beside the FFN of N others).
+    /// Order of a prompt's pass beside a device: planned, layers (all rows, layer by layer), parts:N (the mixer of N rows
+    /// beside the FFN of N others), or subgraphs:N (the same with the projections on the device).
     #[arg(long, value_name = "ORDER", default_value = "planned")]
     pub order: PassOrder,
     /// Root of sysfs, for the energy sensors; tests use another folder.
