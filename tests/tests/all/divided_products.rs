@@ -14,10 +14,13 @@ use serde_json::{Value, json};
 const TOKENS: usize = 33;
 const GRAPHS: &[usize] = &[32];
 
-/// Seconds of a weight: of the CPU for a token, and of each device by the number of tokens.
+/// Seconds of a weight for a number of tokens.
+type Seconds = fn(usize) -> f64;
+
+/// Seconds of a weight: of the CPU for a token, and of each device by its name.
 struct Prescribed<'a> {
     cpu: f64,
-    devices: &'a [(&'a str, fn(usize) -> f64)],
+    devices: &'a [(&'a str, Seconds)],
 }
 
 impl Prescribed<'_> {
@@ -110,7 +113,7 @@ fn a_token_that_fills_no_graph_is_left_to_the_cpu() {
     for device in plain_devices() {
         let name = device.facts().name.clone();
         let device = [Faulty::of_graphs(&device, GRAPHS)];
-        let run = |seconds: fn(usize) -> f64| {
+        let run = |seconds: Seconds| {
             let (cpu, devices) = (1e-9, &[(&*name, seconds)][..]);
             let engine = with(&path, &device, &Prescribed { cpu, devices });
             let tokens = tokens_of(&engine, "accelerator");
@@ -156,7 +159,7 @@ fn a_token_that_fills_no_graph_is_left_to_the_faster_device() {
             if reversed {
                 devices.reverse();
             }
-            let its: [(&str, fn(usize) -> f64); 2] = [
+            let its: [(&str, Seconds); 2] = [
                 (&names[gpu], |n| 1e-9 * n as f64),
                 (&names[npu], |_| 0.9e-9),
             ];
