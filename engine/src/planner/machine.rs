@@ -162,9 +162,8 @@ mod tests {
             device: Some(fast),
             ..machine
         };
-        let with = on_machine(p.clone(), &machine)
-            .plan(p.full_budget())
-            .unwrap();
+        let with = on_machine(p, &machine);
+        let with = with.plan(with.full_budget()).unwrap();
         assert_eq!(with.devices[0].name, "npu");
         assert!(with.devices[0].layers[0].clusters > 0);
     }
