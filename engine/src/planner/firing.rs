@@ -265,6 +265,25 @@ impl Firing {
             None => Absent::by_frequency(self, share),
         }
     }
+
+    /// The same where `fixed` of the resident neurons are a device's. It holds those that fire most often, and no others
+    /// that recur for some tokens, as a cache of their size would: this part of the memory has the misses of neurons in the
+    /// order of their frequency.
+    pub fn absent_beside(&self, fixed: u64, slots: u64, first: &[usize]) -> Absent {
+        let all = self.absent(slots, first);
+        let served = (0..first.len()).filter(|&bank| !self.is_always(bank));
+        let (mut hot, mut neurons) = (0, 0);
+        for bank in served {
+            hot += first[bank].min(self.neurons) as u64;
+            neurons += self.neurons as u64;
+        }
+        if fixed == 0 || slots == 0 || hot + slots >= neurons {
+            return all;
+        }
+        let there = (hot + slots) as f64;
+        let most_frequent = Absent::most_frequent(self, there / neurons as f64, 1.0);
+        all.mixed(&most_frequent, fixed.min(hot) as f64 / there)
+    }
 }
 
 /// Fewest samples for which a frequency class is trusted.
@@ -315,16 +334,21 @@ impl Absent {
     /// tokens. A real cache exploits locality and misses less; the factor is that of the bundled
     /// model.
     fn by_frequency(firing: &Firing, share: f64) -> Self {
-        let mut classes = [0.0; BINS];
-        let served = (0..firing.banks.len()).filter(|&bank| !firing.is_always(bank));
-        for (neurons, often) in served.flat_map(|b| firing.groups(b, 0)) {
-            classes[bin(often).round() as usize] += neurons;
-        }
         let locality = (1.08 - 0.66 * share).clamp(0.77, 1.0);
         // Recurring neurons hit as far as the cache holds those of two tokens.
         let recurring = (share / (2.0 * firing.share())).min(1.0);
         let locality =
             (locality * (1.0 - recurring * (1.0 - firing.miss_times.unwrap_or(1.0)))).min(1.0);
+        Self::most_frequent(firing, share, locality)
+    }
+
+    /// The most frequent neurons are resident, `share` of all; each other one misses with probability `locality`.
+    fn most_frequent(firing: &Firing, share: f64, locality: f64) -> Self {
+        let mut classes = [0.0; BINS];
+        let served = (0..firing.banks.len()).filter(|&bank| !firing.is_always(bank));
+        for (neurons, often) in served.flat_map(|b| firing.groups(b, 0)) {
+            classes[bin(often).round() as usize] += neurons;
+        }
         let mut left = share * classes.iter().sum::<f64>();
         let mut absent = [1.0; BINS];
         for (absent, &neurons) in absent.iter_mut().zip(&classes).rev() {
@@ -339,6 +363,12 @@ impl Absent {
             };
         }
         Self(absent)
+    }
+
+    /// These probabilities, with `part` (0 to 1) of the others.
+    fn mixed(&self, others: &Self, part: f64) -> Self {
+        let both = |class: usize| self.0[class] * (1.0 - part) + others.0[class] * part;
+        Self(std::array::from_fn(both))
     }
 }
 
@@ -371,6 +401,28 @@ mod tests {
             }
         }
         misses
+    }
+
+    #[test]
+    fn what_a_device_holds_does_not_follow_the_text() {
+        let f = Firing {
+            misses: Some(curve()),
+            ..skewed()
+        };
+        let first = [128, 64];
+        let at = |fixed: u64, often: f64| f.absent_beside(fixed, 96, &first).at(often);
+        for often in [0.2, 0.4] {
+            let cached = f.absent(96, &first).at(often);
+            let all = [0, 64, 128, 192, 10_000].map(|fixed| at(fixed, often));
+            assert_eq!(all[0], cached);
+            assert!(all.windows(2).all(|two| two[0] <= two[1]), "{all:?}");
+            // All of the hot neurons, of 288 that are resident, miss as in the order of frequency.
+            assert!((all[3] - (cached + 2.0) / 3.0).abs() < 1e-9, "{all:?}");
+            assert_eq!(all[3], all[4]);
+        }
+        // Nothing is missing beside it, or everything that it does not hold.
+        assert_eq!(f.absent_beside(192, 1024 - 192, &first).at(0.2), 0.0);
+        assert_eq!(f.absent_beside(192, 0, &first).at(0.2), 1.0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::facts::{BATCHES, Planner};
 use super::firing::{Absent, Firing};
 use super::pass::{CostModel, Forecast};
 use super::plan::{Basis, HotCut, Plan};
+use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::error::Error;
 
@@ -41,7 +42,8 @@ fn cold<'a>(of: &Planner, division: &Division, first: &'a [usize]) -> (u64, &'a 
 fn outlook(of: &Planner, division: &Division) -> ForecastInputs {
     let first = of.first_cold(division);
     let (slots, served) = cold(of, division, &first);
-    let absent = of.firing.absent(slots, served);
+    let fixed = division.needs.device_clusters * CLUSTER as u64;
+    let absent = of.firing.absent_beside(fixed, slots, served);
     ForecastInputs { absent, first }
 }
 
