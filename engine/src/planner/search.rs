@@ -231,11 +231,11 @@ impl Planner {
     }
 
     /// Whether forecasts of single neurons and of whole clusters are compared. They apply to one
-    /// text: with several, the border between the regions follows the batch. With a device, its own
-    /// search divides the memory.
+    /// text: with several, the border between the regions follows the batch. A device's own search
+    /// begins with what is found.
     fn compares(&self) -> bool {
         let full = self.ablation == Ablation::Full && !self.gates_stay;
-        full && self.batch == 1 && self.tier.is_none()
+        full && self.batch == 1
     }
 
     /// The division with the highest expected speed, the first of equal ones.
