@@ -28,7 +28,7 @@ const MISS_TIMES: (f64, f64) = (0.1, 2.0);
 /// Activation statistics of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Firing {
-    /// Activation frequency of each group of [`GROUP`] neurons, by bank in packed order.
+    /// Activation frequency of each group of 16 neurons, by bank in packed order.
     pub banks: Vec<Vec<f32>>,
     /// Neurons per bank.
     pub neurons: usize,

@@ -12,7 +12,7 @@ pub(crate) const PART_ROWS: usize = 32;
 /// How the passes of some number of rows run in parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InParts {
-    /// Rows of a part, before they are rounded up to a multiple of [`PART_ROWS`].
+    /// Rows of a part, before they are rounded up to a multiple of 32.
     pub rows: usize,
     /// It was asked for, whatever is expected.
     pub(crate) asked: bool,
