@@ -33,11 +33,7 @@ const GROWING: [&str; 4] = ["", ".partial", ".partial.journal", ".checkpoint"];
 /// A usage error for a folder, a missing parent folder, a file that is also read, or an existing file without
 /// `force`; an I/O error if the probe file cannot be created.
 pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
-    if path == Path::new("-") {
-        return Err(Failure::usage(
-            "- is not a file name here: name a file, /dev/stdout for standard output, or ./- for a file of this name",
-        ));
-    }
+    not_dash(path, ", /dev/stdout for standard output")?;
     if path.is_dir() {
         return Err(Failure::usage(format!(
             "{} is a folder; name a file in it",
@@ -48,6 +44,16 @@ pub fn may_write(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<()
     check_not_read(path, reads)?;
     may_replace(path, force)?;
     can_write(path, folder_of(path))
+}
+
+/// Refuses `-`, which some programs take for standard output; `instead` names what else there is.
+fn not_dash(path: &Path, instead: &str) -> Result<(), Failure> {
+    match path == Path::new("-") {
+        false => Ok(()),
+        true => Err(Failure::usage(format!(
+            "- is not the name of an output here: name a file{instead}, or ./- for one of this name"
+        ))),
+    }
 }
 
 /// Device and inode of a regular file, which identify it independently of its path.
@@ -176,6 +182,7 @@ fn may_replace(path: &Path, force: bool) -> Result<(), Failure> {
 /// As [`may_write`], and a usage error for a device or pipe, which the rename would replace, or a temporary file of
 /// something else.
 pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(), Failure> {
+    not_dash(path, "")?;
     if is_stream(path) {
         return Err(Failure::usage(format!(
             "{} is a device or a pipe; name a file",
@@ -200,6 +207,7 @@ pub fn may_create(path: &Path, force: bool, reads: &[Option<&Path>]) -> Result<(
 /// # Errors
 /// As [`may_create`].
 pub fn may_create_folder(path: &Path) -> Result<(), Failure> {
+    not_dash(path, "")?;
     if path.symlink_metadata().is_ok() {
         return Err(Failure::usage(format!(
             "{} already exists; choose another name or delete it first",
@@ -365,10 +373,16 @@ mod tests {
             let found = may_create(&at(&name[..1]), true, &[]);
             assert_eq!(found.is_ok(), allowed, "{name}");
         }
-        let message = may_write(Path::new("-"), true, &[])
-            .unwrap_err()
-            .to_string();
-        assert!(message.contains("/dev/stdout"), "{message}");
+        let dash = Path::new("-");
+        for (refused, stdout) in [
+            (may_write(dash, true, &[]), true),
+            (may_create(dash, true, &[]), false),
+            (may_create_folder(dash), false),
+        ] {
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains("./-"), "{message}");
+            assert_eq!(message.contains("/dev/stdout"), stdout, "{message}");
+        }
     }
 
     #[test]

@@ -190,8 +190,8 @@ mod tests {
     fn fast_devices_multiply_the_projections_of_parts() {
         let equal = of_cpu(&beside(1.0, PassOrder::Layers))[0];
         let of = |faster: f64, projects: bool, order| {
-            let mut p = beside(1.0, order);
-            p = beside(equal / p.shape.neurons as f64 / faster, order);
+            let neurons = beside(1.0, order).shape.neurons;
+            let mut p = beside(equal / neurons as f64 / faster, order);
             p.tier.iter_mut().for_each(|tier| tier.projects = projects);
             let division = p.divide(p.full_budget()).unwrap();
             division.widths.parts(512).cloned()

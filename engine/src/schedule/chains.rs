@@ -13,7 +13,7 @@ const MOST: usize = 8;
 /// Operations of graphs that are searched completely.
 const SMALL: usize = 16;
 
-/// PlacedParts schedules that are kept of larger ones.
+/// Width of the beam: partial schedules of each length that a search of larger graphs goes on from.
 const BEAM: usize = 16;
 
 /// An operation, and what follows it in its part.

@@ -260,15 +260,17 @@ impl GgufWriter {
         }
         flush(&self.file, &self.partial)?;
         self.check_reads_back()?;
-        self.finished = true;
         if !self.replaces && self.path.symlink_metadata().is_ok() {
+            // Nothing of the work is lost.
+            self.finished = true;
             let path = self.path.display();
             let reason = format!(
-                "complete, but {path} was not there before: move one of them away, and rename this file"
+                "complete, but {path} appeared while it was written: move that file away, then give this one its name"
             );
             return Err(Error::export(&self.partial, reason));
         }
         std::fs::rename(&self.partial, &self.path).map_err(Error::io("rename", &self.partial))?;
+        self.finished = true;
         flush_folder_of(&self.path)
     }
 

@@ -350,7 +350,7 @@ impl Writer {
             .map_err(|e| self.failed("flush it to disk", e))?;
         if !self.replaces && self.target.symlink_metadata().is_ok() {
             self.checkpoint()?;
-            let why = "it was not there before; move one of them away and repeat the command, which resumes here";
+            let why = "it appeared while this command ran; move it away and run the command again, which resumes from the .partial file";
             let source = io::Error::new(ErrorKind::AlreadyExists, why);
             return Err(Error::File {
                 path: self.target,

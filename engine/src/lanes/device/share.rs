@@ -23,13 +23,14 @@ use crate::split::{Curve, Product};
 /// Token counts that are timed, besides those of a device's graphs.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
 
-/// Rows of the small product whose time gives the launch cost: half of what an NPU's graph pads them to, as it does the last rows
-/// of any number in the mean.
+/// Rows of the small product whose time gives the launch cost: half of an NPU's graph of 128 rows, as a last graph of some
+/// number of rows is half empty on average.
 const FEW: usize = 64;
 
-/// The compared products have at most as many (row, token) pairs as those of all rows for so many tokens, but at least so many
-/// rows: more tokens take no longer to be timed.
+/// Products of many tokens are timed on fewer rows, so that they take no longer than all rows for so many tokens, but on
+/// [`LEAST_ROWS`] at least.
 const PAIRS_OF: usize = 32;
+/// See [`PAIRS_OF`].
 const LEAST_ROWS: usize = 576;
 
 /// Timed runs of each product; the fastest counts.

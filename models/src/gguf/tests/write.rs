@@ -126,7 +126,10 @@ fn what_appeared_meanwhile_stays() {
     let writer = GgufWriter::create(&path, file(source.config(), &vocab)).unwrap();
     std::fs::write(&path, "precious").unwrap();
     let message = copy(source.as_ref(), writer).unwrap_err().to_string();
-    assert!(message.contains("was not there before"), "{message}");
+    assert!(
+        message.contains("appeared while it was written"),
+        "{message}"
+    );
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::rename(dir.path().join("out.gguf.partial"), &path).unwrap();
     let back = crate::open(&path).unwrap();

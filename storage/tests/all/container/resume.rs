@@ -243,7 +243,8 @@ fn what_appeared_meanwhile_stays() {
     fs::write(&path, "precious").unwrap();
     let error = writer.finish().unwrap_err().to_string();
     assert!(
-        error.contains("model.ember: cannot replace it") && error.contains("was not there before"),
+        error.contains("model.ember: cannot replace it")
+            && error.contains("appeared while this command ran"),
         "{error}"
     );
     assert_eq!(fs::read(&path).unwrap(), b"precious");
