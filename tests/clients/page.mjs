@@ -35,6 +35,11 @@ async function open(url, system = false) {
     text: (selector) => page.$eval(selector, (element) => element.textContent),
     all: (selector) => page.$$eval(selector, (all) => all.map((element) => element.textContent)),
     until: (test, ...args) => page.waitForFunction(test, { timeout: 120000 }, ...args),
+    // The field for the key appears with the first answer that wants one; before, it takes no keys.
+    unlock: async () => {
+      await page.waitForFunction(() => document.getElementById("state").textContent === "API key required", { timeout: 120000 });
+      await page.type("#key", "secret");
+    },
     press: (name) => page.evaluate((name) => [...document.querySelectorAll("#talk button")].findLast((button) => button.textContent === name).click(), name),
     answered: (count) => page.waitForFunction((count) => !document.getElementById("send").hidden && document.querySelectorAll(".assistant .does").length === count, { timeout: 120000 }, count),
   };
@@ -89,17 +94,16 @@ async function markdown() {
 try {
   await markdown();
   {
-    const { page, until } = await open(url);
-    await page.type("#key", "secret");
+    const { page, until, unlock } = await open(url);
+    await unlock();
     await until(() => document.getElementById("settled").textContent.includes("temperature 0.7, top-p 0.9 (recommended by the model)"));
     assert.equal(await page.$eval("#systembox", (box) => box.hidden), true, "the bundled model knows no system messages");
     await page.close();
   }
-  const { page, asks, text, all, until, press, answered } = await open(url, true);
+  const { page, asks, text, all, until, unlock, press, answered } = await open(url, true);
 
   // It wants the key, and then shows what the engine does.
-  await until(() => document.getElementById("state").textContent === "API key required");
-  await page.type("#key", "secret");
+  await unlock();
   await until(() => document.getElementById("model").textContent === "demo");
   await until(() => document.querySelectorAll("#memory i").length > 2);
   assert.match(await text("#peak"), /peak .*MiB of .*MiB/);
@@ -156,7 +160,7 @@ try {
   // A conversation survives a reload; another one does not know it; both can be chosen.
   const before = await all("#talk .text");
   await page.reload();
-  await page.type("#key", "secret");
+  await unlock();
   await until(() => document.getElementById("model").textContent === "demo");
   assert.deepEqual(await all("#talk .text"), before);
   assert.equal(await page.$eval("#system", (area) => area.value), "Be short.");
