@@ -47,7 +47,9 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Split(args) => bench::split::command(&args),
         Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
-        CheckNpu { provider } => emberflow::probe::npu::command(provider),
+        CheckNpu { provider, wanted } => {
+            emberflow::probe::npu::command(provider, wanted.as_deref())
+        }
         CheckOpencl { number } => emberflow::probe::opencl::command(number),
         Program(command) => emberflow::dispatch(*command),
     }

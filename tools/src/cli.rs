@@ -115,11 +115,13 @@ gave different logits; 130 interrupted by Ctrl-C."
     /// Internal: measure the processor and the memory.
     #[command(hide = true)]
     MeasureMachine,
-    /// Internal: open an NPU and compare it with the CPU.
+    /// Internal: open an NPU and compare it with the CPU, or try graphs out.
     #[command(hide = true)]
     CheckNpu {
         /// The provider.
         provider: Provider,
+        /// The graphs for a model's rows, as JSON.
+        wanted: Option<String>,
     },
     /// Internal: open an OpenCL device.
     #[command(hide = true)]

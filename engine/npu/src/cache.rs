@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! PROVIDER-DRIVER-GRAPH.onnx     compiled graph ‖ CRC-32        DRIVER, GRAPH: hashes of what decides on it
+//! PROVIDER-DRIVER-NOTE.onnx      nothing ‖ CRC-32               NOTE: hash of the graphs that a process has made and run
 //! ```
 //!
 //! What cannot be read or written is compiled: a file only saves time.

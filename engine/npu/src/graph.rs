@@ -22,13 +22,15 @@
 //! Signed bytes are multiplied by signed bytes, and nibbles by signed bytes: kernels that multiply unsigned by signed bytes add
 //! pairs of products in 16 bits on some processors, which saturates, but not of nibbles.
 
+use serde::{Deserialize, Serialize};
+
 use crate::onnx::{Attribute, Element, Graph};
 
 /// Elements of a group.
 pub(crate) const GROUP: usize = 32;
 
 /// How weights are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Weights {
     /// Signed bytes.
     Bytes,
@@ -54,7 +56,7 @@ impl Weights {
 }
 
 /// Which products are summed up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Summed {
     /// Those of each group.
     ByGroup,
@@ -81,7 +83,7 @@ pub(crate) enum Floats {
 }
 
 /// Rows of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Form {
     /// How they are stored.
     pub weights: Weights,

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use ort::session::Session;
+use serde::{Deserialize, Serialize};
 
 use crate::graph::{Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, TOKENS, Tile, WEIGHTS};
 use crate::onnx::Graph;
@@ -23,7 +24,7 @@ use crate::tiles::RUN_BYTES;
 pub const GROUP_SIZES: [usize; 4] = [16, 8, 4, 1];
 
 /// Matrices of a form with `rows` rows each, and a graph's tokens of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupForm {
     /// Form of the rows.
     pub form: Form,

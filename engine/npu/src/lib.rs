@@ -29,6 +29,7 @@ mod provider;
 mod tests;
 mod tiles;
 mod trial;
+mod wanted;
 
 pub use error::{Cause, Error};
 pub use graph::{Form, Summed, Weights};
@@ -37,6 +38,7 @@ pub use npu::{Listed, Npu, list};
 pub use operands::{Operands, Sums};
 pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
+pub use wanted::Wanted;
 
 /// Tells versions of the graphs from each other.
 pub const GRAPHS: u32 = 4;

@@ -226,6 +226,21 @@ impl Npu {
         self.numbers.iter().all(exact)
     }
 
+    /// Whose graphs these are.
+    pub fn provider(&self) -> Provider {
+        self.provider
+    }
+
+    /// Whether the graphs for rows of a form are ready.
+    pub(crate) fn is_prepared(&self, form: Form) -> bool {
+        self.numbers.contains_key(&form)
+    }
+
+    /// Where compiled graphs are.
+    pub(crate) fn cache(&self) -> Option<&Cache> {
+        self.cache.as_ref()
+    }
+
     /// Graphs compiled so far.
     pub fn compiled(&self) -> u64 {
         self.compiled
@@ -243,7 +258,7 @@ impl Npu {
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
     pub fn prepare(&mut self, form: Form) -> Result<(), Error> {
-        if self.numbers.contains_key(&form) {
+        if self.is_prepared(form) {
             return Ok(());
         }
         let mut refused = None;

@@ -4,7 +4,9 @@ use std::str::FromStr;
 
 use emberflow_opencl::list;
 
-use super::{CpuDevice, Device, DeviceError, MOST_DEVICES, NpuDevice, OpenCl, Provider, Verdicts};
+use super::{
+    CpuDevice, Device, DeviceError, MOST_DEVICES, NpuDevice, OpenCl, Provider, TryOut, Verdicts,
+};
 
 /// Devices by name, each of them once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -87,11 +89,27 @@ impl DeviceChoice {
     /// # Errors
     /// No such device, or the driver's.
     pub fn open(self) -> Result<Option<Device>, DeviceError> {
+        self.opened(None)
+    }
+
+    /// The same; an NPU's graphs for a model are made by another process first.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_trying(self, try_out: TryOut) -> Result<Option<Device>, DeviceError> {
+        self.opened(Some(try_out))
+    }
+
+    fn opened(self, try_out: Option<TryOut>) -> Result<Option<Device>, DeviceError> {
         let number = match self {
             Self::None => return Ok(None),
             Self::Cpu => return Ok(Some(Device::new(Box::new(CpuDevice::new())))),
             Self::Npu(provider) => {
-                return Ok(Some(Device::new(Box::new(NpuDevice::open(provider)?))));
+                let npu = match try_out {
+                    Some(try_out) => NpuDevice::open_trying(provider, try_out)?,
+                    None => NpuDevice::open(provider)?,
+                };
+                return Ok(Some(Device::new(Box::new(npu))));
             }
             Self::OpenCl(number) | Self::OpenClApart(number) => number,
             Self::Auto => match list().iter().position(|found| found.gpu) {

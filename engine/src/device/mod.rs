@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use emberflow_kernels::{ActivationsRef, DType};
 use emberflow_models::config::{Activation, FfnKind};
-pub use emberflow_npu::{Listed as NpuLibrary, Provider, list as list_npu};
+pub use emberflow_npu::{Listed as NpuLibrary, Provider, Wanted as WantedGraphs, list as list_npu};
 pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Listed, Order, Sums, Team, list};
 
 pub(crate) use self::check::OfProducts;
@@ -48,7 +48,7 @@ pub use self::experts::{
 };
 pub use self::in_use::MOST_DEVICES;
 pub(crate) use self::in_use::{Devices, InUse, Multiplies};
-pub use self::npu::NpuDevice;
+pub use self::npu::{NpuDevice, TryOut};
 pub use self::opencl::OpenCl;
 pub use self::shared::{ProductRoom, SharedMatrix};
 pub(crate) use self::widths::LEAST_STREAMED;

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use emberflow_kernels::{ActivationsRef, Cpu, DType, Outliers, Row, dot_of_sums, outliers};
 use emberflow_npu as npu;
-use emberflow_npu::{Form, Operands, Provider, RUN_BYTES, Summed, Weights};
+use emberflow_npu::{Form, Operands, Provider, RUN_BYTES, Summed, Wanted, Weights};
 use emberflow_storage::profile::DeviceProfile;
 
 use super::host::{Arithmetic, HostDevice, Task, Tokens};
@@ -40,10 +40,15 @@ const OUTLIER_ROWS: usize = 1024;
 /// Most bytes of the outliers of rows, 1024 of each, and of the activations that they meet.
 const OUTLIER_BYTES: usize = (OUTLIER_ROWS << 10) + TOKEN_BYTES / emberflow_kernels::GROUP;
 
+/// Has another process [try graphs out](NpuDevice::try_out); an error if that did not end well.
+pub type TryOut = fn(Provider, Wanted) -> Result<(), String>;
+
 /// Sums from graphs, the rest by the CPU's kernels.
 pub struct Graphs {
     cpu: Cpu,
     npu: npu::Npu,
+    /// Called before graphs that are untried are made here.
+    try_out: Option<TryOut>,
     /// Format and width of the FFN's rows.
     ffn: Option<(DType, usize)>,
     /// Quants of some tokens, as graphs read them.
@@ -60,7 +65,15 @@ impl NpuDevice {
     /// # Errors
     /// No library, or none that has the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, DeviceError> {
-        Self::open_telling(provider, || {})
+        opened(provider).map(|npu| Self::of(npu, None))
+    }
+
+    /// The same, which has another process try out the graphs that a model needs before it makes them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_trying(provider: Provider, try_out: TryOut) -> Result<Self, DeviceError> {
+        opened(provider).map(|npu| Self::of(npu, Some(try_out)))
     }
 
     /// [`open`](Self::open); calls `progress` whenever a graph was compiled or run for the first time.
@@ -68,17 +81,22 @@ impl NpuDevice {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_telling(provider: Provider, progress: fn()) -> Result<Self, DeviceError> {
-        let name = format!("npu:{provider}");
-        let failed = |e: npu::Error| DeviceError {
-            device: name.clone(),
-            what: e.to_string(),
-        };
-        let opened = npu::Npu::open(provider).map_err(failed)?;
-        let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
-        let opened = opened.with_cache(folder.as_deref()).telling(progress);
-        let integers = opened.knows_integers();
+        opened(provider).map(|npu| Self::of(npu.telling(progress), None))
+    }
+
+    /// Makes graphs and runs them, in a process that may end by that; calls `progress` after each.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or the provider does not take them.
+    pub fn try_out(provider: Provider, wanted: Wanted, progress: fn()) -> Result<(), DeviceError> {
+        let mut npu = opened(provider)?.telling(progress);
+        npu.try_out(wanted).map_err(|e| failed(provider, &e))
+    }
+
+    fn of(opened: npu::Npu, try_out: Option<TryOut>) -> Self {
+        let (provider, integers) = (opened.provider(), opened.knows_integers());
         let facts = Facts {
-            name,
+            name: name(provider),
             driver: opened.versions(),
             unified: true,
             memory: u64::MAX,
@@ -93,8 +111,27 @@ impl NpuDevice {
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
             kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };
-        Ok(Self::computing(facts, Graphs::of(opened)))
+        let graphs = Graphs::of(opened);
+        Self::computing(facts, Graphs { try_out, ..graphs })
     }
+}
+
+fn name(provider: Provider) -> String {
+    format!("npu:{provider}")
+}
+
+fn failed(provider: Provider, e: &npu::Error) -> DeviceError {
+    DeviceError {
+        device: name(provider),
+        what: e.to_string(),
+    }
+}
+
+/// A provider, with the folder of compiled graphs.
+fn opened(provider: Provider) -> Result<npu::Npu, DeviceError> {
+    let opened = npu::Npu::open(provider).map_err(|e| failed(provider, &e))?;
+    let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
+    Ok(opened.with_cache(folder.as_deref()))
 }
 
 /// Rows of a format as graphs read them.
@@ -138,8 +175,9 @@ impl Arithmetic for Graphs {
                 return Ok(());
             }
         };
-        let prepared = self.npu.prepare(form(dtype, cols)?);
-        prepared.map_err(|e| e.to_string())
+        let form = form(dtype, cols)?;
+        self.first_elsewhere(Wanted::Rows(form))?;
+        self.npu.prepare(form).map_err(|e| e.to_string())
     }
 
     fn is_exact(&self) -> bool {
@@ -323,10 +361,19 @@ fn sum_of(outliers: Outliers<'_>, token: &[i8]) -> i32 {
 }
 
 impl Graphs {
+    /// Has another process make graphs that are untried.
+    fn first_elsewhere(&self, wanted: Wanted) -> Result<(), String> {
+        match self.try_out {
+            Some(try_out) if self.npu.is_untried(wanted) => try_out(self.npu.provider(), wanted),
+            _ => Ok(()),
+        }
+    }
+
     fn of(npu: npu::Npu) -> Self {
         Self {
             cpu: Cpu::detect(),
             npu,
+            try_out: None,
             ffn: None,
             tokens: Vec::new(),
             gathered: Vec::new(),

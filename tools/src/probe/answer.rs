@@ -12,10 +12,6 @@ use crate::child::{ChildBounds, ask};
 /// Number of bytes of a child's output that are stored.
 const BYTES: usize = 64 << 10;
 
-/// Maximum duration of a child process that makes progress: a device may take two minutes for the graphs of each of five
-/// formats.
-const TOTAL: Duration = Duration::from_secs(600);
-
 /// Cause of a device's failure: the engine's causes, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -61,19 +57,19 @@ pub(crate) enum Answer<T> {
     Unusable(Unusable),
 }
 
-/// The answer of a child process that is never without progress for `limit`.
+/// The answer of a child process that is never without progress for `limit`, and takes at most `total`.
 ///
 /// # Errors
 /// Its own, or it crashed or hung.
 pub(crate) fn answer_of<T: DeserializeOwned>(
     program: Command,
     args: &[&str],
-    limit: Duration,
+    [limit, total]: [Duration; 2],
 ) -> Result<T, Unusable> {
     let bounds = ChildBounds {
         bytes: BYTES,
         time: limit,
-        total: TOTAL,
+        total,
     };
     let start = Instant::now();
     let ended = ask(program, args, Vec::new(), bounds);
@@ -81,9 +77,9 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     let [output, errors] =
         [&ended.output, &ended.errors].map(|bytes| String::from_utf8_lossy(bytes));
     match ended.status {
-        None if start.elapsed() >= TOTAL => Err(Unusable::broken(format!(
-            "took more than {} seconds for small graphs: update its library or driver",
-            TOTAL.as_secs()
+        None if start.elapsed() >= total => Err(Unusable::broken(format!(
+            "took more than {} seconds: update its library or driver",
+            total.as_secs()
         ))),
         None => Err(Unusable::broken(format!(
             "made no progress within {} seconds: its library or driver hangs; update it",

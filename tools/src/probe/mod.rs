@@ -33,5 +33,5 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
             }
         },
     }
-    choice.open()
+    choice.open_trying(npu::try_out)
 }

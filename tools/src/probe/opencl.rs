@@ -20,8 +20,11 @@ use crate::{Failure, print_json};
 /// Name of the hidden command.
 const COMMAND: &str = "check-opencl";
 
-/// Maximum duration of a child process.
+/// Longest time in which a child process loads the library, or compiles and runs a kernel.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// Maximum duration of a child process.
+const TOTAL: Duration = Duration::from_secs(600);
 
 /// Formats of weights that have kernels of their own.
 const FORMATS: [DType; 6] = [
@@ -63,7 +66,7 @@ pub fn probe_by(
 ) -> Result<bool, Unusable> {
     let number = number.map(|number| number.to_string());
     let args: Vec<&str> = [COMMAND].into_iter().chain(number.as_deref()).collect();
-    answer_of(program, &args, limit)
+    answer_of(program, &args, [limit, TOTAL])
 }
 
 /// The hidden command: opens a device, or else the first graphics processor, and answers on a separate line.

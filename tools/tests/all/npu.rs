@@ -6,11 +6,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use emberflow::child::PROGRESS;
-use emberflow::probe::npu::{Found, probe_by};
+use emberflow::probe::npu::{Found, probe_by, try_out_by};
 use emberflow::probe::{Cause, Unusable};
 use emberflow_engine::device::Provider;
 
-use crate::common::{cache, emberflow, json, save_verdicts};
+use crate::common::{cache, emberflow, exported, json, save_verdicts};
 
 /// Names the library, or its folder.
 const VARIABLE: &str = "EMBERFLOW_ONNXRUNTIME";
@@ -41,11 +41,9 @@ pub fn library(dir: &Path, name: &str, code: &str) -> Option<PathBuf> {
 
 /// The error with a library within this many seconds.
 fn refused(library: &Path, seconds: u64) -> Unusable {
-    let mut program = emberflow();
-    program.env(VARIABLE, library);
     let start = Instant::now();
     let limit = Duration::from_secs(seconds);
-    let error = probe_by(program, Provider::Cpu, limit).unwrap_err();
+    let error = probe_by(with_library(library), Provider::Cpu, limit).unwrap_err();
     assert!(start.elapsed() < Duration::from_secs(60), "{error:?}");
     error
 }
@@ -96,6 +94,148 @@ fn libraries_that_fail_are_errors_within_seconds() {
     assert!(old.contains("1.10.0") && old.contains("1.24"), "{old}");
     let other = library(dir.path(), "other", "int other(void) { return 1; }").unwrap();
     assert!(broken(&other, 60).contains("OrtGetApiBase"));
+}
+
+/// ONNX Runtime with a compiler that fails on graphs for a model's rows, in any process, but not on the small ones of the
+/// check: `FAIL` is a statement.
+const FAILS_LATER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/mman.h>
+typedef void *(*Create)(void *, const void *, size_t, const void *, void **);
+typedef struct { const void *(*api)(unsigned); const char *(*version)(void); } Base;
+static const Base *real;
+static Create create_session;
+static int is_check(void) {
+    char words[4096];
+    FILE *file = fopen("/proc/self/cmdline", "r");
+    size_t len = fread(words, 1, sizeof words, file), last = sizeof "cpu-floats";
+    fclose(file);
+    return len > last && memmem(words, len, "check-npu", 9) && !memcmp(words + len - last, "cpu-floats", last);
+}
+static void *create(void *env, const void *model, size_t len, const void *options, void **session) {
+    if (!is_check()) FAIL;
+    return create_session(env, model, len, options, session);
+}
+static const void *api(unsigned version) {
+    void **functions = (void **)real->api(version);
+    if (functions && functions[8] != (void *)create) {
+        /* The ninth function of OrtApi, whose order never changes. */
+        size_t page = sysconf(_SC_PAGESIZE);
+        char *at = (char *)((size_t)(functions + 8) / page * page);
+        mprotect(at, page, PROT_READ | PROT_WRITE);
+        create_session = (Create)functions[8];
+        functions[8] = (void *)create;
+    }
+    return functions;
+}
+const Base *OrtGetApiBase(void) {
+    static Base base;
+    void *library = dlopen(REAL, RTLD_NOW);
+    real = ((const Base *(*)(void))dlsym(library, "OrtGetApiBase"))();
+    base.api = api;
+    base.version = real->version;
+    return &base;
+}
+"#;
+
+/// ONNX Runtime with a compiler that does this with graphs for a model's rows; `None` without a compiler of C.
+fn failing_later(dir: &Path, name: &str, real: &Found, fail: &str) -> Option<PathBuf> {
+    let code = FAILS_LATER.replace("FAIL", fail);
+    let real = format!("{:?}", real.library);
+    library(dir, name, &code.replace("REAL", &real))
+}
+
+/// This program with a library.
+fn with_library(library: &Path) -> Command {
+    let mut program = emberflow();
+    program.env(VARIABLE, library);
+    program
+}
+
+/// A provider that stands in for an NPU's, if ONNX Runtime's own kernels are tested.
+fn stand_in() -> Option<(Provider, Found)> {
+    if !has_onnxruntime() || std::env::var_os("EMBERFLOW_TEST_PROVIDER").is_some() {
+        return None;
+    }
+    let provider = Provider::CpuFloats;
+    let found = probe_by(emberflow(), provider, Duration::from_secs(60));
+    Some((provider, found.unwrap()))
+}
+
+/// A compiler that crashes or hangs on a model's graphs does so in a child.
+#[test]
+fn compilers_that_fail_on_a_models_graphs_are_errors_within_seconds() {
+    let Some((provider, real)) = stand_in() else {
+        return;
+    };
+    let wanted = serde_json::json!({"rows": {
+        "weights": "Bytes", "summed": {"ByRow": 0}, "groups": 3, "row_bytes": 100,
+    }});
+    let wanted = serde_json::from_value(wanted).unwrap();
+    let tried = |library: &Path, seconds| {
+        let limit = Duration::from_secs(seconds);
+        try_out_by(with_library(library), provider, wanted, limit)
+    };
+    tried(Path::new(&real.library), 60).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for (name, fail, seconds, words) in [
+        ("aborts", "abort()", 60, "SIGABRT"),
+        ("hangs", "pause()", 2, "no progress within 2"),
+    ] {
+        let Some(library) = failing_later(dir.path(), name, &real, fail) else {
+            assert!(!is_needed(), "no C compiler `cc`");
+            return;
+        };
+        let start = Instant::now();
+        let error = tried(&library, seconds).unwrap_err();
+        assert!(
+            error.contains(words) && error.contains("--device none"),
+            "{error}"
+        );
+        assert!(start.elapsed() < Duration::from_secs(30), "{error}");
+        let checked = probe_by(with_library(&library), provider, Duration::from_secs(60));
+        assert!(checked.is_ok(), "{checked:?}");
+    }
+}
+
+/// Then a run ends with an error, before a text has begun.
+#[test]
+fn a_run_ends_with_an_error_if_the_compiler_crashes() {
+    let Some((_, real)) = stand_in() else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let Some(aborts) = failing_later(dir.path(), "aborts", &real, "abort()") else {
+        return;
+    };
+    let (model, from) = (dir.path().join("m.ember"), exported(dir.path()));
+    let model = model.display().to_string();
+    json(&["pack", &from, "-o", &model, "--quant", "q8c", "--json"]);
+    let run = [
+        "run",
+        &model,
+        "-p",
+        "A",
+        "-n",
+        "1",
+        "--device",
+        "npu:cpu-floats",
+    ];
+    assert!(emberflow().args(run).output().unwrap().status.success());
+    let refused = with_library(&aborts).args(run).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(1) && refused.stdout.is_empty(),
+        "{said}"
+    );
+    for words in ["npu:cpu-floats", "crashed", "SIGABRT", "--device none"] {
+        assert!(said.contains(words), "{said}");
+    }
 }
 
 /// A provider that takes its time is none that hangs.

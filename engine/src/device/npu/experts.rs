@@ -1,7 +1,7 @@
 //! Gate and Up of several experts by graphs of groups (NPUMoE, §4.2).
 
 use emberflow_kernels::DType;
-use emberflow_npu::{GroupForm, Operands};
+use emberflow_npu::{GroupForm, Operands, Wanted};
 
 use super::super::host::{Arithmetic, Task};
 use super::super::{GraphRuns, GroupShape};
@@ -18,7 +18,9 @@ impl Graphs {
             rows: shape.neurons,
             capacity: shape.capacity,
         };
-        if let Err(e) = self.npu.prepare_groups(of) {
+        let tried = self.first_elsewhere(Wanted::Groups(of));
+        let made = tried.and_then(|()| self.npu.prepare_groups(of).map_err(|e| e.to_string()));
+        if let Err(e) = made {
             tracing::warn!(error = %e, "no graphs of {} tokens for groups of experts", shape.capacity);
         }
         Ok(())
