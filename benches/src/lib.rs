@@ -47,9 +47,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Split(args) => bench::split::command(&args),
         Phone(args) => phone::command(&args),
         MeasureMachine => emberflow::machine::command(),
-        CheckNpu { provider, wanted } => {
-            emberflow::probe::npu::command(provider, wanted.as_deref())
-        }
+        CheckNpu { provider, only } => emberflow::probe::npu::command(provider, only.as_deref()),
         CheckOpencl { number } => emberflow::probe::opencl::command(number),
         Program(command) => emberflow::dispatch(*command),
     }

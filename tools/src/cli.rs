@@ -120,8 +120,8 @@ gave different logits; 130 interrupted by Ctrl-C."
     CheckNpu {
         /// The provider.
         provider: Provider,
-        /// The graphs for a model's rows, as JSON.
-        wanted: Option<String>,
+        /// What to do in place of a comparison, as JSON.
+        only: Option<String>,
     },
     /// Internal: open an OpenCL device.
     #[command(hide = true)]

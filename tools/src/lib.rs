@@ -77,9 +77,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::CheckGrammar => serve::check_grammar(),
         cli::Command::Point(args) => run::run(&args.into_run()),
         cli::Command::MeasureMachine => machine::command(),
-        cli::Command::CheckNpu { provider, wanted } => {
-            probe::npu::command(provider, wanted.as_deref())
-        }
+        cli::Command::CheckNpu { provider, only } => probe::npu::command(provider, only.as_deref()),
         cli::Command::CheckOpencl { number } => probe::opencl::command(number),
     }
 }

@@ -101,8 +101,8 @@ Example:
     CheckNpu {
         /// The provider.
         provider: emberflow_engine::device::Provider,
-        /// The graphs for a model's rows, as JSON.
-        wanted: Option<String>,
+        /// What to do in place of a comparison, as JSON.
+        only: Option<String>,
     },
     /// Open an OpenCL device; used by this program itself.
     #[command(hide = true)]

@@ -18,7 +18,7 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     match choice {
         DeviceChoice::None | DeviceChoice::Cpu => {}
         DeviceChoice::Npu(provider) => {
-            npu::probe(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
+            npu::open(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
         }
         DeviceChoice::OpenCl(number) | DeviceChoice::OpenClApart(number) => {
             opencl::probe(Some(number)).map_err(|e| e.of(format!("opencl:{number}")))?;

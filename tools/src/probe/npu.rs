@@ -1,9 +1,8 @@
-//! A child process, this program again, first opens an NPU and compares it with the CPU. It loads the library, compiles and
-//! runs the graphs of all weight formats for short rows: if that crashes or hangs, the child ends, and this process reports an
-//! error.
+//! A child process, this program again, first loads an NPU's library and opens it: if that crashes or hangs, the child ends, and
+//! this process reports an error. Another one makes and runs the graphs for a model's rows, once for each build of the library
+//! and driver. `doctor` has one compare small graphs of all weight formats with the CPU.
 //!
-//! Graphs for a model's rows are made by such a child too, once for each build of the library and driver. Work that hangs later
-//! is an error (the engine's `HostDevice`); only a driver that crashes then ends this process.
+//! Work that hangs later is an error (the engine's `HostDevice`); only a driver that crashes then ends this process.
 
 use std::io::Write;
 use std::process::Command;
@@ -11,7 +10,8 @@ use std::time::Duration;
 
 use emberflow_engine::device::check::check;
 use emberflow_engine::device::{
-    Backend, DenseShape, DeviceError, NpuDevice, Provider, TokenScales, WantedGraphs, list_npu,
+    Backend, DenseShape, DeviceError, NpuDevice, NpuLibrary, Provider, TokenScales, WantedGraphs,
+    list_npu,
 };
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
@@ -62,6 +62,24 @@ pub struct Found {
     pub same_bits: bool,
 }
 
+/// What a child process does in place of a comparison.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Only {
+    /// Opens the provider.
+    Open,
+    /// Makes and runs graphs.
+    Graphs(WantedGraphs),
+}
+
+/// Opens an NPU in a child process.
+///
+/// # Errors
+/// No working library or provider, with a remedy.
+pub fn open(provider: Provider) -> Result<(), Unusable> {
+    only(this_program(), provider, Only::Open, [LIMIT; 2])
+}
+
 /// Opens an NPU in a child process and compares it with the CPU.
 ///
 /// # Errors
@@ -96,81 +114,89 @@ pub fn try_out_by(
     wanted: WantedGraphs,
     limit: Duration,
 ) -> Result<(), String> {
-    let wanted = json!(wanted).to_string();
-    let args = [COMMAND, provider.name(), &wanted];
-    answer_of(program, &args, [limit, FOR_A_MODEL])
-        .map_err(|Unusable { what, .. }| format!("{what}; --device none does without it"))
+    only(
+        program,
+        provider,
+        Only::Graphs(wanted),
+        [limit, FOR_A_MODEL],
+    )
+    .map_err(|Unusable { what, .. }| format!("{what}; --device none does without it"))
 }
 
-/// The hidden command: opens an NPU, and compares it with the CPU or makes the graphs that are `wanted`; prints the result on
-/// a separate line.
+/// Has a child process do this.
+fn only(
+    program: Command,
+    provider: Provider,
+    only: Only,
+    limits: [Duration; 2],
+) -> Result<(), Unusable> {
+    let only = json!(only).to_string();
+    answer_of(program, &[COMMAND, provider.name(), &only], limits)
+}
+
+/// The hidden command: compares an NPU with the CPU, or does `only` this, and prints the result on a separate line.
 ///
 /// # Errors
 /// Standard output is closed.
-pub fn command(provider: Provider, wanted: Option<&str>) -> Result<(), Failure> {
-    let answer = match wanted {
-        Some(wanted) => json!(tried_out(provider, wanted)),
-        None => compared_answer(provider),
+pub fn command(provider: Provider, only: Option<&str>) -> Result<(), Failure> {
+    let only = only.map(serde_json::from_str).transpose();
+    let answer = match only.map_err(|e| Failure::usage(e.to_string()))? {
+        None => answer(provider, |library| compared(provider, library)),
+        Some(Only::Open) => answer(provider, |_| NpuDevice::open(provider).map(|_| ())),
+        Some(Only::Graphs(wanted)) => answer(provider, |_| {
+            NpuDevice::try_out(provider, wanted, tell_progress)
+        }),
     };
     // a driver may have begun a line
     std::io::stdout().write_all(b"\n")?;
     print_json(&answer)
 }
 
-/// Makes graphs and runs them.
-fn tried_out(provider: Provider, wanted: &str) -> Answer<()> {
-    let wanted = serde_json::from_str(wanted).map_err(|e| e.to_string());
-    let made = wanted
-        .and_then(|wanted| NpuDevice::try_out(provider, wanted, tell_progress).map_err(|e| e.what));
-    match made {
-        Ok(()) => Answer::Found(()),
-        Err(what) => Answer::Unusable(Unusable::broken(what)),
-    }
-}
-
-/// The answer of an NPU that is compared with the CPU.
-fn compared_answer(provider: Provider) -> serde_json::Value {
+/// The answer of a provider, if there is a library.
+fn answer<T: Serialize>(
+    provider: Provider,
+    of: impl FnOnce(&NpuLibrary) -> Result<T, DeviceError>,
+) -> serde_json::Value {
     match list_npu(provider) {
-        Ok(listed) => match compared(provider) {
-            Ok((formats, same_bits)) => json!(Answer::Found(Found {
-                library: listed.path,
-                build: listed.build,
-                formats: formats.iter().map(DType::to_string).collect(),
-                same_bits,
-            })),
-            Err(e) => json!(Answer::<Found>::Unusable(Unusable {
-                cause: match listed.providers.contains(&provider) {
+        Ok(library) => json!(match of(&library) {
+            Ok(found) => Answer::Found(found),
+            Err(e) => Answer::Unusable(Unusable {
+                cause: match library.providers.contains(&provider) {
                     true => Cause::Broken,
                     false => Cause::Missing,
                 },
                 what: e.what,
-            })),
-        },
+            }),
+        }),
         Err(e) => json!({"unusable": {"cause": e.cause.name(), "what": e.what}}),
     }
 }
 
-/// Opens an NPU and compares it with the CPU in each of [`FORMATS`] that it knows; returns these, and whether all bits are
-/// equal.
-fn compared(provider: Provider) -> Result<(Vec<DType>, bool), DeviceError> {
+/// Opens an NPU and compares it with the CPU in each of [`FORMATS`] that it knows.
+fn compared(provider: Provider, library: &NpuLibrary) -> Result<Found, DeviceError> {
     let mut device = NpuDevice::open_telling(provider, tell_progress)?;
     let facts = device.facts().clone();
-    let (mut known, mut same_bits, mut first) = (Vec::new(), true, None);
+    let (mut formats, mut same_bits, mut first) = (Vec::new(), true, None);
     for dtype in FORMATS.into_iter().filter(|&dtype| facts.multiplies(dtype)) {
         let (shape, scales) = (DenseShape { dtype, ..SHAPE }, TokenScales::of(dtype));
         let checked = check(&mut device, &shape, scales);
         tell_progress();
         match checked {
             Ok(verdict) => {
-                known.push(dtype);
+                formats.push(dtype.to_string());
                 same_bits &= verdict.same_bits;
             }
             // A format that it does not take; one is enough.
             Err(e) => first = first.or(Some(e)),
         }
     }
-    match first.filter(|_| known.is_empty()) {
+    match first.filter(|_| formats.is_empty()) {
         Some(e) => Err(e),
-        None => Ok((known, same_bits)),
+        None => Ok(Found {
+            library: library.path.clone(),
+            build: library.build.clone(),
+            formats,
+            same_bits,
+        }),
     }
 }
