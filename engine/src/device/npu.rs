@@ -40,7 +40,7 @@ const OUTLIER_ROWS: usize = 1024;
 /// Most bytes of the outliers of rows, 1024 of each, and of the activations that they meet.
 const OUTLIER_BYTES: usize = (OUTLIER_ROWS << 10) + TOKEN_BYTES / emberflow_kernels::GROUP;
 
-/// Has another process [try graphs out](NpuDevice::try_out); an error if that did not end well.
+/// Has another process try graphs out (`NpuDevice::try_out`); an error if that did not end well.
 pub type TryOut = fn(Provider, Wanted) -> Result<(), String>;
 
 /// Sums from graphs, the rest by the CPU's kernels.
