@@ -6,13 +6,13 @@
 //! ```
 //!
 //! A row's bits do not depend on the other rows of its pass, and keys, values and recurrent states are extended in the
-//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides. One piece
-//! of a device's work is under way at a time, begun by the FFN thread: so devices multiply either no projections meanwhile, or all
+//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides whenever an
+//! operation ends. One piece of a device's work is under way at a time, begun by the FFN thread: so devices multiply either no projections meanwhile, or all
 //! of a model whose mixers are plain attention, of which the calling thread then computes the rest. A pass that is to yield, or has
 //! lost its device, goes on to the end of the layers that have begun; then it is as one that ran layer by layer.
 
 use std::slice::ChunksMut;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
@@ -54,14 +54,6 @@ struct PartJob<'x> {
     part: PartRows<'x>,
 }
 
-/// A part of which that is done.
-struct PartDone<'x> {
-    job: PartJob<'x>,
-    outcome: Result<(), Error>,
-    /// A device is lost.
-    lost: bool,
-}
-
 /// The FFN thread.
 struct FfnThread<'a> {
     on: &'a Compute,
@@ -73,17 +65,16 @@ struct FfnThread<'a> {
 
 impl FfnThread<'_> {
     /// Computes parts until there are no more.
-    fn run<'x>(mut self, jobs: &Receiver<PartJob<'x>>, done: &SyncSender<PartDone<'x>>) {
+    fn run(mut self, pass: &PassInParts<'_, '_>) {
         Tracer::leave_lane();
-        for mut job in jobs {
+        let _over = Over(pass);
+        while let Some(mut job) = pass.next_job() {
             let outcome = match job.place.step {
                 PartStep::Project => self.project(&mut job),
                 PartStep::Mix | PartStep::Feed => self.feed(&mut job),
             };
             let lost = self.ffn.lanes.iter().any(DeviceLane::has_failed);
-            if done.send(PartDone { job, outcome, lost }).is_err() {
-                return;
-            }
+            pass.done(job, outcome, lost);
         }
     }
 
@@ -271,59 +262,28 @@ struct Reached {
     times: [Duration; 2],
 }
 
-/// A pass in parts that is under way.
-struct PassInParts<'a, 'x> {
+/// A pass in parts that is under way: what has begun, and where its parts are.
+struct PartsUnderway<'a, 'x> {
     execution: Execution<'a>,
     graph: &'a PartGraph,
-    jobs: SyncSender<PartJob<'x>>,
-    done: Receiver<PartDone<'x>>,
-    /// Each part that the FFN thread does not have.
+    /// Each part of which nothing is being computed.
     parts: Vec<Option<PartRows<'x>>>,
     /// Rows of a part.
     rows: usize,
-    /// The FFN thread is at work.
+    /// What the FFN thread is to take.
+    job: Option<PartJob<'x>>,
+    /// It has a part, or is to take one.
     busy: bool,
+    /// The first failure.
+    outcome: Result<(), Error>,
+    /// Nothing more begins.
+    over: bool,
     /// The layer at which it ends; no operation of that layer has begun.
     until: usize,
     layers: usize,
-    /// Times of mixers, and of waits for FFNs.
-    times: [Duration; 2],
 }
 
-impl PassInParts<'_, '_> {
-    /// Runs until all parts have come to the same layer.
-    fn run(
-        mut self,
-        mixers: &mut PartMixers<'_, '_, '_>,
-        yields: &dyn Fn() -> bool,
-    ) -> Result<Reached, Error> {
-        let (mut yielding, mut last) = (false, Instant::now());
-        loop {
-            self.take(false)?;
-            self.begin_ffn();
-            if let Some(operation) = self.execution.begin(CPU) {
-                let place = self.graph.places[operation];
-                if let Some(part) = &mut self.parts[place.part] {
-                    mixers.mix(place, part);
-                }
-                self.execution.end(operation);
-                lap(&mut self.times[0], &mut last);
-            } else if self.busy {
-                self.take(true)?;
-                lap(&mut self.times[1], &mut last);
-            } else {
-                return Ok(Reached {
-                    yielding,
-                    layer: self.until,
-                    times: self.times,
-                });
-            }
-            if !yielding && self.has_more() && yields() {
-                yielding = self.stop();
-            }
-        }
-    }
-
+impl<'x> PartsUnderway<'_, 'x> {
     /// Whether there is a layer of which nothing has begun, and that may begin.
     fn has_more(&self) -> bool {
         let (layer, _) = self.graph.layer_after(self.execution.begun());
@@ -338,46 +298,132 @@ impl PassInParts<'_, '_> {
         self.until < self.layers
     }
 
+    /// Begins an operation of a part on a processor, if one is ready.
+    fn begin(&mut self, processor: usize) -> Option<PartJob<'x>> {
+        let operation = self.execution.begin(processor)?;
+        let place = self.graph.places[operation];
+        Some(PartJob {
+            operation,
+            place,
+            first: place.part * self.rows,
+            part: self.parts[place.part].take()?,
+        })
+    }
+
     /// Gives the FFN thread a part, if it has none and one is ready.
     fn begin_ffn(&mut self) {
-        if self.busy {
-            return;
-        }
-        let Some(operation) = self.execution.begin(DEVICE) else {
-            return;
-        };
-        let place = self.graph.places[operation];
-        if let Some(part) = self.parts[place.part].take() {
-            let first = place.part * self.rows;
-            let job = PartJob {
-                operation,
-                place,
-                first,
-                part,
-            };
-            // A thread that is gone has panicked, as this one will when they join.
-            self.busy = self.jobs.send(job).is_ok();
+        if !self.busy && !self.over {
+            self.job = self.begin(DEVICE);
+            self.busy = self.job.is_some();
         }
     }
 
-    /// Takes the part back of which the FFN thread's work is complete; with `waits`, once it is.
-    fn take(&mut self, waits: bool) -> Result<(), Error> {
-        let done = match waits {
-            true => self.done.recv().ok(),
-            false => self.done.try_recv().ok(),
-        };
-        let Some(PartDone { job, outcome, lost }) = done else {
-            self.busy &= !waits;
-            return Ok(());
-        };
-        self.busy = false;
-        outcome?;
+    /// An operation has ended; others may begin.
+    fn end(&mut self, job: PartJob<'x>) {
         self.parts[job.place.part] = Some(job.part);
         self.execution.end(job.operation);
-        if lost {
-            self.stop();
+        self.begin_ffn();
+    }
+}
+
+/// A pass in parts, which the calling thread and its FFN thread go on with: whoever ends an operation begins the next one of the
+/// devices, so that they wait for no mixer that is under way.
+struct PassInParts<'a, 'x> {
+    underway: Mutex<PartsUnderway<'a, 'x>>,
+    /// An operation has begun or ended.
+    changed: Condvar,
+}
+
+impl<'a, 'x> PassInParts<'a, 'x> {
+    fn lock(&self) -> MutexGuard<'_, PartsUnderway<'a, 'x>> {
+        self.underway.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'l>(
+        &self,
+        pass: MutexGuard<'l, PartsUnderway<'a, 'x>>,
+    ) -> MutexGuard<'l, PartsUnderway<'a, 'x>> {
+        (self.changed.wait(pass)).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs until all parts have come to the same layer.
+    fn run(
+        &self,
+        mixers: &mut PartMixers<'_, '_, '_>,
+        yields: &dyn Fn() -> bool,
+    ) -> Result<Reached, Error> {
+        let _over = Over(self);
+        let (mut yielding, mut last) = (false, Instant::now());
+        // Of mixers, and of waits for FFNs.
+        let mut times = [Duration::ZERO; 2];
+        let mut pass = self.lock();
+        while !pass.over {
+            pass.begin_ffn();
+            let mixer = pass.begin(CPU);
+            // What begins may let the other processor begin too.
+            pass.begin_ffn();
+            if let Some(mut job) = mixer {
+                drop(pass);
+                self.changed.notify_all();
+                mixers.mix(job.place, &mut job.part);
+                pass = self.lock();
+                pass.end(job);
+                self.changed.notify_all();
+                lap(&mut times[0], &mut last);
+            } else if pass.busy {
+                self.changed.notify_all();
+                pass = self.wait(pass);
+                lap(&mut times[1], &mut last);
+            } else {
+                break;
+            }
+            if !yielding && pass.has_more() && yields() {
+                yielding = pass.stop();
+            }
         }
-        Ok(())
+        std::mem::replace(&mut pass.outcome, Ok(()))?;
+        Ok(Reached {
+            yielding,
+            layer: pass.until,
+            times,
+        })
+    }
+
+    /// What the FFN thread is to compute next, once there is something; `None` if there is no more.
+    fn next_job(&self) -> Option<PartJob<'x>> {
+        let mut pass = self.lock();
+        loop {
+            match pass.job.take() {
+                _ if pass.over => return None,
+                Some(job) => return Some(job),
+                None => pass = self.wait(pass),
+            }
+        }
+    }
+
+    /// The FFN thread is done with a part; a device may be `lost`.
+    fn done(&self, job: PartJob<'x>, outcome: Result<(), Error>, lost: bool) {
+        let mut pass = self.lock();
+        pass.busy = false;
+        if lost {
+            pass.stop();
+        }
+        match outcome {
+            Ok(()) => pass.end(job),
+            Err(e) => (pass.outcome, pass.over) = (Err(e), true),
+        }
+        drop(pass);
+        self.changed.notify_all();
+    }
+}
+
+/// Ends a pass for both threads when one of them leaves it, also by a panic.
+struct Over<'p, 'a, 'x>(&'p PassInParts<'a, 'x>);
+
+impl Drop for Over<'_, '_, '_> {
+    fn drop(&mut self) {
+        self.0.lock().over = true;
+        self.0.changed.notify_all();
     }
 }
 
@@ -459,19 +505,19 @@ impl Decoder {
             ffn: &mut *ffn,
             room: &mut self.part_room,
         };
-        let both = |jobs, done| PassInParts {
+        let underway = PartsUnderway {
             execution: Execution::new(&graph.operations, &mut *scheduler),
             graph: &graph,
-            jobs,
-            done,
             parts,
             rows,
+            job: None,
             busy: false,
+            outcome: Ok(()),
+            over: false,
             until: layers.len(),
             layers: layers.len(),
-            times: [Duration::ZERO; 2],
         };
-        let outcome = run_both(on_thread, both, &mut mixers, yields);
+        let outcome = run_both(on_thread, underway, &mut mixers, yields);
         set_multiplies(ffn, Multiplies::Both);
         self.rope.begin_part(0);
         let Some(reached) = outcome? else {
@@ -487,23 +533,23 @@ impl Decoder {
     }
 }
 
-/// Runs a pass, which begins with the ends of two channels, beside its FFN thread; `None` if there is no thread.
-fn run_both<'a, 'x>(
+/// Runs a pass beside its FFN thread; `None` if there is no thread.
+fn run_both(
     on_thread: FfnThread<'_>,
-    pass: impl FnOnce(SyncSender<PartJob<'x>>, Receiver<PartDone<'x>>) -> PassInParts<'a, 'x>,
+    underway: PartsUnderway<'_, '_>,
     mixers: &mut PartMixers<'_, '_, '_>,
     yields: &dyn Fn() -> bool,
 ) -> Result<Option<Reached>, Error> {
+    let pass = &PassInParts {
+        underway: Mutex::new(underway),
+        changed: Condvar::new(),
+    };
     thread::scope(|scope| {
-        let (jobs, taken) = sync_channel(1);
-        let (send, done) = sync_channel(1);
         let thread = Builder::new().name("ember-ffn".into()).stack_size(STACK);
-        let work = move || on_thread.run(&taken, &send);
-        let Ok(_) = thread.spawn_scoped(scope, work) else {
-            return Ok(None);
-        };
-        // The thread ends with it, as no more parts can come.
-        pass(jobs, done).run(mixers, yields).map(Some)
+        match thread.spawn_scoped(scope, || on_thread.run(pass)) {
+            Ok(_) => pass.run(mixers, yields).map(Some),
+            Err(_) => Ok(None),
+        }
     })
 }
 
@@ -518,4 +564,46 @@ fn steps_of(c: &ModelConfig, layer: usize, projects: bool) -> [bool; 3] {
 fn set_multiplies(ffn: &Ffn, what: Multiplies) {
     let lanes = ffn.lanes.iter();
     lanes.for_each(|lane| lane.set_multiplies(what));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::ByStalls;
+
+    /// The devices go on while a mixer is under way: nothing waits for the calling thread.
+    #[test]
+    fn who_ends_an_operation_begins_the_next_one_of_the_devices() {
+        let graph = PartGraph::new(0, std::iter::once([false, true, true]), &[[1.0; 3]; 3]);
+        let mut scheduler = ByStalls { npu: DEVICE };
+        let part = |_| {
+            let (x, heads) = (&mut [][..], None);
+            Some(PartRows { x, heads })
+        };
+        let mut pass = PartsUnderway {
+            execution: Execution::new(&graph.operations, &mut scheduler),
+            graph: &graph,
+            parts: (0..3).map(part).collect(),
+            rows: 1,
+            job: None,
+            busy: false,
+            outcome: Ok(()),
+            over: false,
+            until: 1,
+            layers: 1,
+        };
+        let mut mixed = (0..2).map(|_| {
+            let mixer = pass.begin(CPU).unwrap();
+            pass.end(mixer);
+            pass.job.take()
+        });
+        let first = mixed.next().flatten().unwrap();
+        assert!(mixed.next().unwrap().is_none());
+        let mixer = pass.begin(CPU).unwrap();
+        assert_eq!([first.place.part, mixer.place.part], [0, 2]);
+        // As `PassInParts::done` does, while that mixer is under way.
+        pass.busy = false;
+        pass.end(first);
+        assert_eq!(pass.job.map(|job| job.place.part), Some(1));
+    }
 }

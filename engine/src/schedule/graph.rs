@@ -35,7 +35,7 @@ impl GraphState<'_> {
 }
 
 /// Decides which operation an idle processor begins.
-pub trait Scheduler {
+pub trait Scheduler: Send {
     /// An operation that is ready on `processor`, or `None` to leave it idle until another operation ends or begins.
     fn next(&mut self, seen: &GraphState<'_>, processor: usize) -> Option<usize>;
 }
