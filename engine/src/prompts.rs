@@ -16,7 +16,7 @@ use crate::embedding::{Embedding, hold_tables};
 use crate::engine::{Engine, part_room};
 use crate::error::Error;
 use crate::ffn::FfnRoom;
-use crate::lanes::{Failures, ProductRoom};
+use crate::lanes::{DeviceLane, Failures, ProductRoom};
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::part_room::PartRoom;
@@ -63,6 +63,8 @@ impl Engine {
             || self.options.lab.count_fired
             || self.short_prompts
             || self.usual.is_some()
+            // It would be divided for the times of a device that is lost.
+            || self.decoder.ffn.lanes.iter().any(DeviceLane::has_failed)
             || tokens <= self.chunk()
         {
             return Ok(());
@@ -151,7 +153,9 @@ impl Engine {
 /// A failed read.
 fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     engine.end_prompt()?;
-    if !division.runs_in_parts(engine.most_rows()) {
+    let rows = engine.most_rows();
+    let in_parts = division.runs_in_parts(rows);
+    if !in_parts {
         engine.decoder.part_room = PartRoom::default();
     }
     let hold = division.memory.tables;
@@ -169,8 +173,16 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     let still = |at: usize, table: &Embedding| hold[at] && table.is_held();
     hold_tables(&mut tables, &ffn.store.layout.container, still)?;
     ffn.set_plan(&division.memory)?;
+    hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])?;
+    if in_parts && engine.decoder.part_room.out.is_empty() {
+        let Decoder {
+            config, weights, ..
+        } = &engine.decoder;
+        let room = part_room(config, &division, weights, [rows, engine.options.threads]);
+        engine.decoder.part_room = room;
+    }
     engine.division = division;
-    hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])
+    Ok(())
 }
 
 /// Counts a decoded token of a single text. Divides the memory again once the run's first tokens have

@@ -167,7 +167,7 @@ pub trait ExpertTimes {
     fn on_cpu(&self, tokens: f64) -> f64;
 }
 
-/// RouteCounts of a pass by processor: a token of k experts counts k times.
+/// Routes of a pass by processor: a token of k experts counts k times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct RouteCounts {
     /// On the NPU.
@@ -203,12 +203,12 @@ impl RouteCounts {
         self.padding as f64 / (self.padding + self.npu).max(1) as f64
     }
 
-    /// RouteCounts beyond a capacity over all routes.
+    /// Routes beyond a capacity over all routes.
     pub fn overflow_share(&self) -> f64 {
         self.overflow as f64 / self.all().max(1) as f64
     }
 
-    /// RouteCounts to experts on the CPU over all routes.
+    /// Routes to experts on the CPU over all routes.
     pub fn cold_share(&self) -> f64 {
         self.cold as f64 / self.all().max(1) as f64
     }

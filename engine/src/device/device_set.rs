@@ -168,6 +168,11 @@ impl DeviceSet {
         Failures(self.live().filter_map(failure).collect())
     }
 
+    /// Frees the sums of long passes.
+    pub fn free_sums(&mut self) {
+        (self.sums, self.total) = (Vec::new(), Vec::new());
+    }
+
     /// Goes on without devices that failed.
     ///
     /// # Errors

@@ -174,7 +174,9 @@ impl Planner {
             ..*pass
         };
         let mut forecast = pass.forecast(&division.memory, first, absent, tokens, before);
-        if let Some(parts) = division.widths.parts(tokens) {
+        if let Some(parts) = division.widths.parts(tokens)
+            && division.runs_in_parts(tokens)
+        {
             forecast.ms /= parts.gain;
             forecast.tokens_per_s *= parts.gain;
         }

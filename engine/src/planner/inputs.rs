@@ -314,6 +314,8 @@ impl Opened<'_> {
     fn tier(&self) -> Option<DeviceTier> {
         let verdict = self.devices.first()?.verdict;
         let all = |is: fn(&InUse) -> bool| self.devices.iter().all(|device| is(device));
+        let attention = dtype(&self.quant.attention);
+        let multiply = |device: &InUse| device.facts().multiplies(attention);
         let memory = self
             .devices
             .iter()
@@ -337,7 +339,7 @@ impl Opened<'_> {
             copy: verdict.copy,
             at_once: self.at_once(),
             order: self.order(),
-            projects: can_project(self.config),
+            projects: can_project(self.config) && self.devices.iter().all(|of| multiply(of)),
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }
@@ -416,7 +418,6 @@ impl Opened<'_> {
 
     fn shape(&self) -> Shape {
         let (c, ffn) = (self.config, self.ffn);
-        let dtype = |name: &str| DType::parse(name).unwrap_or(DType::F32);
         let attention = dtype(&self.quant.attention);
         let d = c.d_model as usize;
         let layers = self.layout.layers().max(1);
@@ -589,4 +590,9 @@ impl Opened<'_> {
                 && layout.sizes().windows(2).all(|pair| pair[0] == pair[1]),
         })
     }
+}
+
+/// The format of that name.
+fn dtype(name: &str) -> DType {
+    DType::parse(name).unwrap_or(DType::F32)
 }

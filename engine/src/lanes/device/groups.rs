@@ -37,7 +37,7 @@ pub(crate) struct ExpertSetup {
     pub grouping: Grouping,
 }
 
-/// HeldBanks of a model, whole ones of which a device holds.
+/// Banks of a model, whole ones of which a device holds.
 #[derive(Debug, Clone)]
 pub(crate) struct HeldBanks {
     /// Clusters of each.

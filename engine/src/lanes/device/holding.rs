@@ -134,16 +134,18 @@ impl DeviceLane {
     /// Makes room for passes of other lengths, of which it computes as much as `widths` say. Devices without memory for that
     /// are not used before there is room for others, or they are [left out](DeviceLane::lose).
     pub fn set_room(&mut self, room: &Room, products: ProductRoom, widths: &Widths) -> Failures {
-        if self.is_lost() {
-            return Failures::default();
-        }
-        (self.widths, self.rows) = (widths.clone(), PassRows::default());
+        // The memory of other lengths is freed in any case.
+        self.set.free_sums();
         if let Some(gates) = &self.gates {
             gates.set_results(products.results);
         }
         if let Some(groups) = &mut self.groups {
             groups.set_room(room);
         }
+        if self.is_lost() {
+            return Failures::default();
+        }
+        (self.widths, self.rows) = (widths.clone(), PassRows::default());
         let programs = [Program::Room(*room), Program::ProductRoom(products)];
         let mut failures = self.set.prepare(&programs);
         if failures.0.is_empty()

@@ -90,12 +90,20 @@ impl Sharing<'_> {
             if devices.is_empty() || len > self.spare {
                 continue;
             }
-            self.spare -= len;
+            // Where a device has no memory for it, the CPU multiplies it.
             let shared = |device: &Arc<InUse>| {
                 let matrix = PartKind::Matrix(matrix.shared());
-                device.backend().memory(matrix).map(Some)
+                device.backend().memory(matrix).ok()
             };
-            let numbers = devices.iter().map(shared).collect::<Result<_, _>>()?;
+            let numbers: Matrices = devices.iter().map(shared).collect();
+            if !numbers.iter().all(Option::is_some) {
+                for (device, number) in devices.iter().zip(numbers) {
+                    let mut backend = device.backend();
+                    number.into_iter().for_each(|part| backend.release(part));
+                }
+                continue;
+            }
+            self.spare -= len;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
             match kinds.iter_mut().find(same) {
                 Some(kind) => kind.matrices.push((matrix, numbers)),
