@@ -1,6 +1,6 @@
 //! Setup and error handling common to all programs of this crate.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use crate::tell::tell;
@@ -25,7 +25,12 @@ pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) 
         // The default reports a full standard error with `eprintln`, which panics.
         .log_internal_errors(false)
         .init();
-    match known_isa().and_then(|()| work()) {
+    let done = known_isa().and_then(|()| work());
+    // Drivers that print when the program ends do so beside its output.
+    if std::io::stdout().flush().is_ok() {
+        let _ = rustix::stdio::dup2_stdout(std::io::stderr());
+    }
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has gone.
         Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,

@@ -14,6 +14,9 @@ use std::time::Duration;
 
 use crate::driver::Fnv;
 
+/// Most bytes of a file that is read: graphs have no weights.
+const LARGEST: u64 = 64 << 20;
+
 /// A folder of compiled graphs of one provider.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
@@ -44,7 +47,11 @@ impl Cache {
 
     /// The compiled graph.
     pub fn get(&self, graph: &[u8]) -> Option<Vec<u8>> {
-        let mut bytes = fs::read(self.path(graph)).ok()?;
+        let path = self.path(graph);
+        let its = fs::metadata(&path).ok()?;
+        let mut bytes = (its.is_file() && its.len() <= LARGEST)
+            .then(|| fs::read(&path).ok())
+            .flatten()?;
         let checksum = bytes.split_off(bytes.len().checked_sub(4)?);
         (crc32fast::hash(&bytes).to_le_bytes() == *checksum).then_some(bytes)
     }
@@ -89,7 +96,8 @@ impl Cache {
                 name.starts_with(&all) && (of_other || is_old && name.ends_with(".partial"))
             };
             if entry.file_name().to_str().is_some_and(is_its) {
-                fs::remove_file(entry.path())?;
+                // Another process may have removed it.
+                let _ = fs::remove_file(entry.path());
             }
         }
         Ok(())
@@ -123,6 +131,15 @@ mod tests {
         assert_eq!(new.get(b"b"), None);
         fs::write(&path, b"of").unwrap();
         assert_eq!(new.get(b"b"), None);
+        // What is no file of a graph's size is none.
+        for odd in [b"d", b"e"] {
+            let path = new.path(odd);
+            match odd {
+                b"d" => fs::create_dir(path).unwrap(),
+                _ => File::create(path).unwrap().set_len(LARGEST + 1).unwrap(),
+            }
+            assert_eq!(new.get(odd), None);
+        }
         // Where nothing can be written nothing is.
         Cache::new(&path, "qnn", "1").put(b"a", b"of a");
     }

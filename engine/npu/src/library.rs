@@ -56,7 +56,7 @@ fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
     if cfg!(target_feature = "crt-static") {
         return Err(Error {
             cause: Cause::Static,
-            what: "a static program cannot load ONNX Runtime: use one that is linked dynamically, or --device none"
+            what: "a static program cannot load ONNX Runtime: use one that is linked dynamically"
                 .into(),
         });
     }

@@ -36,35 +36,21 @@ pub struct Listed {
     pub path: String,
     /// Its build.
     pub build: String,
-    /// The providers that it has.
-    pub providers: Vec<Provider>,
+    /// Whether it has the provider that is wanted.
+    pub has_provider: bool,
 }
 
-impl Listed {
-    fn of(library: &Library) -> Result<Self, Error> {
-        let mut providers = Vec::new();
-        for provider in Provider::ALL {
-            match provider.is_available(library) {
-                Ok(true) => providers.push(provider),
-                Ok(false) => {}
-                // It does not keep others from being used.
-                Err(error) => tracing::warn!(%provider, %error, "not available"),
-            }
-        }
-        Ok(Self {
-            path: library.path.display().to_string(),
-            build: library.build.clone(),
-            providers,
-        })
-    }
-}
-
-/// Loads the library, one with a provider if there are several, and says what it has.
+/// Loads the library, one with a provider if there are several, and says whether it has that.
 ///
 /// # Errors
-/// There is none that can be used: what to install.
+/// There is none that can be used: what to install. Or it cannot load the provider.
 pub fn list(wanted: Provider) -> Result<Listed, Error> {
-    Listed::of(&library(&|path| wanted.is_beside(path))?)
+    let library = library(&|path| wanted.is_beside(path))?;
+    Ok(Listed {
+        path: library.path.display().to_string(),
+        build: library.build.clone(),
+        has_provider: wanted.is_available(&library)?,
+    })
 }
 
 /// Timed runs of a graph, of which the fastest counts.
@@ -199,7 +185,10 @@ impl Npu {
     }
 
     /// Whether it takes graphs of integers, so that it knows sums by group; found out with a small one.
-    pub fn knows_integers(&self) -> bool {
+    ///
+    /// # Errors
+    /// The provider does not start, as without its device or driver.
+    pub fn knows_integers(&self) -> Result<bool, Error> {
         let form = Form {
             weights: Weights::Bytes,
             summed: Summed::ByGroup,
@@ -210,14 +199,20 @@ impl Npu {
             height: 8,
             width: 1,
         };
-        match self.provider.numbers() {
+        self.builder().map_err(|e| {
+            let (provider, path) = (self.provider, self.library.path.display());
+            Error::broken(format!(
+                "the provider {provider} of {path} does not start: {e}: install the device's driver"
+            ))
+        })?;
+        Ok(match self.provider.numbers() {
             [Numbers::Integers] => true,
             numbers if numbers.contains(&Numbers::Integers) => {
                 let graph = form.added(Graph::new("sums"), small, Numbers::Integers);
                 graph.is_some_and(|graph| self.session(&graph.model()).is_ok())
             }
             _ => false,
-        }
+        })
     }
 
     /// Whether all graphs for rows that are prepared returned the sums of integers when they were tried.
@@ -359,19 +354,24 @@ impl Npu {
         let Some(cache) = &self.cache else {
             return self.session(model);
         };
-        if let Some(compiled) = cache.get(model)
-            && let Ok(session) = self.session(&compiled)
-        {
-            return Ok(session);
+        if let Some(compiled) = cache.get(model) {
+            match self.session(&compiled) {
+                Ok(session) => return Ok(session),
+                Err(error) => tracing::debug!(%error, "a saved graph"),
+            }
         }
         let builder = self.builder()?;
         let compile = || -> ort::Result<_> {
             let compiler = ModelCompiler::new(builder)?.with_model_from_memory(model)?;
             compiler.with_embed_ep_context()?.compile_to_buffer()
         };
-        let Ok(compiled) = compile() else {
+        let compiled = match compile() {
+            Ok(compiled) => compiled,
             // It may not know how, and what it refuses is told without a file.
-            return self.session(model);
+            Err(error) => {
+                tracing::debug!(%error, "no graph to save");
+                return self.session(model);
+            }
         };
         cache.put(model, &compiled);
         self.session(&compiled).or_else(|_| self.session(model))
@@ -381,7 +381,7 @@ impl Npu {
         let mut builder = self.builder()?;
         builder.commit_from_memory(model).map_err(|e| {
             Error::broken(format!(
-                "the provider {} does not take a graph: {}; --device none does without it",
+                "the provider {} does not take a graph: {}",
                 self.provider,
                 Error::of(e)
             ))

@@ -26,6 +26,11 @@ impl Wanted {
     fn note(self) -> Vec<u8> {
         format!("{self:?} {GRAPHS}").into_bytes()
     }
+
+    /// Names in that folder that they failed.
+    fn failure(self) -> Vec<u8> {
+        format!("{self:?} {GRAPHS} failed").into_bytes()
+    }
 }
 
 impl Npu {
@@ -38,6 +43,19 @@ impl Npu {
         };
         let noted = |cache: &Cache| cache.get(&wanted.note()).is_some();
         self.provider() != Provider::Cpu && !is_here && !self.cache().is_some_and(noted)
+    }
+
+    /// Whether a process has not survived these graphs, or they were refused.
+    pub fn is_given_up(&self, wanted: Wanted) -> bool {
+        let noted = |cache: &Cache| cache.get(&wanted.failure()).is_some();
+        self.cache().is_some_and(noted)
+    }
+
+    /// Leaves a note that a process has not survived these graphs, or that they were refused.
+    pub fn give_up(&self, wanted: Wanted) {
+        if let Some(cache) = self.cache() {
+            cache.put(&wanted.failure(), &[]);
+        }
     }
 
     /// Makes graphs and runs them, those for the rows of experts too, and leaves a note of that.

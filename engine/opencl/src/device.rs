@@ -58,7 +58,7 @@ impl Device {
         let device = found.into_iter().nth(number).ok_or_else(|| {
             Error(match count {
                 0 => "the OpenCL library knows no device: install the driver of yours (for \
-                      processors: pocl-opencl-icd), or use --device none"
+                      processors: pocl-opencl-icd)"
                     .into(),
                 _ => format!("there are {count} OpenCL devices, numbered from 0 (see doctor)"),
             })

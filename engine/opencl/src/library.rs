@@ -108,9 +108,7 @@ pub(super) fn with_library<T>(then: impl FnOnce(&'static Functions) -> T) -> Res
 #[cfg(target_feature = "crt-static")]
 fn load() -> Result<&'static Functions, Error> {
     Err(Error(
-        "a static program cannot load an OpenCL library: use one that is linked dynamically, or \
-         --device none"
-            .into(),
+        "a static program cannot load an OpenCL library: use one that is linked dynamically".into(),
     ))
 }
 
@@ -138,7 +136,7 @@ fn load() -> Result<&'static Functions, Error> {
     }
     Err(Error(format!(
         "no OpenCL library was found{why}: install the driver of your device (for processors: \
-         pocl-opencl-icd), or use --device none"
+         pocl-opencl-icd)"
     )))
 }
 

@@ -28,6 +28,14 @@ const LONGEST: Duration = Duration::from_secs(120);
 
 /// How a device computes.
 pub trait Arithmetic: Send + 'static {
+    /// Has another process make what a program needs, where a driver may crash or hang.
+    ///
+    /// # Errors
+    /// It did not end well.
+    fn try_elsewhere(&mut self, _: &Program) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Makes what a program needs.
     ///
     /// # Errors
@@ -461,12 +469,18 @@ impl<A: Arithmetic> Backend for HostDevice<A> {
             }
             self.shape = Some(*shape);
         }
+        if let Program::Room(_) = program {
+            self.total = Vec::new();
+        }
         let program = *program;
-        let begun = self.begin(move |by| {
-            by.prepare(&program)?;
-            Ok(Answer::plain(Vec::new(), Taken::default()))
-        });
-        self.take(begun?, &mut []).map(|_| ())
+        for step in [A::try_elsewhere, A::prepare] {
+            let begun = self.begin(move |by| {
+                step(by, &program)?;
+                Ok(Answer::plain(Vec::new(), Taken::default()))
+            });
+            self.take(begun?, &mut [])?;
+        }
+        Ok(())
     }
 
     fn is_exact(&self) -> bool {

@@ -65,7 +65,7 @@ impl NpuDevice {
     /// # Errors
     /// No library, or none that has the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, DeviceError> {
-        opened(provider).map(|npu| Self::of(npu, None))
+        Self::of(opened(provider)?, None)
     }
 
     /// The same, which has another process try out the graphs that a model needs before it makes them.
@@ -73,7 +73,7 @@ impl NpuDevice {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_trying(provider: Provider, try_out: TryOut) -> Result<Self, DeviceError> {
-        opened(provider).map(|npu| Self::of(npu, Some(try_out)))
+        Self::of(opened(provider)?, Some(try_out))
     }
 
     /// [`open`](Self::open); calls `progress` whenever a graph was compiled or run for the first time.
@@ -81,7 +81,7 @@ impl NpuDevice {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_telling(provider: Provider, progress: fn()) -> Result<Self, DeviceError> {
-        opened(provider).map(|npu| Self::of(npu.telling(progress), None))
+        Self::of(opened(provider)?.telling(progress), None)
     }
 
     /// Makes graphs and runs them, in a process that may end by that; calls `progress` after each.
@@ -93,8 +93,9 @@ impl NpuDevice {
         npu.try_out(wanted).map_err(|e| failed(provider, &e))
     }
 
-    fn of(opened: npu::Npu, try_out: Option<TryOut>) -> Self {
-        let (provider, integers) = (opened.provider(), opened.knows_integers());
+    fn of(opened: npu::Npu, try_out: Option<TryOut>) -> Result<Self, DeviceError> {
+        let provider = opened.provider();
+        let integers = opened.knows_integers().map_err(|e| failed(provider, &e))?;
         let facts = Facts {
             name: name(provider),
             driver: opened.versions(),
@@ -112,7 +113,7 @@ impl NpuDevice {
             kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };
         let graphs = Graphs::of(opened);
-        Self::computing(facts, Graphs { try_out, ..graphs })
+        Ok(Self::computing(facts, Graphs { try_out, ..graphs }))
     }
 }
 
@@ -160,6 +161,16 @@ fn form(dtype: DType, cols: usize) -> Result<Form, String> {
 }
 
 impl Arithmetic for Graphs {
+    fn try_elsewhere(&mut self, program: &Program) -> Result<(), String> {
+        let wanted = match program {
+            Program::Ffn(shape) => Wanted::Rows(form(shape.dtype, shape.d)?),
+            Program::Products { dtype, cols } => Wanted::Rows(form(*dtype, *cols)?),
+            Program::Groups(shape) => return self.try_groups(*shape),
+            Program::Room(_) | Program::ProductRoom(_) => return Ok(()),
+        };
+        self.first_elsewhere(wanted)
+    }
+
     fn prepare(&mut self, program: &Program) -> Result<(), String> {
         let (dtype, cols) = match program {
             Program::Ffn(shape) => {
@@ -175,9 +186,8 @@ impl Arithmetic for Graphs {
                 return Ok(());
             }
         };
-        let form = form(dtype, cols)?;
-        self.first_elsewhere(Wanted::Rows(form))?;
-        self.npu.prepare(form).map_err(|e| e.to_string())
+        let prepared = self.npu.prepare(form(dtype, cols)?);
+        prepared.map_err(|e| e.to_string())
     }
 
     fn is_exact(&self) -> bool {

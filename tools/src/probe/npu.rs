@@ -120,7 +120,7 @@ pub fn try_out_by(
         Only::Graphs(wanted),
         [limit, FOR_A_MODEL],
     )
-    .map_err(|Unusable { what, .. }| format!("{what}; --device none does without it"))
+    .map_err(|Unusable { what, .. }| what)
 }
 
 /// Has a child process do this.
@@ -161,7 +161,7 @@ fn answer<T: Serialize>(
         Ok(library) => json!(match of(&library) {
             Ok(found) => Answer::Found(found),
             Err(e) => Answer::Unusable(Unusable {
-                cause: match library.providers.contains(&provider) {
+                cause: match library.has_provider {
                     true => Cause::Broken,
                     false => Cause::Missing,
                 },

@@ -9,18 +9,42 @@ use super::{Graphs, Multiplied, TOGETHER, add_biases, form, token_len};
 use crate::activation::{Gating, of_up};
 
 impl Graphs {
-    /// Makes the graphs of experts of a size. Where the provider does not take them, as they are too large, it computes these
-    /// experts one after the other.
-    pub(super) fn prepare_groups(&mut self, shape: GroupShape) -> Result<(), String> {
+    /// The graphs of experts of a size.
+    fn group_form(&self, shape: GroupShape) -> Result<GroupForm, String> {
         let (dtype, d) = self.ffn.ok_or("has no FFN")?;
-        let of = GroupForm {
+        Ok(GroupForm {
             form: form(dtype, d)?,
             rows: shape.neurons,
             capacity: shape.capacity,
-        };
-        let tried = self.first_elsewhere(Wanted::Groups(of));
-        let made = tried.and_then(|()| self.npu.prepare_groups(of).map_err(|e| e.to_string()));
-        if let Err(e) = made {
+        })
+    }
+
+    /// Has another process try the graphs of experts of a size, unless that failed before.
+    pub(super) fn try_groups(&mut self, shape: GroupShape) -> Result<(), String> {
+        let wanted = Wanted::Groups(self.group_form(shape)?);
+        if !self.npu.is_given_up(wanted)
+            && let Err(error) = self.first_elsewhere(wanted)
+        {
+            self.npu.give_up(wanted);
+            tracing::warn!(
+                error,
+                "no graphs of {} tokens for groups of experts",
+                shape.capacity
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes the graphs of experts of a size, which another process has [tried](Arithmetic::try_elsewhere). Where the provider does not take them, as they are too large, it computes these
+    /// experts one after the other.
+    pub(super) fn prepare_groups(&mut self, shape: GroupShape) -> Result<(), String> {
+        let of = self.group_form(shape)?;
+        let wanted = Wanted::Groups(of);
+        // A driver that hangs would take its time at each start.
+        if self.npu.is_given_up(wanted) {
+            return Ok(());
+        }
+        if let Err(e) = self.npu.prepare_groups(of) {
             tracing::warn!(error = %e, "no graphs of {} tokens for groups of experts", shape.capacity);
         }
         Ok(())
