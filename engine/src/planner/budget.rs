@@ -114,7 +114,8 @@ impl Planner {
     /// share of all experts, as for uniform, independent routing.
     pub(super) fn expert_hits(&self, division: &Division) -> f64 {
         let needs = &division.needs;
-        let held = division.memory.hot_clusters as f64 / needs.clusters.max(1) as f64;
+        let held = division.memory.hot_clusters + needs.device_clusters;
+        let held = held as f64 / needs.clusters.max(1) as f64;
         match self.expert_misses.and_then(|misses| misses.rate(held)) {
             Some(missed) => 1.0 - missed,
             None => held,

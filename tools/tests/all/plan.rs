@@ -171,6 +171,20 @@ fn a_description_has_the_formats_of_its_weights() {
     }
 }
 
+/// What a device holds of a mixture is not read.
+#[test]
+fn a_mixture_in_memory_beside_a_device_reads_nothing() {
+    let plan = report(
+        None,
+        &[
+            "plan", "demo-moe", "--device", "cpu=2MiB", "--memory", "2GiB", "--json",
+        ],
+    );
+    let decode = &plan["plans"][0]["decode"];
+    assert_eq!(decode["reads"], 0.0, "{decode}");
+    assert_eq!(decode["limit"], "compute", "{decode}");
+}
+
 /// The shapes in `benches/shapes` have the parameters in their models' names.
 #[test]
 fn shapes_have_the_parameters_of_their_models() {
