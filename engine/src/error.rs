@@ -85,7 +85,7 @@ pub enum Error {
     #[error(
         "a budget of {} is too small for this model with {}; the smallest that works is {} \
          (--memory {}), and {} holds everything in memory",
-        mib(*budget), contexts(*context, *batch), mib(*smallest), suggestion(*smallest), mib(*full)
+        mib(*budget), contexts(*context, *batch), mib(*smallest), suggestion(*smallest), suggestion(*full)
     )]
     BudgetTooSmall {
         /// Requested bytes.

@@ -143,20 +143,31 @@ fn candidates(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Vec<PathBuf>
 
 /// The libraries that a variable names by its value.
 fn named(variable: &str, path: PathBuf) -> Result<Vec<PathBuf>, Error> {
+    let missing = |what: String| Error {
+        cause: Cause::Missing,
+        what: format!(
+            "{variable} names {what}: set it to the path of the library, or unset it and \
+             `pip install onnxruntime`"
+        ),
+    };
+    // A name alone is the loader's to find.
+    if !path.exists() && path.components().count() > 1 {
+        let path = path.display();
+        return Err(missing(format!("{path}, which does not exist")));
+    }
     if !path.is_dir() {
         return Ok(vec![path]);
     }
-    let found = libraries(&path);
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(Error {
-            cause: Cause::Missing,
-            what: format!(
-                "{variable} names the folder {}, which has no {PREFIX}*: set it to the path of the library, or unset it",
-                path.display()
-            ),
-        }),
-    }
+    // A package's folder, or the one that packages are in, stands for that of its library.
+    let folders = [path.clone(), path.join("capi"), path.join(IN_WHEEL)];
+    let found = folders.iter().map(|folder| libraries(folder));
+    found
+        .into_iter()
+        .find(|all| !all.is_empty())
+        .ok_or_else(|| {
+            let path = path.display();
+            missing(format!("the folder {path}, which has no {PREFIX}*"))
+        })
 }
 
 /// The libraries in packages of Python under a prefix.
@@ -211,10 +222,15 @@ mod tests {
         // Nothing but what a variable names is tried.
         let only = vec![library.clone()];
         assert_eq!(with("ORT_DYLIB_PATH", &library).unwrap(), only);
-        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &wheel).unwrap(), only);
-        let missing = dir.path().join("missing.so");
-        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &missing), Ok(vec![missing]));
+        for folder in wheel.ancestors().take(3) {
+            assert_eq!(with("EMBERFLOW_ONNXRUNTIME", folder).unwrap(), only);
+        }
+        let name = PathBuf::from(NAMES[0]);
+        assert_eq!(with("EMBERFLOW_ONNXRUNTIME", &name), Ok(vec![name]));
         for name in VARIABLES {
+            let missing = with(name, &dir.path().join("missing.so")).unwrap_err();
+            let words = [name, "missing.so", "pip install onnxruntime"];
+            assert!(words.iter().all(|words| missing.what.contains(words)));
             let empty = with(name, dir.path()).unwrap_err();
             assert_eq!(empty.cause, Cause::Missing);
             let folder = dir.path().display().to_string();
