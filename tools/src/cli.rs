@@ -191,8 +191,8 @@ pub struct DoctorArgs {
     /// A file or folder on the file system to check; default: the current folder.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Discard the stored results for OpenCL devices ($XDG_CACHE_HOME/emberflow/devices.json) and test all devices
-    /// again, including those that failed.
+    /// Discard the stored results for devices ($XDG_CACHE_HOME/emberflow/devices.json, and graphs of NPUs) and test all
+    /// devices again, including those that failed.
     #[arg(long)]
     pub retry_devices: bool,
     /// Print one JSON object.

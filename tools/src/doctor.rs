@@ -92,6 +92,6 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
         device_profile(facts.as_ref().ok(), machine),
         energy(),
         devices(args.retry_devices),
-        npu(),
+        npu(args.retry_devices),
     ]
 }

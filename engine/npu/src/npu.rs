@@ -2,6 +2,7 @@
 
 mod groups;
 mod tensors;
+mod tried;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -28,6 +29,7 @@ use crate::operands::{Operands, Sums};
 use crate::provider::Provider;
 use crate::tiles::TimedTiles;
 use crate::trial::Trial;
+use crate::wanted::Wanted;
 
 /// The library of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +111,8 @@ pub struct Npu {
     /// Those of which a graph returned other sums than those of integers.
     inexact: HashSet<(Form, Numbers)>,
     groups: GroupSessions,
+    /// Graphs that failed in another process.
+    given_up: HashSet<Wanted>,
     /// Called whenever a graph was compiled or tried.
     progress: fn(),
     compiled: u64,
@@ -152,6 +156,7 @@ impl Npu {
             times: HashMap::new(),
             inexact: HashSet::new(),
             groups: GroupSessions::new(),
+            given_up: HashSet::new(),
             progress: || {},
             compiled: 0,
             runs: 0,
@@ -226,16 +231,6 @@ impl Npu {
         self.provider
     }
 
-    /// Whether the graphs for rows of a form are ready.
-    pub(crate) fn is_prepared(&self, form: Form) -> bool {
-        self.numbers.contains_key(&form)
-    }
-
-    /// Where compiled graphs are.
-    pub(crate) fn cache(&self) -> Option<&Cache> {
-        self.cache.as_ref()
-    }
-
     /// Graphs compiled so far.
     pub fn compiled(&self) -> u64 {
         self.compiled
@@ -253,7 +248,7 @@ impl Npu {
     /// # Errors
     /// The provider does not take one as a whole, or has no memory for it.
     pub fn prepare(&mut self, form: Form) -> Result<(), Error> {
-        if self.is_prepared(form) {
+        if self.numbers.contains_key(&form) {
             return Ok(());
         }
         let mut refused = None;
@@ -357,7 +352,7 @@ impl Npu {
         if let Some(compiled) = cache.get(model) {
             match self.session(&compiled) {
                 Ok(session) => return Ok(session),
-                Err(error) => tracing::debug!(%error, "a saved graph"),
+                Err(error) => tracing::debug!(%error, "a saved graph is refused"),
             }
         }
         let builder = self.builder()?;
@@ -369,7 +364,7 @@ impl Npu {
             Ok(compiled) => compiled,
             // It may not know how, and what it refuses is told without a file.
             Err(error) => {
-                tracing::debug!(%error, "no graph to save");
+                tracing::debug!(%error, "a compiled graph cannot be saved");
                 return self.session(model);
             }
         };

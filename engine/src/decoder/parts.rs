@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A row's bits do not depend on the other rows of its pass, and keys, values and recurrent states are extended in the
-//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides whenever an
-//! operation ends. One piece of a device's work is under way at a time, begun by the FFN thread: so devices multiply either no projections meanwhile, or all
-//! of a model whose mixers are plain attention, of which the calling thread then computes the rest. A pass that is to yield, or has
-//! lost its device, goes on to the end of the layers that have begun; then it is as one that ran layer by layer.
+//! order of parts, so no bit changes. Which part comes next, a [`Scheduler`](crate::schedule::Scheduler) decides whenever
+//! an operation ends. One piece of a device's work is under way at a time, begun by the FFN thread: so devices multiply
+//! either no projections meanwhile, or all of a model whose mixers are plain attention, of which the calling thread then
+//! computes the rest. A pass that is to yield, or has lost its device, goes on to the end of the layers that have begun;
+//! then it is as one that ran layer by layer.
 
 use std::slice::ChunksMut;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -326,8 +327,8 @@ impl<'x> PartsUnderway<'_, 'x> {
     }
 }
 
-/// A pass in parts, which the calling thread and its FFN thread go on with: whoever ends an operation begins the next one of the
-/// devices, so that they wait for no mixer that is under way.
+/// A pass in parts, shared by the calling thread and its FFN thread. The one that ends an operation begins the next one of
+/// the devices, so that they do not wait for a mixer that is under way.
 struct PassInParts<'a, 'x> {
     underway: Mutex<PartsUnderway<'a, 'x>>,
     /// An operation has begun or ended.

@@ -89,26 +89,19 @@ impl DeviceChoice {
     /// # Errors
     /// No such device, or the driver's.
     pub fn open(self) -> Result<Option<Device>, DeviceError> {
-        self.opened(None)
+        self.open_trying(None)
     }
 
-    /// The same; an NPU's graphs for a model are made by another process first.
+    /// The same; with `try_out` another process makes an NPU's graphs for a model first.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_trying(self, try_out: TryOut) -> Result<Option<Device>, DeviceError> {
-        self.opened(Some(try_out))
-    }
-
-    fn opened(self, try_out: Option<TryOut>) -> Result<Option<Device>, DeviceError> {
+    pub fn open_trying(self, try_out: Option<TryOut>) -> Result<Option<Device>, DeviceError> {
         let number = match self {
             Self::None => return Ok(None),
             Self::Cpu => return Ok(Some(Device::new(Box::new(CpuDevice::new())))),
             Self::Npu(provider) => {
-                let npu = match try_out {
-                    Some(try_out) => NpuDevice::open_trying(provider, try_out)?,
-                    None => NpuDevice::open(provider)?,
-                };
+                let npu = NpuDevice::open_trying(provider, try_out)?;
                 return Ok(Some(Device::new(Box::new(npu))));
             }
             Self::OpenCl(number) | Self::OpenClApart(number) => number,

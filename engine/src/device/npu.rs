@@ -12,8 +12,11 @@
 //! bits.
 
 mod experts;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use emberflow_kernels::{ActivationsRef, Cpu, DType, Outliers, Row, dot_of_sums, outliers};
 use emberflow_npu as npu;
@@ -65,15 +68,15 @@ impl NpuDevice {
     /// # Errors
     /// No library, or none that has the provider: what to install.
     pub fn open(provider: Provider) -> Result<Self, DeviceError> {
-        Self::of(opened(provider)?, None)
+        Self::open_trying(provider, None)
     }
 
-    /// The same, which has another process try out the graphs that a model needs before it makes them.
+    /// The same; with `try_out` another process makes the graphs that a model needs first.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_trying(provider: Provider, try_out: TryOut) -> Result<Self, DeviceError> {
-        Self::of(opened(provider)?, Some(try_out))
+    pub fn open_trying(provider: Provider, try_out: Option<TryOut>) -> Result<Self, DeviceError> {
+        Self::of(opened(provider)?, try_out)
     }
 
     /// [`open`](Self::open); calls `progress` whenever a graph was compiled or run for the first time.
@@ -82,6 +85,17 @@ impl NpuDevice {
     /// As [`open`](Self::open).
     pub fn open_telling(provider: Provider, progress: fn()) -> Result<Self, DeviceError> {
         Self::of(opened(provider)?.telling(progress), None)
+    }
+
+    /// Removes compiled graphs, and what is known of graphs that failed.
+    ///
+    /// # Errors
+    /// The folder cannot be removed.
+    pub fn forget_graphs() -> std::io::Result<()> {
+        match graphs_folder().map(std::fs::remove_dir_all) {
+            Some(Err(e)) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
     }
 
     /// Makes graphs and runs them, in a process that may end by that; calls `progress` after each.
@@ -131,8 +145,12 @@ fn failed(provider: Provider, e: &npu::Error) -> DeviceError {
 /// A provider, with the folder of compiled graphs.
 fn opened(provider: Provider) -> Result<npu::Npu, DeviceError> {
     let opened = npu::Npu::open(provider).map_err(|e| failed(provider, &e))?;
-    let folder = DeviceProfile::default_path().map(|path| path.with_file_name("graphs"));
-    Ok(opened.with_cache(folder.as_deref()))
+    Ok(opened.with_cache(graphs_folder().as_deref()))
+}
+
+/// Where compiled graphs are.
+fn graphs_folder() -> Option<PathBuf> {
+    DeviceProfile::default_path().map(|path| path.with_file_name("graphs"))
 }
 
 /// Rows of a format as graphs read them.
@@ -488,126 +506,5 @@ impl Graphs {
         };
         let multiplied = self.npu.multiply(form, operands, fold);
         multiplied.map_err(|e| e.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use emberflow_kernels::{Activations, quantize_row, with_scale_per_token};
-    use emberflow_models::config::{Activation, FfnKind};
-
-    use super::*;
-    use crate::device::{DenseShape, ProductRoom, Room};
-
-    #[test]
-    fn tokens_at_once_fit_their_bytes() {
-        for (n, expected) in [(8192, 256), (4000, 512), (8193, 255), (TOKEN_BYTES, 1)] {
-            assert_eq!(tokens_at_once(n), expected, "{n}");
-            assert!(expected * n.next_multiple_of(emberflow_kernels::GROUP) <= TOKEN_BYTES);
-        }
-        assert!(tokens_at_once(0) > 0 && tokens_at_once(2 * TOKEN_BYTES) == 1);
-    }
-
-    /// Graphs on ONNX Runtime's own kernels.
-    fn opened() -> Option<npu::Npu> {
-        let opened = npu::Npu::open(Provider::Cpu);
-        let needed = std::env::var_os("EMBERFLOW_NEEDS_ONNXRUNTIME").is_some();
-        assert!(opened.is_ok() || !needed, "ONNX Runtime is missing");
-        opened.ok()
-    }
-
-    /// A batch whose size changes from token to token, with room for it, runs graphs that are ready.
-    #[test]
-    fn a_batch_that_changes_its_size_compiles_nothing() {
-        const N: usize = 96;
-        const ROWS: usize = 200;
-        let Some(opened) = opened() else { return };
-        let mut graphs = Graphs::of(opened);
-        let dtype = DType::Q8;
-        let kind = FfnKind {
-            activation: Activation::Relu,
-            relu_on_up: false,
-            ungated: false,
-        };
-        let of_open = [
-            Program::Ffn(DenseShape { dtype, d: N, kind }),
-            Program::Products { dtype, cols: N },
-            Program::Products { dtype, cols: 2 * N },
-        ];
-        of_open.iter().for_each(|of| graphs.prepare(of).unwrap());
-        let compiled = graphs.npu.compiled();
-        // Two widths of rows, of each a graph for each number of tokens at least.
-        assert!(compiled >= 2 * npu::WIDTHS.len() as u64);
-        let bytes = vec![1; ROWS * dtype.row_bytes(2 * N)];
-        let cpu = Cpu::detect();
-        for tokens in [1, 3, 1, 40, 2, 130, 300, 32, 257, 1] {
-            let room = Room {
-                rows: tokens,
-                clusters: 2,
-                pairs: 2 * tokens,
-            };
-            graphs.prepare(&Program::Room(room)).unwrap();
-            let room = ProductRoom {
-                input: tokens * 2 * N,
-                results: tokens * ROWS,
-            };
-            graphs.prepare(&Program::ProductRoom(room)).unwrap();
-            for n in [N, 2 * N] {
-                let mut quantized = Activations::default();
-                cpu.quantize_activations(&vec![1.0; tokens * n], tokens, &mut quantized);
-                let of = Multiplied {
-                    dtype,
-                    bytes: &bytes[..ROWS * dtype.row_bytes(n)],
-                    x: quantized.all(),
-                };
-                let (before, mut seen) = (graphs.npu.runs(), 0);
-                graphs.multiply(&of, |_, _, _| seen += 1).unwrap();
-                assert_eq!(seen, ROWS * tokens);
-                assert!(graphs.npu.runs() > before);
-                assert_eq!(graphs.npu.compiled(), compiled, "{tokens} tokens");
-            }
-        }
-    }
-
-    /// Rows of which each has its outliers in channels of its own, a few beyond the row.
-    #[test]
-    fn rows_with_other_outliers_need_no_runs_of_their_own() {
-        const N: usize = 300;
-        const ROWS: usize = 40;
-        const TOKENS: usize = 3;
-        let Some(opened) = opened() else { return };
-        let mut random = fastrand::Rng::with_seed(5);
-        let (dtype, len) = (DType::Q4c, DType::Q4c.row_bytes(N));
-        let mut bytes = vec![0; ROWS * len];
-        for row in bytes.chunks_exact_mut(len) {
-            let weights: Vec<f32> = (0..N).map(|_| random.f32() - 0.5).collect();
-            let (quants, scales) = row.split_at_mut(dtype.quants_bytes(N));
-            quantize_row(dtype, &weights, quants, scales).unwrap();
-        }
-        bytes[7 * len - 2..7 * len].fill(0xff);
-        let cpu = with_scale_per_token(Cpu::detect(), true);
-        let mut x: Vec<f32> = (0..TOKENS * N).map(|_| random.f32() - 0.5).collect();
-        x.iter_mut().step_by(97).for_each(|x| *x *= 40.0);
-        let mut quantized = Activations::default();
-        cpu.quantize_activations(&x, TOKENS, &mut quantized);
-        let of = Multiplied {
-            dtype,
-            bytes: &bytes,
-            x: quantized.all(),
-        };
-        let channels = |row| Outliers::of(of.row(row)).channels;
-        assert!((1..ROWS).all(|row| channels(row) != channels(0)));
-        let mut graphs = Graphs::of(opened);
-        let program = Program::Products { dtype, cols: N };
-        graphs.prepare(&program).unwrap();
-        let mut seen = 0;
-        let compare = |row, token, product: f32| {
-            let expected = cpu.dot_q(of.row(row), of.x.range(token, 1));
-            assert_eq!(product.to_bits(), expected.to_bits(), "{row} {token}");
-            seen += 1;
-        };
-        graphs.multiply(&of, compare).unwrap();
-        assert_eq!(seen, ROWS * TOKENS);
-        assert!(graphs.npu.runs() <= TOKENS as u64, "{}", graphs.npu.runs());
     }
 }

@@ -1,6 +1,6 @@
 //! NPUs, through ONNX Runtime.
 
-use emberflow_engine::device::Provider;
+use emberflow_engine::device::{NpuDevice, Provider};
 use serde_json::{Value, json};
 
 use super::check::Check;
@@ -8,9 +8,12 @@ use crate::probe::npu::{Found, probe};
 use crate::probe::{Cause, Unusable};
 
 /// Finds ONNX Runtime, and compares all providers with the CPU, each in a separate process. Says of those that are missing
-/// what to install.
-pub(super) fn npu() -> Check {
+/// what to install. Graphs that are saved are removed if they are to be tried `again`.
+pub(super) fn npu(again: bool) -> Check {
     const NAME: &str = "npu";
+    if again && let Err(e) = NpuDevice::forget_graphs() {
+        return Check::unknown(NAME, format!("saved graphs cannot be removed: {e}"));
+    }
     let first = probe(Provider::Cpu);
     let results = Provider::ALL.map(|provider| OfProvider {
         provider,

@@ -1,6 +1,6 @@
-//! A child process, this program again, first loads an NPU's library and opens it: if that crashes or hangs, the child ends, and
-//! this process reports an error. Another one makes and runs the graphs for a model's rows, once for each build of the library
-//! and driver. `doctor` has one compare small graphs of all weight formats with the CPU.
+//! A child process, this program again, first loads an NPU's library and opens it: if that crashes or hangs, the child ends,
+//! and this process reports an error. Another one makes and runs the graphs for a model's rows, once for each build of the
+//! library and driver. `doctor` has one compare small graphs of all weight formats with the CPU.
 //!
 //! Work that hangs later is an error (the engine's `HostDevice`); only a driver that crashes then ends this process.
 
@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// formats.
 const TOTAL: Duration = Duration::from_secs(600);
 
-/// The same of one that makes a model's graphs: less than the engine waits for them.
+/// The same of one that makes a model's graphs: less than the engine waits for its answer.
 const FOR_A_MODEL: Duration = Duration::from_secs(100);
 
 /// Formats of weights that have graphs of their own.

@@ -238,6 +238,43 @@ fn a_run_ends_with_an_error_if_the_compiler_crashes() {
     }
 }
 
+/// Graphs of groups of experts that a compiler crashes on are left out: the text is that without a device.
+#[test]
+fn experts_are_computed_one_by_one_if_the_compiler_crashes_on_groups() {
+    let Some((_, real)) = stand_in() else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let fail = "{ if (memmem(model, len, \"experts\", 7)) abort(); }";
+    let Some(aborts) = failing_later(dir.path(), "groups", &real, fail) else {
+        return;
+    };
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (folder, model) = (at("moe"), at("moe.ember"));
+    json(&["export", "demo-moe", "-o", &folder, "--json"]);
+    json(&["pack", &folder, "-o", &model, "--quant", "q8c", "--json"]);
+    let prompt = std::fs::read_to_string("../models/demo/heldout.txt").unwrap();
+    let prompt: String = prompt.chars().take(1500).collect();
+    let hash = |device: &str| {
+        let mut program = with_library(&aborts);
+        program.args([
+            "run", &model, "-p", &prompt, "-n", "1", "--temp", "0", "--json",
+        ]);
+        let output = program.args(["--device", device]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (report["logits_hash"].to_string(), said)
+    };
+    let (plain, _) = hash("none");
+    let (found, said) = hash("npu:cpu-floats=8MiB");
+    assert_eq!(found, plain, "{said}");
+    assert!(
+        said.contains("groups of experts") && said.contains("SIGABRT"),
+        "{said}"
+    );
+}
+
 /// What a library prints when the program ends is beside the output.
 #[test]
 fn libraries_that_print_at_the_end_leave_the_output_alone() {

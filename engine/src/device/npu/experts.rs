@@ -19,7 +19,8 @@ impl Graphs {
         })
     }
 
-    /// Has another process try the graphs of experts of a size, unless that failed before.
+    /// Has another process try the graphs of experts of a size, unless that failed before: a driver that hangs would take its
+    /// time at each start.
     pub(super) fn try_groups(&mut self, shape: GroupShape) -> Result<(), String> {
         let wanted = Wanted::Groups(self.group_form(shape)?);
         if !self.npu.is_given_up(wanted)
@@ -28,20 +29,19 @@ impl Graphs {
             self.npu.give_up(wanted);
             tracing::warn!(
                 error,
-                "no graphs of {} tokens for groups of experts",
+                "no graphs of {} tokens for groups of experts, which are computed one by one; \
+                 `emberflow doctor --retry-devices` has them tried again",
                 shape.capacity
             );
         }
         Ok(())
     }
 
-    /// Makes the graphs of experts of a size, which another process has [tried](Arithmetic::try_elsewhere). Where the provider does not take them, as they are too large, it computes these
-    /// experts one after the other.
+    /// Makes the graphs of experts of a size, unless another process failed to. Where the provider does not take them, as they
+    /// are too large, it computes these experts one after the other.
     pub(super) fn prepare_groups(&mut self, shape: GroupShape) -> Result<(), String> {
         let of = self.group_form(shape)?;
-        let wanted = Wanted::Groups(of);
-        // A driver that hangs would take its time at each start.
-        if self.npu.is_given_up(wanted) {
+        if self.npu.is_given_up(Wanted::Groups(of)) {
             return Ok(());
         }
         if let Err(e) = self.npu.prepare_groups(of) {
