@@ -201,7 +201,11 @@ fn formats_of_npus_in_groups_change_no_bit() {
             let name = &device.facts().name;
             assert!(found == expected, "{name}, {dtype}: {chunk} {capacity}");
             let done = work(&engine);
-            assert!(done.graph_runs < 8 * done.groups, "{name}: {done:?}");
+            // The CPU computes a group expert by expert.
+            assert!(
+                name == "cpu" || done.graph_runs < 8 * done.groups,
+                "{name}: {done:?}"
+            );
             assert!(done.groups > 0 && done.routes.cold == 0, "{done:?}");
             assert!(done.routes.overflow > 0 || capacity == 0, "{done:?}");
         }
