@@ -505,22 +505,18 @@ fn mixtral() -> ModelConfig {
     }
 }
 
-/// Division runs whenever a sequence joins or leaves.
+/// Division runs again whenever a sequence joins or leaves.
 #[test]
-fn a_budget_is_divided_in_microseconds() {
+fn a_division_made_again_has_the_same_budget() {
     let p = planner(Profile::Nvme, sparse());
     let budget = p.smallest_budget() + (p.full_budget() - p.smallest_budget()) / 2;
     let division = p.divide(budget).unwrap();
-    let best = (0..50).map(|i| {
-        let start = std::time::Instant::now();
+    for i in 0..50 {
         let again = p
             .divide_again(&division, budget, 1 + i % 2, Candidates::Current)
             .unwrap();
-        assert!(again.memory.budget() == budget);
-        start.elapsed()
-    });
-    let best = best.min().unwrap();
-    assert!(best.as_micros() < 100, "{best:?}");
+        assert_eq!(again.memory.budget(), budget);
+    }
 }
 
 /// In a dense model every missing neuron is streamed for every token.

@@ -288,20 +288,9 @@ fn an_order_is_searched_once_for_each_shape() {
     let first = orders.of(&graph, &seconds).clone();
     assert_eq!(first, PartOrder::fastest(&graph));
     // Known orders are returned as they are.
-    let start = std::time::Instant::now();
     for _ in 0..1000 {
         assert_eq!(orders.of(&graph, &seconds).seconds, first.seconds);
     }
-    let known = start.elapsed();
-    let start = std::time::Instant::now();
-    PartOrder::fastest(&graph);
-    let searched = start.elapsed();
-    println!(
-        "{searched:?} for {} operations, then {:?}",
-        graph.operations.len(),
-        known / 1000
-    );
-    assert!(known < 1000 * searched);
     // Other times, and other layers, have orders of their own; some are kept.
     for layers in [30, 20, 10] {
         let rest = PartGraph::new(

@@ -277,7 +277,7 @@ fn the_readme_is_short() {
         first,
         [
             "cargo run --release -- run --ffn-resident 0.45",
-            "cargo test --release --workspace"
+            "cargo test --release"
         ]
     );
 }

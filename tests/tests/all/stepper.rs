@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use emberflow_engine::{
     Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Options, Request,
@@ -584,10 +583,9 @@ fn what_does_not_fit_is_refused_and_harms_nobody_of(kind: Kind) {
     assert_eq!(text(stepper.take(id).unwrap()), expected);
 }
 
-/// Time to admit a text next to others and to remove it: pages, the division of the budget, the
-/// border of the regions. Nothing is read or computed.
+/// Admitting a text next to others, and removing it, reads and computes nothing.
 #[test]
-fn joining_and_leaving_takes_less_than_a_millisecond() {
+fn joining_and_leaving_reads_nothing() {
     let mut engine = engine(8, 0.5, false);
     let mut stepper = Stepper::new(&mut engine);
     for n in 0..3 {
@@ -597,20 +595,10 @@ fn joining_and_leaving_takes_less_than_a_millisecond() {
         stepper.step().unwrap();
     }
     let before = stepper.engine().counters();
-    let (mut join, mut leave) = (Vec::new(), Vec::new());
     for n in 10..41 {
-        let start = Instant::now();
         let id = admit(&mut stepper, &prompt(n, 40), request(10, n.into()), 1);
-        join.push(start.elapsed());
-        let start = Instant::now();
         assert!(stepper.cancel(id).is_some());
-        leave.push(start.elapsed());
     }
     let after = stepper.engine().counters();
     assert_eq!((before.reads, before.fired), (after.reads, after.fired));
-    for times in [&mut join, &mut leave] {
-        times.sort_unstable();
-        // the median: other programs may use the core now and then
-        assert!(times[15] < Duration::from_millis(1), "{times:?}");
-    }
 }

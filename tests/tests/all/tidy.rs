@@ -1,15 +1,13 @@
 //! The code rules, checked: crate edges, import cycles of files and folders, cycles through `self`, locations of
-//! `unsafe`, sizes of files, types and functions, tuple arguments, leftovers.
+//! `unsafe`, leftovers.
 
 mod code;
 mod imports;
-mod rooms;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use code::{Function, blanked, functions, is_tuple};
 use imports::Crate;
 use types::House;
 
@@ -204,97 +202,6 @@ fn every_unsafe_function_states_its_contract() {
     }
 }
 
-/// Longest file. A ratchet: lower it when the longest one shrinks.
-const MAX_LINES: usize = 620;
-
-#[test]
-fn files_stay_short() {
-    for (name, text) in sources() {
-        let lines = text.lines().count();
-        assert!(
-            lines <= MAX_LINES,
-            "{name} has {lines} lines, more than {MAX_LINES}: split it by reason"
-        );
-    }
-}
-
-/// All functions of the workspace, each with its file.
-fn all_functions() -> Vec<(String, Function)> {
-    let of = |(name, text): (String, String)| {
-        let found = functions(&blanked(&text));
-        found.into_iter().map(move |f| (name.clone(), f))
-    };
-    sources().into_iter().flat_map(of).collect()
-}
-
-/// Fails if an exception is no longer needed.
-fn all_needed(exceptions: &[&str], needed: &BTreeSet<String>) {
-    for exception in exceptions {
-        let file = exception.split(' ').next().unwrap_or_default();
-        let gone = root().join(file).exists() && !needed.contains(*exception);
-        assert!(!gone, "{exception} needs no exception any more");
-    }
-}
-
-/// Longest function, from its signature to its closing brace.
-const MAX_FUNCTION_LINES: usize = 70;
-
-/// Functions that are still longer.
-const LONG_FUNCTIONS: [&str; 0] = [];
-
-#[test]
-fn functions_stay_short() {
-    let long = all_functions()
-        .into_iter()
-        .filter(|(_, f)| f.lines > MAX_FUNCTION_LINES);
-    let mut needed = BTreeSet::new();
-    let mut refused = Vec::new();
-    for (file, f) in long {
-        let name = format!("{file} {}", f.name);
-        if !LONG_FUNCTIONS.contains(&name.as_str()) {
-            refused.push(format!(
-                "{file}:{}: {} has {} lines",
-                f.line, f.name, f.lines
-            ));
-        }
-        needed.insert(name);
-    }
-    let refused = refused.join("\n");
-    assert!(
-        refused.is_empty(),
-        "longer than {MAX_FUNCTION_LINES}:\n{refused}"
-    );
-    all_needed(&LONG_FUNCTIONS, &needed);
-}
-
-/// Functions that still take a tuple.
-const TUPLE_ARGUMENTS: [&str; 0] = [];
-
-#[test]
-fn no_tuple_arguments() {
-    let mut needed = BTreeSet::new();
-    let mut refused = Vec::new();
-    for (file, f) in all_functions() {
-        let tests = file.contains("/tests/") || file.contains("tests.rs");
-        if f.of_trait || tests {
-            continue;
-        }
-        for (parameter, kind) in f.parameters.iter().filter(|(_, kind)| is_tuple(kind)) {
-            let name = format!("{file} {}", f.name);
-            if !TUPLE_ARGUMENTS.contains(&name.as_str()) {
-                refused.push(format!(
-                    "{file}:{}: {}({parameter}: {kind})",
-                    f.line, f.name
-                ));
-            }
-            needed.insert(name);
-        }
-    }
-    let refused = refused.join("\n");
-    assert!(refused.is_empty(), "name what a tuple holds:\n{refused}");
-    all_needed(&TUPLE_ARGUMENTS, &needed);
-}
-
 /// The files of each crate's `src/`, by that folder.
 fn crates(sources: &[(String, String)]) -> BTreeMap<String, Vec<(&str, &str)>> {
     let mut crates: BTreeMap<String, Vec<(&str, &str)>> = BTreeMap::new();
@@ -308,18 +215,12 @@ fn crates(sources: &[(String, String)]) -> BTreeMap<String, Vec<(&str, &str)>> {
     crates
 }
 
-/// Most methods of a type.
-const MOST_METHODS: usize = 45;
-
+/// A type's methods call each other through `self` within its file and its children, and folders import one way.
 #[test]
 fn types_and_folders_are_parts() {
     let mut wrong = Vec::new();
     for (src, files) in crates(&sources()) {
         let house = House::new(files.into_iter());
-        let large = house.large(MOST_METHODS).into_iter();
-        wrong.extend(large.map(|(of, count)| {
-            format!("{src}: {of} has {count} methods, more than {MOST_METHODS}")
-        }));
         let circles = house.circles().into_iter();
         wrong.extend(circles.map(|(of, files)| {
             format!(

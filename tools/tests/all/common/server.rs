@@ -9,6 +9,9 @@ use serde_json::Value;
 
 use crate::common::emberflow;
 
+/// Nothing takes this long, on a busy machine either, unless it hangs.
+pub const HANGS: Duration = Duration::from_secs(120);
+
 /// A server that is stopped on drop.
 pub struct Server {
     pub child: Child,
@@ -85,9 +88,7 @@ impl Server {
     /// Sends a request and leaves the connection open. HTTP/1.0: the body ends with the connection.
     pub fn send(&self, head: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
+        stream.set_read_timeout(Some(HANGS)).unwrap();
         let len = body.len();
         let request = format!("{head}\r\nContent-Length: {len}\r\n\r\n{body}");
         // a server that refuses at once may close before everything is sent
@@ -128,7 +129,7 @@ impl Server {
     pub fn wait_for(&self, name: &str, wanted: u64) {
         let start = Instant::now();
         while self.metric(name) != wanted {
-            assert!(start.elapsed() < Duration::from_secs(20), "{name}");
+            assert!(start.elapsed() < HANGS, "{name}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
