@@ -14,6 +14,7 @@ fn documents() -> Vec<String> {
     let mut all: Vec<String> = [
         "README.md",
         "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
         "CHANGELOG.md",
         "models/README.md",
         "models/demo-moe/README.md",

@@ -16,6 +16,7 @@ mod further_tokens;
 mod gemma3n;
 mod golden_logits;
 mod in_parts;
+mod licences;
 mod long_prompts;
 mod npu_floats;
 mod observe;
