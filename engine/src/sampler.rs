@@ -534,7 +534,8 @@ mod tests {
     #[test]
     fn the_nucleus_is_drawn_whole() {
         let logits = [0.5f32, 0.3, 0.2].map(libm::logf);
-        for (top_p, size) in [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3)] {
+        for (top_p, size) in [(0.0, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3)] {
+            assert!(with(|s| s.top_p = top_p).validate().is_ok());
             let mut s = Sampler::new(with(|s| (s.top_p, s.seed) = (top_p, 3)), 3);
             let drawn = (0..400).map(|_| s.sample(&logits, &[]));
             let drawn: std::collections::BTreeSet<u32> = drawn.collect();
