@@ -227,7 +227,7 @@ async fn chat(
 }
 
 /// Answers a chat.
-pub async fn converse(
+async fn converse(
     app: Arc<App>,
     headers: &HeaderMap,
     request: ChatRequest,
@@ -334,7 +334,7 @@ async fn completion(
 }
 
 /// Answers a completion.
-pub async fn complete(
+async fn complete(
     app: Arc<App>,
     headers: HeaderMap,
     request: CompletionRequest,

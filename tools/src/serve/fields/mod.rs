@@ -1,8 +1,8 @@
 //! How each request field is handled.
 //!
 //! [`TABLE`] lists the fields of the APIs of OpenAI, vLLM, llama.cpp, Ollama and Anthropic: honoured, ignored without
-//! harm, returned, or rejected by name. [`take`] checks a body against it before anything else parses the body. docs/serve.md
-//! shows the table, and a test sends every field in it.
+//! harm, only returned, or rejected by name. [`take`] checks a body against it before anything else parses the body.
+//! docs/serve.md shows the table, and a test sends every field in it.
 
 mod table;
 
