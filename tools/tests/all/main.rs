@@ -28,6 +28,7 @@ mod plan;
 mod profile;
 mod prune_outliers;
 mod real_model;
+mod responses;
 mod run;
 mod seccomp;
 mod serve;

@@ -3,6 +3,7 @@
 //! The chat template determines the format ([`ReasoningFormat`]). [`Reading`] splits generated text into reasoning, answer and
 //! tool calls, piece by piece.
 
+mod count;
 mod form;
 mod harmony;
 mod options;
@@ -12,6 +13,7 @@ use super::calls::{CallReader, Part};
 use harmony::Harmony;
 use tags::Tags;
 
+pub use count::ThoughtTokens;
 pub use form::{Opening, ReasoningFormat};
 pub use options::ReasoningOptions;
 
@@ -85,6 +87,15 @@ impl Reading {
         let mut parts = self.for_calls(parts);
         parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut)));
         parts
+    }
+
+    /// Whether the last pieces are held back until it is clear whether they are reasoning.
+    pub fn holds(&self) -> bool {
+        match &self.thoughts {
+            Thoughts::None => false,
+            Thoughts::Tags(tags) => tags.holds(),
+            Thoughts::Harmony(harmony) => harmony.holds(),
+        }
     }
 
     fn for_calls(&mut self, parts: Vec<Part>) -> Vec<Part> {
