@@ -10,7 +10,7 @@ use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
-use rustyline::history::{FileHistory, History};
+use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{
     Behavior, Cmd, Config, EventHandler, Helper, KeyCode, KeyEvent, Modifiers, Result as Edited,

@@ -8,7 +8,7 @@ const KNOBS = [["temperature", "Temperature", 0, 0.1], ["top_k", "Top-k", 0, 1],
 // `talks`: whether the model has a chat template.
 let talks = true, running = null, kept = load(), talk = null, defaults = {}, model = "";
 // First messages to choose from; the bundled models know Rust's documentation only.
-const FIRST = ["What is the capital of France?", "Explain gravity in two sentences.", "Write a short poem about a river."];
+const FIRST = ["Why is the sky blue?", "Explain gravity in two sentences.", "Give me three ideas for dinner."];
 const FIRST_OF_RUST = ["What is a trait?", "What is ownership?", "How does a vector grow?"];
 
 function load() {
