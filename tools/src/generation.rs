@@ -36,10 +36,12 @@ pub struct Settings {
     pub chat: bool,
     /// Whether the chat takes commands, so that `/set` is named instead of options.
     pub commands: bool,
-    ignore_eos: bool,
+    /// Whether texts go on after an end-of-text token.
+    pub ignore_eos: bool,
     /// Whether each token's metrics are reported.
     pub details: bool,
-    json: bool,
+    /// Whether texts are printed in reports only.
+    pub json: bool,
 }
 
 impl Settings {
@@ -238,7 +240,7 @@ pub fn generate(
 ///
 /// # Errors
 /// Those of the forecast.
-pub fn report(engine: &Engine, made: &Generated, how: &Settings) -> Result<Report, Failure> {
+pub fn report(engine: &mut Engine, made: &Generated, how: &Settings) -> Result<Report, Failure> {
     let mut report = Report::new(engine, &made.generation, made.text.clone())?;
     report.sampling = Some(how.sampling_report(engine.text()));
     if how.details {

@@ -1,7 +1,6 @@
 //! `emberflow run`: generates text.
 
 use std::io::IsTerminal;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -91,7 +90,6 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
     let asked = Asked {
         how,
         context: Context { length, max },
-        json: args.json,
     };
     let may_be_interrupted = match args.best_of {
         Some(samples) => {
@@ -100,7 +98,7 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         }
         None => {
             let made = generate(&mut engine, &mut sequence, &prompt, &how, &stop)?;
-            let report = report(&engine, &made, &how)?;
+            let report = report(&mut engine, &made, &how)?;
             asked.finish(&report, made.generation.stop)?;
             made.generation.stop == Stop::Caller
         }
@@ -134,13 +132,12 @@ fn write_trace(engine: &Engine, args: &RunArgs) -> Result<(), Failure> {
 struct Asked {
     how: Settings,
     context: Context,
-    json: bool,
 }
 
 impl Asked {
     /// Prints the report, or the end of a text that was printed.
     fn finish(self, report: &Report, stop: Stop) -> Result<(), Failure> {
-        if self.json {
+        if self.how.json {
             return print_json(report);
         }
         print_now("\n")?;
@@ -190,7 +187,7 @@ fn best_of(
             &batch.latencies,
         ));
     }
-    if !asked.json {
+    if !how.json {
         print_now(&report.text)?;
     }
     asked.finish(&report, batch.samples[batch.best()].stop)

@@ -59,7 +59,6 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         usual: settings,
         context: Context { length, max },
         model: args.model.file().map(Into::into),
-        json: args.json,
         stop,
         drawn: 0,
         statistics: None,
@@ -138,7 +137,7 @@ fn goes_on(why: &Failure) -> bool {
 
 /// A chat whose messages are the lines of a pipe, or of a terminal without an editor.
 fn line_by_line(mut session: Session) -> Result<(), Failure> {
-    let interactive = std::io::stdin().is_terminal() && !session.json;
+    let interactive = std::io::stdin().is_terminal() && !session.settings.json;
     let mut input = std::io::stdin().lock();
     let text = session.engine.text().clone();
     let reader = PromptReader {

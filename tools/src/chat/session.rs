@@ -31,8 +31,6 @@ pub struct Session {
     pub context: Context,
     /// The model's file, which is never written to; `None` for a bundled one.
     pub model: Option<PathBuf>,
-    /// Whether reports are printed as JSON.
-    pub json: bool,
     /// Set by Ctrl-C.
     pub stop: Arc<AtomicBool>,
     /// Answers since the seed was set: each has its own.
@@ -105,8 +103,8 @@ impl Session {
 
     /// Prints what belongs after an answer.
     fn finish(&mut self, made: &Generated, how: &Settings) -> Result<(), Failure> {
-        let report = report(&self.engine, made, how)?;
-        if self.json {
+        let report = report(&mut self.engine, made, how)?;
+        if how.json {
             return print_json(&report);
         }
         print_now("\n")?;
