@@ -169,7 +169,7 @@ pub use options::{Budget, Grouping, Lab, Options, PassOrder, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,
-    Progress, Request, RequestId, Step, Stepped, Stepper, Stop, log_probability,
+    Progress, Repetition, Request, RequestId, Step, Stepped, Stepper, Stop, Tail, log_probability,
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Sequence, Span};

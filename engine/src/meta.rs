@@ -149,6 +149,35 @@ pub struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
+    /// What chats and servers use where a checkpoint recommends nothing: llama.cpp's defaults. The most likely token at
+    /// every step leads small chat models into loops.
+    pub const CHAT: Self = Self {
+        temperature: Some(0.8),
+        top_k: Some(40),
+        top_p: Some(0.95),
+        min_p: Some(0.05),
+        typical_p: None,
+        repetition_penalty: None,
+    };
+
+    /// Complete parameters of a chat that chooses these, with a model that recommends `recommended`.
+    pub fn in_chats(self, recommended: Self) -> Sampling {
+        let usual = match recommended.draws() {
+            true => Self::default(),
+            false => Self::CHAT,
+        };
+        self.or(recommended).or(usual).sampling()
+    }
+
+    /// Whether they say how a token is drawn. A repetition penalty alone does not.
+    fn draws(&self) -> bool {
+        let cuts = [self.top_p, self.min_p, self.typical_p];
+        self.temperature
+            .or(cuts.into_iter().flatten().next())
+            .is_some()
+            || self.top_k.is_some()
+    }
+
     /// These parameters; missing ones from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -222,5 +251,52 @@ impl ContainerMeta {
             )));
         }
         Ok(meta)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chat_draws_as_others_do_unless_the_model_or_the_caller_says_otherwise() {
+        let none = SamplingDefaults::default();
+        let shown =
+            |chosen: SamplingDefaults, recommended| chosen.in_chats(recommended).to_string();
+        let usual = "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05";
+        assert_eq!(shown(none, none), format!("{usual}, seed 0"));
+        let penalty = SamplingDefaults {
+            repetition_penalty: Some(1.25),
+            ..none
+        };
+        let with_penalty = format!("{usual}, repetition penalty 1.25, seed 0");
+        assert_eq!(shown(none, penalty), with_penalty);
+        // A recommendation is taken as it is.
+        let recommended = SamplingDefaults {
+            temperature: Some(0.6),
+            top_p: Some(0.9),
+            ..none
+        };
+        assert_eq!(
+            shown(none, recommended),
+            "temperature 0.6, top-p 0.9, seed 0"
+        );
+        let top_k = SamplingDefaults {
+            top_k: Some(20),
+            ..none
+        };
+        assert_eq!(shown(none, top_k), "temperature 1, top-k 20, seed 0");
+        // What the caller chooses wins; the rest is the usual.
+        let greedy = SamplingDefaults {
+            temperature: Some(0.0),
+            ..none
+        };
+        assert_eq!(shown(greedy, none), "greedy");
+        assert_eq!(shown(greedy, recommended), "greedy");
+        assert_eq!(shown(none, greedy), "greedy");
+        let chosen = "temperature 0.8, top-k 20, top-p 0.95, min-p 0.05, seed 0";
+        assert_eq!(shown(top_k, none), chosen);
+        // Texts that continue a prompt stay greedy.
+        assert_eq!(none.sampling().to_string(), "greedy");
     }
 }

@@ -149,6 +149,12 @@ impl Text {
         chosen.or(self.meta.sampling).sampling()
     }
 
+    /// As [`sampling`](Self::sampling), in chats and servers: if the checkpoint does not recommend how to draw tokens,
+    /// then what `chosen` leaves open is [`SamplingDefaults::CHAT`].
+    pub fn chat_sampling(&self, chosen: SamplingDefaults) -> Sampling {
+        chosen.in_chats(self.meta.sampling)
+    }
+
     /// Tokens that the model needs before every text: a start token, or none.
     pub fn start_tokens(&self) -> &[u32] {
         &self.around.before

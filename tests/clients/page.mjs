@@ -106,6 +106,7 @@ try {
   await unlock();
   await until(() => document.getElementById("model").textContent === "demo");
   await until(() => document.querySelectorAll("#memory i").length > 2);
+  await until(() => document.querySelectorAll(".welcome button").length === 3);
   assert.match(await text("#peak"), /peak .*MiB of .*MiB/);
   assert.equal(await page.$$eval("#layers rect", (all) => all.length), 24, "8 layers: all, hot, cold");
   // In one step: the page replaces these elements every second, and a removed one has no style.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use crate::tell::tell;
+use crate::terminal;
 
 /// What the signal handler uses.
 struct HandlerState {
@@ -104,6 +105,7 @@ fn stop() {
             ));
         }
     }
+    terminal::restore();
     // The same message as when a command stops by itself.
     tell("emberflow: stopped");
     std::process::exit(130);

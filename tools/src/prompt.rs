@@ -15,7 +15,9 @@ use emberflow_models::tokenizer::Encoder;
 
 use crate::Failure;
 use crate::cli::RunArgs;
+use crate::editor::{Editor, Typed};
 use crate::tell::tell;
+use crate::terminal;
 use crate::text::{BLOCK, Utf8};
 
 /// Default prompt of the bundled models.
@@ -49,16 +51,19 @@ pub struct PromptReader<'a> {
 impl PromptReader<'_> {
     /// Reads the prompt.
     ///
-    /// `-p -` and `-f -` read standard input. If neither is given, a pipe or file on standard input is the prompt; if
-    /// it is a terminal, `/dev/null`, or an empty or silent pipe, bundled models use a default prompt.
+    /// `-p -` and `-f -` read standard input, a terminal by the line editor. If neither is given, a pipe or file on
+    /// standard input is the prompt; if it is a terminal, `/dev/null`, or an empty or silent pipe, bundled models use a
+    /// default prompt, and others ask for one on a terminal.
     ///
     /// # Errors
     /// A file that cannot be read, no prompt, or a prompt that exceeds the context.
     pub fn prompt(self, args: &RunArgs) -> Result<Prompt, Failure> {
         let stdin = Path::new("-");
         match (args.prompt.as_deref(), args.file.as_deref()) {
+            (Some("-"), _) if terminal::edits_lines() => self.typed(),
             (Some("-"), _) => self.read(std::io::stdin(), input())?.finish(true),
             (Some(text), _) => self.given(text),
+            (None, Some(path)) if path == stdin && terminal::edits_lines() => self.typed(),
             (None, Some(path)) if path == stdin => {
                 self.read(std::io::stdin(), input())?.finish(false)
             }
@@ -68,6 +73,9 @@ impl PromptReader<'_> {
             }
             (None, None) => {
                 let default = args.model.file().is_none().then_some(DEFAULT);
+                if default.is_none() && !args.json && terminal::edits_lines() {
+                    return self.typed();
+                }
                 let piped = self.piped(default)?.finish(true)?;
                 match (piped.text.is_empty(), default) {
                     (false, _) => Ok(piped),
@@ -105,6 +113,28 @@ impl PromptReader<'_> {
                     Ok(None)
                 };
             }
+        }
+    }
+
+    /// Checks that a message fits into the context.
+    ///
+    /// # Errors
+    /// [`Error::PromptTooLong`] if it does not.
+    pub fn check(self, message: &str) -> Result<(), Failure> {
+        self.read(message.as_bytes(), input())?
+            .finish(false)
+            .map(drop)
+    }
+
+    /// Asks for a prompt on the terminal.
+    fn typed(self) -> Result<Prompt, Failure> {
+        match Editor::open(&[])?.read("prompt> ")? {
+            Typed::Message(text) => {
+                self.check(&text)?;
+                self.given(&text)
+            }
+            Typed::Interrupt => Err(Failure::Interrupted),
+            Typed::End => Err(Failure::usage("no prompt: use -p TEXT, -f FILE or a pipe")),
         }
     }
 

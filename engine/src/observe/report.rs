@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::TABLES;
 use crate::planner::{Limit, Plan};
-use crate::run::{Batch, Energy, Generation, Stop};
+use crate::run::{Batch, Energy, Generation, Repetition, Stop};
 use crate::store::Foreseen;
 
 /// Metrics of one run. Keys are a contract: add, never rename.
@@ -68,6 +68,9 @@ pub struct Report {
     pub policy: &'static str,
     /// Why the generation ended: `eos`, `length`, `context` or `caller`.
     pub stop: &'static str,
+    /// The loop in which the text ends; absent if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetition: Option<Repetition>,
     /// Sampling parameters, if the caller passed them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<SamplingReport>,
@@ -475,6 +478,7 @@ impl Report {
             device: engine.device(),
             policy: engine.options().lab.ablation.name(),
             stop: name(generation.stop),
+            repetition: Repetition::of(&generation.tokens),
             sampling: None,
             best_of: None,
             details: None,

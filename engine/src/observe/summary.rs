@@ -40,6 +40,9 @@ impl Report {
         if let Some(sampling) = &self.sampling {
             line("sampling", sampling.summary());
         }
+        if let Some(repetition) = &self.repetition {
+            line("text", format!("ends in a loop: {repetition}"));
+        }
         line("speed", self.speed());
         line("expected", self.plan.summary());
         for (profile, text) in self.plan.far() {

@@ -8,7 +8,7 @@ use emberflow_engine::Ablation;
 use super::{EngineArgs, ModelArg, policy_names};
 
 /// `run`
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   emberflow run -p \"A vector is\" -n 80
@@ -23,20 +23,21 @@ pub struct RunArgs {
     #[expect(missing_docs)]
     pub model: ModelArg,
     /// Prompt; `-` reads standard input, without its last line ending. Without this, -f and --chat, the
-    /// prompt is read from a pipe; otherwise bundled models use a default prompt.
+    /// prompt is read from a pipe; on a terminal, MODEL starts a chat, and bundled models use a default prompt.
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["file", "chat"])]
     pub prompt: Option<String>,
     /// File that contains the prompt; `-` reads standard input unchanged.
     #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
     pub file: Option<PathBuf>,
-    /// Chat with the model, using its chat template; one message per line of standard input.
+    /// Chat with the model, using its chat template: on a terminal with a line editor and commands (/help), else one
+    /// message per line of standard input.
     #[arg(long)]
     pub chat: bool,
     /// System message for --chat.
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
     /// Maximum number of tokens to generate (num_predict, --n-predict); -1 for no limit but the context.
-    /// Default: 128; -1 with --chat.
+    /// Default: 128; with --chat -1, but a loop ends the answer after 512 tokens.
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub tokens: Option<i64>,
@@ -51,8 +52,8 @@ pub struct RunArgs {
     /// page cache, and checks each neuron's checksum at its first use only.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]
     pub policy: Ablation,
-    /// Temperature; 0 = greedy. This and the next four options default to the model's recommendation,
-    /// else to greedy (or temperature 1 with --top-k, --top-p or --min-p).
+    /// Temperature; 0 = greedy. This and the next four options default to the model's recommendation, else to
+    /// greedy (or temperature 1 with --top-k, --top-p or --min-p); with --chat to 0.8, top-k 40, top-p 0.95, min-p 0.05.
     #[arg(long, value_name = "T")]
     pub temp: Option<f32>,
     /// Top-k sampling: sample from the K most likely tokens; 0 = off.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use axum::http::header;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use emberflow_engine::Repetition;
 use futures_util::stream;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -67,8 +68,14 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 }
                 log_probs[index].extend(more);
             }
-            Some(Out::Done { index, end, tokens }) => {
+            Some(Out::Done {
+                index,
+                end,
+                tokens,
+                repetition,
+            }) => {
                 let (rest, reason) = pending.rest(index, end.stopped());
+                choices[index].repetition = repetition;
                 for part in rest {
                     choices[index].take(part, |call| pending.call_id(index, call));
                 }
@@ -164,7 +171,12 @@ impl ChunkStream {
                     self.part(index, part);
                 }
             }
-            Some(Out::Done { index, end, tokens }) => self.end(index, end.stopped(), tokens),
+            Some(Out::Done {
+                index,
+                end,
+                tokens,
+                repetition,
+            }) => self.end(index, end.stopped(), tokens, repetition),
             Some(Out::Failed(why)) => self.fail(&ApiError::failed(why)),
             Some(Out::Refused(why)) => self.fail(&ApiError::invalid(why)),
             None => self.fail(&ApiError::failed("the engine has stopped")),
@@ -219,7 +231,7 @@ impl ChunkStream {
     }
 
     /// Ends a text; the last one ends the stream.
-    fn end(&mut self, index: usize, stopped: bool, tokens: usize) {
+    fn end(&mut self, index: usize, stopped: bool, tokens: usize, repetition: Option<Repetition>) {
         let (rest, reason) = self.pending.rest(index, stopped);
         for part in rest {
             self.part(index, part);
@@ -235,6 +247,7 @@ impl ChunkStream {
         self.ready.push_back(head.piece(&Choice {
             index,
             reason: Some(reason),
+            repetition,
             ..Choice::default()
         }));
         if *left == 0 {

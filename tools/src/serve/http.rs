@@ -454,7 +454,7 @@ async fn description() -> impl IntoResponse {
 async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     let totals = app.shared.totals();
     let none = SamplingDefaults::default();
-    let sampling = app.text.sampling(none);
+    let sampling = app.text.chat_sampling(none);
     Json(json!({
         "model": app.model,
         "sampling": SamplingReport::new(sampling, none, app.text.meta().sampling),

@@ -17,6 +17,8 @@ pub struct Totals {
     pub requests: u64,
     /// Texts whose client disconnected.
     pub cancelled: u64,
+    /// Texts that ended in a loop.
+    pub looping: u64,
     /// Preemptions.
     pub preemptions: u64,
     /// Prompt tokens computed.
@@ -105,7 +107,7 @@ const fn metric(name: &'static str, help: &'static str, value: fn(&Totals) -> u6
 }
 
 /// Names ending in `_total` are counters, the others gauges.
-const METRICS: [Metric; 13] = [
+const METRICS: [Metric; 14] = [
     metric("requests_total", "Requests started.", |t| t.requests),
     metric(
         "requests_cancelled_total",
@@ -117,6 +119,9 @@ const METRICS: [Metric; 13] = [
     }),
     metric("requests_deferred", "Requests waiting.", |t| {
         t.waiting as u64
+    }),
+    metric("texts_looping_total", "Texts that ended in a loop.", |t| {
+        t.looping
     }),
     metric("preemptions_total", "Preemptions.", |t| t.preemptions),
     metric("prompt_tokens_total", "Prompt tokens computed.", |t| {

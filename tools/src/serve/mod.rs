@@ -31,6 +31,7 @@ mod native_api;
 mod ollama;
 mod ollama_api;
 mod openapi;
+mod out;
 mod page;
 mod peer;
 mod reply;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use emberflow_engine::{LogProb, LogProbs};
+use emberflow_engine::{LogProb, LogProbs, Repetition};
 use emberflow_models::tokenizer::Tokenizer;
 use futures_util::stream;
 use serde_json::{Map, Value, json};
@@ -40,6 +40,7 @@ struct NativeText {
     /// Time of the first token.
     first: Option<Instant>,
     end: Option<(End, usize)>,
+    repetition: Option<Repetition>,
 }
 
 /// State of a response.
@@ -66,6 +67,7 @@ pub async fn respond(
         started: Instant::now(),
         first: None,
         end: None,
+        repetition: None,
     };
     let mut answer = NativeReply {
         texts: (0..pending.texts.len()).map(text).collect(),
@@ -127,8 +129,14 @@ impl NativeReply {
                     tokens,
                 }));
             }
-            Some(Out::Done { index, end, tokens }) => {
+            Some(Out::Done {
+                index,
+                end,
+                tokens,
+                repetition,
+            }) => {
                 self.texts[index].end = Some((end, tokens));
+                self.texts[index].repetition = repetition;
                 self.pending.left -= 1;
                 return Ok(Some(NativePiece {
                     index,
@@ -211,6 +219,9 @@ impl NativeReply {
             "tokens_cached": text.cached,
             "timings": text.timings(prompt, predicted),
         });
+        if let Some(repetition) = text.repetition {
+            last["repetition"] = json!(repetition);
+        }
         self.add_probabilities(&mut last, &text.tokens);
         last
     }

@@ -1,5 +1,6 @@
 //! Responses of OpenAI's API: whole, or as chunks of server-sent events.
 
+use emberflow_engine::Repetition;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -61,6 +62,8 @@ pub struct Choice {
     pub log_probs: Option<LogProbsJson>,
     /// Finish reason, at the end.
     pub reason: Option<&'static str>,
+    /// The loop in which the text ends, at its end.
+    pub repetition: Option<Repetition>,
 }
 
 /// A tool call.
@@ -108,6 +111,8 @@ struct ChoiceJson<'a> {
     text: TextJson<'a>,
     logprobs: Option<&'a LogProbsJson>,
     finish_reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repetition: Option<Repetition>,
 }
 
 #[derive(Serialize)]
@@ -199,6 +204,7 @@ impl Head {
             }),
             logprobs: None,
             finish_reason: None,
+            repetition: None,
         };
         (self.kind == Kind::Chat).then(|| self.chunk(vec![choice], None))
     }
@@ -304,6 +310,7 @@ impl Choice {
             text,
             logprobs: self.log_probs.as_ref(),
             finish_reason: self.reason,
+            repetition: self.repetition,
         }
     }
 }

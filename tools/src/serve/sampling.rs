@@ -26,7 +26,7 @@ pub struct SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// The sampling parameters. Defaults are the checkpoint's recommendations; `seed` is the default seed.
+    /// The sampling parameters. Defaults are the checkpoint's recommendations, else those of chats; `seed` is the default seed.
     ///
     /// # Errors
     /// A value out of range.
@@ -51,7 +51,7 @@ impl SamplingOptions {
             xtc_probability: self.xtc_probability.unwrap_or(off.xtc_probability),
             xtc_threshold: self.xtc_threshold.unwrap_or(off.xtc_threshold),
             seed: self.seed.as_ref().and_then(whole).unwrap_or(seed),
-            ..text.sampling(chosen)
+            ..text.chat_sampling(chosen)
         };
         sampling
             .validate()

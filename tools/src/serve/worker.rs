@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use emberflow_engine::{
     Admission, Bias, Constraint, Engine, Error, Event, Finished, LogProbs, Request, RequestId,
-    Sequence, Stepped, Stepper, Stop,
+    Sequence, Stepped, Stepper, Stop, Tail,
 };
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::lines::{self, Lines};
 use super::metrics::Totals;
+pub use super::out::{End, Out};
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
 use super::shared::Shared;
@@ -86,69 +87,6 @@ impl Job {
     }
 }
 
-/// Output of a job. Each text has an index and ends with `Done`, unless the job fails.
-#[derive(Debug)]
-pub enum Out {
-    /// The job has started.
-    Started {
-        /// Index of its first text.
-        index: usize,
-        /// Prompt tokens reused from the KV cache.
-        cached: usize,
-    },
-    /// More text.
-    Text {
-        /// Index of the text.
-        index: usize,
-        /// Whole characters; empty only if there are log-probabilities.
-        text: String,
-        /// Log-probabilities of its tokens, if requested.
-        log_probs: Vec<LogProbs>,
-        /// Tokens of the text so far.
-        tokens: usize,
-    },
-    /// Log-probabilities of the prompt's next tokens, from the second one on.
-    Prompt {
-        /// Index of the prompt's first text.
-        index: usize,
-        /// One per token.
-        log_probs: Vec<LogProbs>,
-    },
-    /// The mean of the prompt's last hidden states, `[d_model]`.
-    Hidden(Vec<f32>),
-    /// A text has ended.
-    Done {
-        /// Index of the text.
-        index: usize,
-        /// Why.
-        end: End,
-        /// Number of tokens.
-        tokens: usize,
-    },
-    /// The job failed.
-    Failed(String),
-    /// The request cannot be served.
-    Refused(String),
-}
-
-/// Why a text ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
-    /// End-of-text token, or a complete grammar.
-    Eos,
-    /// This stop string.
-    Word(String),
-    /// Length limit.
-    Length,
-}
-
-impl End {
-    /// Whether it ended before its length limit.
-    pub fn stopped(&self) -> bool {
-        *self != Self::Length
-    }
-}
-
 /// A running text.
 struct Live<'t> {
     id: RequestId,
@@ -162,6 +100,7 @@ struct Live<'t> {
     log_probs: Vec<LogProbs>,
     ends: Arc<[u32]>,
     tokens: usize,
+    tail: Tail,
     prompt: usize,
     proactive: bool,
     arrived: Instant,
@@ -388,6 +327,7 @@ impl<'t> Worker<'_, 't> {
                 ends: job.ends.clone(),
                 log_probs: Vec::new(),
                 tokens: 0,
+                tail: Tail::default(),
                 prompt: job.prompt.len(),
                 proactive: job.proactive,
                 arrived: job.arrived,
@@ -521,6 +461,7 @@ impl<'t> Worker<'_, 't> {
             return;
         };
         live.tokens += 1;
+        live.tail.push(token);
         self.totals.predicted_tokens += 1;
         if live.first.is_none() {
             live.first = Some(Instant::now());
@@ -568,10 +509,13 @@ impl<'t> Worker<'_, 't> {
             if !rest.is_empty() || !live.log_probs.is_empty() {
                 live.send(rest);
             }
+            let repetition = live.tail.repetition();
+            self.totals.looping += u64::from(repetition.is_some());
             let _ = live.out.send(Out::Done {
                 index: live.index,
                 end,
                 tokens: live.tokens,
+                repetition,
             });
         }
         if let Some(finished) = self.stepper.take(id).or_else(|| self.stepper.cancel(id)) {

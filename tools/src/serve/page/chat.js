@@ -6,7 +6,10 @@ const STORE = "emberflow";
 const KNOBS = [["temperature", "Temperature", 0, 0.1], ["top_k", "Top-k", 0, 1], ["top_p", "Top-p", 0, 0.05], ["min_p", "Min-p", 0, 0.01],
   ["repeat_penalty", "Repetition penalty", 0, 0.05], ["max_tokens", "Max tokens", 1, 1], ["seed", "Seed", 0, 1]];
 // `talks`: whether the model has a chat template.
-let talks = true, running = null, kept = load(), talk = null, defaults = {};
+let talks = true, running = null, kept = load(), talk = null, defaults = {}, model = "";
+// First messages to choose from; the bundled models know Rust's documentation only.
+const FIRST = ["Why is the sky blue?", "Explain gravity in two sentences.", "Give me three ideas for dinner."];
+const FIRST_OF_RUST = ["What is a trait?", "What is ownership?", "How does a vector grow?"];
 
 function load() {
   try {
@@ -70,8 +73,18 @@ function box(message, at) {
   made.append(does);
   return made;
 }
+function welcome() {
+  const does = element("div", { class: "does" });
+  for (const message of /^demo(-moe)?$/.test(model) ? FIRST_OF_RUST : FIRST) {
+    const button = element("button", { type: "button" }, message);
+    button.addEventListener("click", () => { if (!running) ask(message); });
+    does.append(button);
+  }
+  return element("div", { class: "welcome" }, element("p", {}, `Chat with ${model}. It runs on this machine, and what you write stays here.`), does);
+}
 function render() {
   const boxes = talk.messages.map(box);
+  if (!boxes.length && talks && model) boxes.push(welcome());
   $("talk").replaceChildren(...boxes);
   $("talk").scrollTop = $("talk").scrollHeight;
 }
@@ -121,7 +134,7 @@ function busy(now) { running = now; $("send").hidden = !!now; $("stop").hidden =
 async function answer() {
   const chat = talk, mine = new AbortController(), said = { role: "assistant", content: "", thought: "" };
   const [path, asked] = body(chat);
-  let shown = box(said), reason = null, usage = null, first = 0, drawn = false;
+  let shown = box(said), reason = null, loops = null, usage = null, first = 0, drawn = false;
   const seen = () => chat === talk && running === mine;
   // At most once per frame, however many tokens arrive.
   const draw = () => {
@@ -150,6 +163,7 @@ async function answer() {
       said.content += choice.delta?.content ?? choice.text ?? "";
       said.thought += choice.delta?.reasoning_content ?? "";
       reason = choice.finish_reason ?? reason;
+      loops = choice.repetition ?? loops;
       if (!drawn) { drawn = true; requestAnimationFrame(draw); }
     }
   } catch (error) {
@@ -158,6 +172,7 @@ async function answer() {
   const seconds = (performance.now() - first) / 1000, tokens = usage?.completion_tokens;
   if (tokens > 1) said.speed = `${tokens} tokens, ${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
   if (reason === "length") said.note = tokens >= asked.max_tokens ? `Cut after ${tokens} tokens (Max tokens).` : "The context is full. Click New to start another chat.";
+  if (loops) said.note = `${said.note ?? ""} The text repeats its last ${loops.period} tokens: Regenerate, or a higher temperature or repetition penalty, may help.`.trim();
   // If there is no answer, the question stays so that it can be sent again.
   if ((said.content || said.thought) && kept.chats.includes(chat)) chat.messages.push(said);
   const here = seen();
@@ -203,7 +218,7 @@ function summary() {
   if (Object.keys(defaults).length || Object.keys(chosen).length) {
     parts.push(now.temperature === 0 ? "greedy" : now.temperature === undefined ? "" : `temperature ${now.temperature}`);
     for (const [field, name, , ] of KNOBS.slice(1)) if (field in chosen || (now.temperature > 0 && field !== "seed" && field in defaults && now[field] !== { top_k: 0, top_p: 1, min_p: 0, repeat_penalty: 1 }[field])) parts.push(`${name.toLowerCase()} ${now[field]}`);
-    parts.push(Object.keys(chosen).length ? "(custom)" : defaults.from === "recommended" ? "(recommended by the model)" : "");
+    parts.push(Object.keys(chosen).length ? "(custom)" : defaults.from === "recommended" ? "(recommended by the model)" : "(the model recommends nothing)");
   }
   if (talks && talk?.system && !$("systembox").hidden) parts.unshift("a system prompt,");
   $("settled").textContent = "Settings: " + parts.filter(Boolean).join(" ").replace(/ (top|min|rep|max|seed)/g, ", $1");
@@ -219,6 +234,7 @@ $("knobs").append(...KNOBS.map(([field, name, min, step]) => {
 async function learn() {
   const props = await (await fetch("/props", { headers: headers() })).json();
   talks = props.chat_template === true || typeof props.chat_template === "string" && props.chat_template !== "";
+  model = props.model ?? "";
   const told = props.sampling ?? {};
   defaults = { ...told, repeat_penalty: told.repetition_penalty };
   for (const [field] of KNOBS) if (defaults[field] !== undefined && field !== "seed") $("knob-" + field).placeholder = defaults[field];

@@ -4,6 +4,7 @@ pub mod kernels;
 pub mod look;
 pub mod results;
 pub mod server;
+pub mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

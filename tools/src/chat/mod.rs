@@ -1,0 +1,198 @@
+//! `run --chat`: a conversation, on a terminal with a line editor and commands, else line by line.
+
+mod commands;
+mod session;
+mod transcript;
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use emberflow_engine::{Error, Model, Stop, Text};
+
+use self::commands::{COMMANDS, Line, ends_chat};
+use self::session::{Next, Session, ignores_system};
+use self::transcript::Transcript;
+use crate::cli::RunArgs;
+use crate::editor::{Editor, Typed};
+use crate::generation::{Context, ROOM, Settings};
+use crate::model::{Use, open_for};
+use crate::prompt::PromptReader;
+use crate::tell::{tell, tell_part};
+use crate::template::Renderer;
+use crate::terminal::{self, Quiet};
+use crate::{Failure, interrupt};
+
+/// Runs the command.
+///
+/// # Errors
+/// A model without a chat template, invalid options, and errors of the engine.
+pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
+    let max = model.text().config().max_context as usize;
+    let length = args.context.map_or(ROOM.min(max), |c| c as usize);
+    let template = chat_template(args, model.text())?;
+    let typed = terminal::edits_lines() && !args.json;
+    let settings = Settings {
+        commands: typed,
+        ..Settings::of(args)
+    };
+    settings.checked_sampling(model.text())?;
+    // From now on what is typed waits for the first prompt. A terminal that cannot be set still works.
+    let quiet = typed.then(Quiet::start).and_then(Result::ok);
+    let editor = typed.then(|| Editor::open(&COMMANDS)).transpose()?;
+    let wanted = Use {
+        context: length,
+        prompt: 0,
+        batch: 1,
+        spans: 0,
+        force: args.force,
+    };
+    let engine = open_for(model, &args.engine(), &wanted, args.json)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    interrupt::on_ctrl_c(&stop);
+    let session = Session {
+        sequence: engine.new_sequence()?,
+        engine,
+        template,
+        said: Transcript::new(args.system.as_deref()),
+        settings,
+        usual: settings,
+        context: Context { length, max },
+        model: args.model.file().map(Into::into),
+        stop,
+        drawn: 0,
+        statistics: None,
+    };
+    match editor {
+        Some(editor) => on_terminal(session, editor, quiet.as_ref()),
+        None => line_by_line(session),
+    }
+}
+
+/// A chat on a terminal.
+fn on_terminal(
+    mut session: Session,
+    mut editor: Editor,
+    quiet: Option<&Quiet>,
+) -> Result<(), Failure> {
+    greet(
+        &session,
+        "/help lists commands; Ctrl-C stops an answer, Ctrl-D ends.",
+    );
+    loop {
+        tell("");
+        let typed = editor.read("> ")?;
+        if let Some(quiet) = quiet {
+            quiet.mark_pastes();
+        }
+        session.stop.store(false, Ordering::Relaxed);
+        let next = match typed {
+            Typed::Message(message) => take(&mut session, &message),
+            Typed::Interrupt => {
+                tell("(Ctrl-D or /exit ends the chat)");
+                continue;
+            }
+            Typed::End => return Ok(()),
+        };
+        match next {
+            Ok(Next::End) => return Ok(()),
+            Ok(Next::Answered(Stop::Caller)) => {
+                tell("(answer stopped; /retry answers again)");
+            }
+            Ok(Next::Message | Next::Answered(_)) => {}
+            Err(why) if goes_on(&why) => tell(format_args!("emberflow: {why}")),
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+/// Answers a message or runs a command.
+fn take(session: &mut Session, line: &str) -> Result<Next, Failure> {
+    match Line::of(line)? {
+        Line::Nothing => Ok(Next::Message),
+        Line::Command(command) => session.run(command),
+        Line::Message(message) => {
+            let text = session.engine.text().clone();
+            let context = session.context.length;
+            let reader = PromptReader {
+                text: &text,
+                context,
+            };
+            reader.check(message)?;
+            Ok(Next::Answered(session.ask(message)?))
+        }
+    }
+}
+
+/// Whether a chat on a terminal goes on after an error: of what was typed, not of the engine.
+fn goes_on(why: &Failure) -> bool {
+    matches!(
+        why,
+        Failure::Usage(_)
+            | Failure::File { .. }
+            | Failure::Model(_)
+            | Failure::Engine(Error::ContextFull { .. } | Error::PromptTooLong { .. })
+    )
+}
+
+/// A chat whose messages are the lines of a pipe, or of a terminal without an editor.
+fn line_by_line(mut session: Session) -> Result<(), Failure> {
+    let interactive = std::io::stdin().is_terminal() && !session.settings.json;
+    let mut input = std::io::stdin().lock();
+    let text = session.engine.text().clone();
+    let reader = PromptReader {
+        text: &text,
+        context: session.context.length,
+    };
+    if interactive {
+        greet(&session, "Ctrl-C stops an answer; Ctrl-D or /exit quits.");
+    }
+    loop {
+        if interactive {
+            tell_part("\n> ");
+        }
+        let Some(line) = reader.line(&mut input)? else {
+            return Ok(());
+        };
+        // Ctrl-C while waiting for input.
+        if session.stop.load(Ordering::Relaxed) {
+            return Err(Failure::Interrupted);
+        }
+        if line.trim().is_empty() {
+            continue;
+        }
+        if ends_chat(&line) {
+            return Ok(());
+        }
+        if session.ask(&line)? == Stop::Caller {
+            if !interactive {
+                return Err(Failure::Interrupted);
+            }
+            session.stop.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+fn chat_template(args: &RunArgs, text: &Text) -> Result<Renderer, Failure> {
+    let template = text.chat_template()?.map(Renderer::new);
+    let missing = "this model has no chat template; use -p TEXT or -f FILE";
+    let template = template.ok_or_else(|| Failure::usage(missing))?;
+    if let Some(system) = &args.system
+        && ignores_system(&template, system)?
+    {
+        tell(
+            "emberflow: this model's chat template ignores system messages: --system has no effect",
+        );
+    }
+    Ok(template)
+}
+
+/// Prints the model's name, the sampling parameters and the keys of the chat.
+fn greet(session: &Session, keys: &str) {
+    let text = session.engine.text();
+    tell(format_args!(
+        "{}, sampling {}\n{keys}",
+        text.config().name,
+        session.settings.sampling_report(text).summary()
+    ));
+}

@@ -1,0 +1,237 @@
+//! A conversation with a model: messages, answers, and what commands change.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use emberflow_engine::{Engine, Report, Sequence, Stop};
+
+use super::commands::{Command, HELP, Setting};
+use super::transcript::Transcript;
+use crate::generation::{Context, Generated, Settings, generate, print_now, report, tell_end};
+use crate::tell::tell;
+use crate::template::Renderer;
+use crate::{Failure, print_json, size};
+
+/// A model that is talked to.
+pub struct Session {
+    /// The engine.
+    pub engine: Engine,
+    /// The conversation's keys and values.
+    pub sequence: Sequence,
+    /// The chat template.
+    pub template: Renderer,
+    /// What was said.
+    pub said: Transcript,
+    /// How answers are generated.
+    pub settings: Settings,
+    /// The settings of the command line.
+    pub usual: Settings,
+    /// The context.
+    pub context: Context,
+    /// The model's file, which is never written to; `None` for a bundled one.
+    pub model: Option<PathBuf>,
+    /// Set by Ctrl-C.
+    pub stop: Arc<AtomicBool>,
+    /// Answers since the seed was set: each has its own.
+    pub drawn: u64,
+    /// Statistics of the last answer.
+    pub statistics: Option<String>,
+}
+
+/// What follows a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// The next message.
+    Message,
+    /// The next message, after an answer that ended for this reason.
+    Answered(Stop),
+    /// The end of the chat.
+    End,
+}
+
+impl Session {
+    /// Answers a message. Returns why the answer ended.
+    ///
+    /// # Errors
+    /// Those of the template and the engine. The message is then taken back.
+    pub fn ask(&mut self, message: &str) -> Result<Stop, Failure> {
+        self.said.ask(message);
+        let answered = self.answer();
+        if answered.is_err() {
+            self.said.take_back_question();
+        }
+        answered
+    }
+
+    /// Answers the last message.
+    fn answer(&mut self) -> Result<Stop, Failure> {
+        let ids = self.prompt()?;
+        // Reuse the KV cache for the longest common prefix.
+        let both = self.sequence.tokens().iter().zip(&ids);
+        let common = (both.take_while(|(a, b)| a == b).count()).min(ids.len() - 1);
+        let common = self.sequence.truncate(common);
+        let how = Settings {
+            seed: self.settings.seed.wrapping_add(self.drawn),
+            ..self.settings
+        };
+        let (engine, sequence) = (&mut self.engine, &mut self.sequence);
+        let made = generate(engine, sequence, &ids[common..], &how, &self.stop)?;
+        self.drawn += 1;
+        self.said.answer(made.text.trim());
+        self.finish(&made, &how)?;
+        Ok(made.generation.stop)
+    }
+
+    /// Tokens of the conversation, without its oldest exchanges if they leave less than a quarter of the context for the
+    /// answer.
+    fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
+        let context = self.context.length;
+        loop {
+            let rendered = self.template.render(self.said.conversation())?;
+            // The template writes its special tokens itself.
+            let ids = self.engine.text().tokens(&rendered)?;
+            if ids.is_empty() {
+                return Err(Failure::usage("the chat template renders an empty text"));
+            }
+            if ids.len() < context - context / 4 || !self.said.drop_oldest() {
+                return Ok(ids);
+            }
+            tell("(the context is nearly full: dropping the oldest exchange)");
+        }
+    }
+
+    /// Prints what belongs after an answer.
+    fn finish(&mut self, made: &Generated, how: &Settings) -> Result<(), Failure> {
+        let report = report(&mut self.engine, made, how)?;
+        if how.json {
+            return print_json(&report);
+        }
+        print_now("\n")?;
+        tell_end(&report, made.generation.stop, how, self.context);
+        if tracing::enabled!(tracing::Level::INFO) {
+            tell(format_args!("\n{}", report.summary()));
+        } else if !how.commands {
+            tell(format_args!("({})", speed(&report)));
+        }
+        self.statistics = Some(self.line(&report));
+        Ok(())
+    }
+
+    /// An answer's statistics in one line.
+    fn line(&self, report: &Report) -> String {
+        let repeats = match report.repetition {
+            Some(loops) => format!(", ends in a loop, {loops}"),
+            None => String::new(),
+        };
+        format!(
+            "{}{repeats}; prompt {} tokens in {:.2} s; context {} of {}; peak memory {} of {}",
+            speed(report),
+            report.prompt_tokens,
+            report.ttft_ms / 1e3,
+            self.sequence.len(),
+            self.context.length,
+            size::show(report.memory.peak_rss_bytes.unwrap_or(0)),
+            size::show(report.memory.budget_bytes),
+        )
+    }
+
+    /// Runs a command.
+    ///
+    /// # Errors
+    /// Those of answers and files, and values that are refused.
+    pub fn run(&mut self, command: Command<'_>) -> Result<Next, Failure> {
+        match command {
+            Command::Help => tell(HELP),
+            Command::Exit => return Ok(Next::End),
+            Command::Clear => {
+                self.said.clear();
+                tell("(the conversation is forgotten)");
+            }
+            Command::Retry => {
+                self.said.take_back_answer()?;
+                if self.settings.sampling(self.engine.text()).temperature == 0.0 {
+                    tell("(greedy, so the answer is the same; /set temp 0.8 for others)");
+                }
+                return Ok(Next::Answered(self.answer()?));
+            }
+            Command::Stats => match &self.statistics {
+                Some(line) => tell(format_args!("({line})")),
+                None => tell("(nothing was answered yet)"),
+            },
+            Command::ShowSystem => match self.said.system() {
+                Some(text) => tell(text),
+                None => tell("(no system message; /system TEXT sets one)"),
+            },
+            Command::System(text) => {
+                self.said.set_system(text);
+                if let Some(text) = text
+                    && ignores_system(&self.template, text)?
+                {
+                    tell("(this model's chat template ignores system messages: it has no effect)");
+                }
+            }
+            Command::ShowSettings => self.tell_settings(),
+            Command::Set(setting, value) => self.set(setting, value)?,
+            Command::Save(path) => {
+                self.said.save(&path, self.model.as_deref())?;
+                let count = self.said.turns();
+                tell(format_args!(
+                    "({count} messages saved to {})",
+                    path.display()
+                ));
+            }
+            Command::Load(path) => {
+                self.said.load(&path)?;
+                let count = self.said.turns();
+                tell(format_args!(
+                    "({count} messages loaded from {})",
+                    path.display()
+                ));
+            }
+        }
+        Ok(Next::Message)
+    }
+
+    /// Sets or resets a setting; invalid values change nothing.
+    fn set(&mut self, setting: Setting, value: Option<&str>) -> Result<(), Failure> {
+        let mut changed = self.settings;
+        setting.apply(value, &mut changed, &self.usual)?;
+        changed.checked_sampling(self.engine.text())?;
+        if setting == Setting::Seed {
+            self.drawn = 0;
+        }
+        self.settings = changed;
+        self.tell_settings();
+        Ok(())
+    }
+
+    fn tell_settings(&self) {
+        let sampling = self.settings.sampling_report(self.engine.text()).summary();
+        let most = match self.settings.most {
+            Some(most) => format!("at most {most} tokens"),
+            None => "no limit but the context".to_owned(),
+        };
+        tell(format_args!("({sampling}; {most})"));
+    }
+}
+
+/// Tokens and their speed.
+fn speed(report: &Report) -> String {
+    format!(
+        "{} tokens, {:.1} tokens/s",
+        report.generated_tokens, report.decode_tokens_per_s
+    )
+}
+
+/// Whether the chat template does not show a system message to the model.
+///
+/// # Errors
+/// Those of the template.
+pub fn ignores_system(template: &Renderer, system: &str) -> Result<bool, Failure> {
+    let mut probe = Transcript::new(Some(system));
+    probe.ask("u");
+    Ok(!template
+        .render(probe.conversation())?
+        .contains(system.trim()))
+}

@@ -1,0 +1,307 @@
+//! What was said in a chat, and its file: a JSON object with `messages` as in OpenAI's API.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use emberflow_models::chat::{Conversation, Message};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Failure, atomic};
+
+/// Most bytes of a saved conversation.
+const LONGEST: u64 = 16 << 20;
+
+/// A conversation. Its first message may be the system's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transcript(Conversation);
+
+/// A saved conversation.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    messages: Vec<Message>,
+}
+
+fn has_role(message: &Message, role: &str) -> bool {
+    message.get("role").and_then(Value::as_str) == Some(role)
+}
+
+impl Transcript {
+    /// An empty conversation with an optional system message.
+    pub fn new(system: Option<&str>) -> Self {
+        let mut transcript = Self(Conversation {
+            add_generation_prompt: true,
+            ..Conversation::default()
+        });
+        transcript.set_system(system);
+        transcript
+    }
+
+    /// For the chat template.
+    pub fn conversation(&self) -> &Conversation {
+        &self.0
+    }
+
+    /// The system message.
+    pub fn system(&self) -> Option<&str> {
+        let first = self.0.messages.first();
+        first
+            .filter(|message| has_role(message, "system"))?
+            .get("content")?
+            .as_str()
+    }
+
+    /// Replaces or removes the system message.
+    pub fn set_system(&mut self, system: Option<&str>) {
+        let old = 0..self.first_turn();
+        let new = system.map(|text| Message::new("system", text));
+        self.0.messages.splice(old, new);
+    }
+
+    /// Number of system messages, which are never dropped.
+    fn first_turn(&self) -> usize {
+        usize::from(self.system().is_some())
+    }
+
+    /// Messages without the system's.
+    pub fn turns(&self) -> usize {
+        self.0.messages.len() - self.first_turn()
+    }
+
+    /// Adds a message of the user.
+    pub fn ask(&mut self, text: &str) {
+        self.0.messages.push(Message::new("user", text));
+    }
+
+    /// Adds an answer.
+    pub fn answer(&mut self, text: &str) {
+        self.0.messages.push(Message::new("assistant", text));
+    }
+
+    /// Removes the last message if it is the user's.
+    pub fn take_back_question(&mut self) {
+        self.0.messages.pop_if(|last| has_role(last, "user"));
+    }
+
+    /// Removes the last answer, so that the message before it can be answered again.
+    ///
+    /// # Errors
+    /// A usage error if nothing was asked.
+    pub fn take_back_answer(&mut self) -> Result<(), Failure> {
+        let messages = &mut self.0.messages;
+        let answered = messages
+            .iter()
+            .rposition(|message| has_role(message, "user"));
+        match answered {
+            Some(at) => {
+                messages.truncate(at + 1);
+                Ok(())
+            }
+            None => Err(Failure::usage(
+                "there is nothing to answer again: write a message first",
+            )),
+        }
+    }
+
+    /// Drops the oldest exchange, but never the last message. Returns whether there was one.
+    pub fn drop_oldest(&mut self) -> bool {
+        let (first, messages) = (self.first_turn(), &mut self.0.messages);
+        if messages.len() <= first + 1 {
+            return false;
+        }
+        messages.drain(first..(first + 2).min(messages.len() - 1));
+        true
+    }
+
+    /// Forgets everything but the system message.
+    pub fn clear(&mut self) {
+        let first = self.first_turn();
+        self.0.messages.truncate(first);
+    }
+
+    /// Writes the conversation to `path`, which may be a saved conversation but no other file. `reads` is what the program
+    /// reads.
+    ///
+    /// # Errors
+    /// A usage error for another existing file; I/O errors.
+    pub fn save(&self, path: &Path, reads: Option<&Path>) -> Result<(), Failure> {
+        if path.is_file() && read(path).is_err() {
+            return Err(Failure::usage(format!(
+                "{} exists and is no saved conversation; name another file",
+                path.display()
+            )));
+        }
+        atomic::may_create(path, true, &[reads])?;
+        let saved = Saved {
+            messages: self.0.messages.clone(),
+        };
+        let mut bytes = serde_json::to_vec_pretty(&saved).map_err(std::io::Error::from)?;
+        bytes.push(b'\n');
+        atomic::write(path, &bytes)
+    }
+
+    /// Replaces the conversation by a saved one.
+    ///
+    /// # Errors
+    /// I/O errors, and a usage error for another kind of file; the conversation is then unchanged.
+    pub fn load(&mut self, path: &Path) -> Result<(), Failure> {
+        self.0.messages = read(path)?;
+        Ok(())
+    }
+}
+
+/// Reads a saved conversation.
+fn read(path: &Path) -> Result<Vec<Message>, Failure> {
+    let wrong = |why: &str| {
+        Failure::usage(format!(
+            "{} is no saved conversation ({why}); /save writes one",
+            path.display()
+        ))
+    };
+    let mut bytes = Vec::new();
+    // Opening a pipe would block until something writes to it.
+    if path.exists() && !path.is_file() {
+        return Err(wrong("it is no file"));
+    }
+    let file = File::open(path).map_err(Failure::file(path))?;
+    let read = file.take(LONGEST + 1).read_to_end(&mut bytes);
+    if read.map_err(Failure::file(path))? as u64 > LONGEST {
+        return Err(wrong("it is larger than 16 MiB"));
+    }
+    let saved: Saved = serde_json::from_slice(&bytes).map_err(|e| wrong(&e.to_string()))?;
+    for (at, message) in saved.messages.iter().enumerate() {
+        let role = ["user", "assistant"]
+            .iter()
+            .any(|role| has_role(message, role))
+            || at == 0 && has_role(message, "system");
+        let text = message.get("content").is_some_and(Value::is_string);
+        if !role || !text {
+            let number = at + 1;
+            return Err(wrong(&format!(
+                "message {number} is not the user's, the assistant's or a first one of the system, with text"
+            )));
+        }
+    }
+    Ok(saved.messages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(transcript: &Transcript) -> Vec<String> {
+        let messages = transcript.0.messages.iter();
+        let of = |message: &Message| {
+            let member = |name| message.get(name).unwrap().as_str().unwrap().to_owned();
+            member("role")[..1].to_owned() + ":" + &member("content")
+        };
+        messages.map(of).collect()
+    }
+
+    #[test]
+    fn answers_are_taken_back_and_old_exchanges_dropped() {
+        let mut chat = Transcript::new(Some("Be short."));
+        assert!(chat.take_back_answer().is_err());
+        for turn in 1..4 {
+            chat.ask(&format!("q{turn}"));
+            chat.answer(&format!("a{turn}"));
+        }
+        assert_eq!(chat.turns(), 6);
+        chat.take_back_answer().unwrap();
+        assert_eq!(
+            said(&chat),
+            ["s:Be short.", "u:q1", "a:a1", "u:q2", "a:a2", "u:q3"]
+        );
+        // A question without an answer can be answered too.
+        chat.take_back_answer().unwrap();
+        assert!(chat.drop_oldest());
+        assert_eq!(said(&chat), ["s:Be short.", "u:q2", "a:a2", "u:q3"]);
+        assert!(chat.drop_oldest() && !chat.drop_oldest());
+        assert_eq!(said(&chat), ["s:Be short.", "u:q3"]);
+        chat.take_back_question();
+        chat.take_back_question();
+        assert_eq!(said(&chat), ["s:Be short."]);
+    }
+
+    #[test]
+    fn the_system_message_is_replaced_removed_and_kept() {
+        let mut chat = Transcript::new(None);
+        chat.ask("q");
+        chat.set_system(Some("one"));
+        chat.set_system(Some("two"));
+        assert_eq!(said(&chat), ["s:two", "u:q"]);
+        assert_eq!((chat.system(), chat.turns()), (Some("two"), 1));
+        chat.clear();
+        assert_eq!(said(&chat), ["s:two"]);
+        chat.set_system(None);
+        assert_eq!((chat.system(), chat.turns()), (None, 0));
+    }
+
+    #[test]
+    fn a_saved_conversation_is_the_same_and_no_other_file_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut chat = Transcript::new(Some("Be \"short\"."));
+        chat.ask("two\nlines, é");
+        chat.answer("yes");
+        chat.save(&at("chat.json"), None).unwrap();
+        // The form that clients of OpenAI's API know.
+        let text = std::fs::read_to_string(at("chat.json")).unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["messages"][1]["content"], "two\nlines, é");
+        let mut loaded = Transcript::new(Some("other"));
+        loaded.load(&at("chat.json")).unwrap();
+        assert_eq!(loaded, chat);
+        // It can be saved again.
+        chat.ask("more");
+        chat.save(&at("chat.json"), None).unwrap();
+        loaded.load(&at("chat.json")).unwrap();
+        assert_eq!(loaded.turns(), 3);
+
+        for (name, content) in [
+            ("notes.txt", "precious"),
+            ("other.json", "{\"messages\": 3}"),
+            ("empty", ""),
+        ] {
+            std::fs::write(at(name), content).unwrap();
+            let refused = chat.save(&at(name), None).unwrap_err().to_string();
+            assert!(refused.contains("name another file"), "{refused}");
+            assert_eq!(std::fs::read_to_string(at(name)).unwrap(), content);
+            let refused = loaded.load(&at(name)).unwrap_err().to_string();
+            assert!(refused.contains("/save writes one"), "{refused}");
+        }
+        let refused = chat.save(dir.path(), None).unwrap_err().to_string();
+        assert!(refused.contains("folder"), "{refused}");
+        let missing = loaded.load(&at("missing")).unwrap_err().to_string();
+        assert!(missing.contains("missing"), "{missing}");
+        let model = at("model.ember");
+        std::fs::write(&model, text).unwrap();
+        let refused = chat.save(&model, Some(&model)).unwrap_err().to_string();
+        assert!(refused.contains("reads"), "{refused}");
+        assert_eq!(loaded.turns(), 3, "a failed load changes nothing");
+    }
+
+    #[test]
+    fn only_conversations_are_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("chat.json");
+        let mut chat = Transcript::new(None);
+        for (messages, fits) in [
+            (r#"[]"#, true),
+            (r#"[{"role":"user","content":"a"}]"#, true),
+            (r#"[{"role":"tool","content":"a"}]"#, false),
+            (r#"[{"role":"user","content":[]}]"#, false),
+            (r#"[{"role":"user"}]"#, false),
+            (
+                r#"[{"role":"user","content":"a"},{"role":"system","content":"b"}]"#,
+                false,
+            ),
+            (r#"["text"]"#, false),
+        ] {
+            let text = format!("{{\"model\":\"x\",\"messages\":{messages}}}");
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(chat.load(&path).is_ok(), fits, "{messages}");
+        }
+    }
+}

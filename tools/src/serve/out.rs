@@ -1,0 +1,68 @@
+//! What the engine thread sends for a job.
+
+use emberflow_engine::{LogProbs, Repetition};
+
+/// Output of a job. Each text has an index and ends with `Done`, unless the job fails.
+#[derive(Debug)]
+pub enum Out {
+    /// The job has started.
+    Started {
+        /// Index of its first text.
+        index: usize,
+        /// Prompt tokens reused from the KV cache.
+        cached: usize,
+    },
+    /// More text.
+    Text {
+        /// Index of the text.
+        index: usize,
+        /// Whole characters; empty only if there are log-probabilities.
+        text: String,
+        /// Log-probabilities of its tokens, if requested.
+        log_probs: Vec<LogProbs>,
+        /// Tokens of the text so far.
+        tokens: usize,
+    },
+    /// Log-probabilities of the prompt's next tokens, from the second one on.
+    Prompt {
+        /// Index of the prompt's first text.
+        index: usize,
+        /// One per token.
+        log_probs: Vec<LogProbs>,
+    },
+    /// The mean of the prompt's last hidden states, `[d_model]`.
+    Hidden(Vec<f32>),
+    /// A text has ended.
+    Done {
+        /// Index of the text.
+        index: usize,
+        /// Why.
+        end: End,
+        /// Number of tokens.
+        tokens: usize,
+        /// The loop in which it ends. No loop ends a text: what a client asked for may repeat itself.
+        repetition: Option<Repetition>,
+    },
+    /// The job failed.
+    Failed(String),
+    /// The request cannot be served.
+    Refused(String),
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// End-of-text token, or a complete grammar.
+    Eos,
+    /// This stop string.
+    Word(String),
+    /// Length limit.
+    Length,
+}
+
+impl End {
+    /// Whether it ended before its length limit.
+    pub fn stopped(&self) -> bool {
+        *self != Self::Length
+    }
+}
