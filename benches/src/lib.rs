@@ -46,7 +46,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         Serve(args) => bench::serve::command(&args),
         Split(args) => bench::split::command(&args),
         Phone(args) => phone::command(&args),
-        MeasureMachine => emberflow::machine::command(),
+        MeasureMachine(args) => emberflow::machine::command(&args),
         CheckNpu { provider, only } => emberflow::probe::npu::command(provider, only.as_deref()),
         CheckOpencl { number } => emberflow::probe::opencl::command(number),
         Program(command) => emberflow::dispatch(*command),

@@ -35,7 +35,7 @@
 //!    the hot and cold regions with the neurons that fire most often.
 //! 2. A [`Request`] goes to the [`Stepper`], the only decode loop; [`Engine::generate`] and
 //!    [`Engine::generate_batch`] use it. Each step runs one pass: one row for every sequence that
-//!    decodes, and prompt rows up to the chunk ([`spans::divide`]).
+//!    decodes, and prompt rows up to the chunk ([`spans::Turns`]).
 //! 3. The decoder copies embedding rows to the residual stream `x [rows × d_model]`. Each layer adds
 //!    two terms to it: the output of its mixer and that of its FFN.
 //! 4. The mixer (`mixer`: attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention,

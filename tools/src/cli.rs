@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use emberflow_engine::Budget;
 use emberflow_engine::device::Provider;
+use emberflow_kernels::DType;
 use emberflow_storage::io::IoChoice;
 
 pub use self::bench::*;
@@ -112,9 +113,9 @@ gave different logits; 130 interrupted by Ctrl-C."
     /// Internal: one run of a benchmark.
     #[command(hide = true)]
     Point(Box<PointArgs>),
-    /// Internal: measure the processor and the memory.
+    /// Internal: measure the processor, the memory and a disk.
     #[command(hide = true)]
-    MeasureMachine,
+    MeasureMachine(MeasureMachineArgs),
     /// Internal: open an NPU and compare it with the CPU, or try graphs out.
     #[command(hide = true)]
     CheckNpu {
@@ -131,6 +132,17 @@ gave different logits; 130 interrupted by Ctrl-C."
     },
 }
 
+/// `measure-machine`
+#[derive(Debug, Args)]
+pub struct MeasureMachineArgs {
+    /// Formats whose kernels are measured, briefly.
+    #[arg(long = "format", value_name = "FORMAT", value_parser = values::parse_format)]
+    pub formats: Vec<DType>,
+    /// A file whose disk is measured by a few reads.
+    #[arg(long, value_name = "FILE")]
+    pub disk: Option<PathBuf>,
+}
+
 /// `plan`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -140,8 +152,8 @@ Examples:
   emberflow plan model.ember --memory 2GiB --io sim:ufs4 --json
   emberflow plan config.json --quant q8 --context 8192
 
-Measure the storage device first (emberflow bench io MODEL --save). CPU and memory are measured
-automatically on first use.")]
+CPU and memory, and the storage device by a few reads of the model, are measured on first use, in half a
+second. emberflow bench io measures them longer.")]
 pub struct PlanArgs {
     /// A packed model (.ember), a bundled one (demo, demo-moe), or the config.json of a model on Hugging Face: what
     /// it would need, before its weights are downloaded.

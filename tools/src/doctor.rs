@@ -21,7 +21,7 @@ use self::check::{Check, Status};
 use self::devices::devices;
 use self::memory::{cgroup, huge_pages, locked_memory, memory};
 use self::npu::npu;
-use self::processor::{cores, energy, isa};
+use self::processor::{compute_rates, cores, energy, isa};
 use self::storage::{device_profile, direct_io, facts, io_uring, read_ahead};
 use crate::cli::DoctorArgs;
 use crate::{Failure, print_json, size};
@@ -89,6 +89,7 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
             &text("/sys/kernel/mm/transparent_hugepage/defrag"),
         ),
         read_ahead(facts.as_ref()),
+        compute_rates(),
         device_profile(facts.as_ref().ok(), machine),
         energy(),
         devices(args.retry_devices),

@@ -80,7 +80,7 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::RenderTemplate => template::command(),
         cli::Command::CheckGrammar => serve::check_grammar(),
         cli::Command::Point(args) => run::run(&args.into_run()),
-        cli::Command::MeasureMachine => machine::command(),
+        cli::Command::MeasureMachine(args) => machine::command(&args),
         cli::Command::CheckNpu { provider, only } => probe::npu::command(provider, only.as_deref()),
         cli::Command::CheckOpencl { number } => probe::opencl::command(number),
     }

@@ -1,30 +1,51 @@
-//! Measures the compute rates of this machine once, and saves them for the planner.
+//! Measures the machine for the planner, where nothing was saved: compute rates, and the disk by a few reads of the model.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::measure::{Effort, layers, measure};
 use crate::tell::tell;
 use emberflow_engine::Model;
-use emberflow_engine::planner::rates::{FORMATS, Rates, counts};
-use emberflow_storage::profile::Machine;
+use emberflow_engine::planner::rates::{FORMATS, Rates, measured_as};
+use emberflow_kernels::DType;
+use emberflow_storage::io::IoChoice;
+use emberflow_storage::profile::{
+    DeviceProfile, FileFacts, Machine, MeasurePlan, ProfileError, Target, Watch,
+    measure as measure_reads,
+};
+use serde::{Deserialize, Serialize};
 
-use crate::cli::ModelArg;
+use crate::cli::{MeasureMachineArgs, ModelArg};
 use crate::model::open_model;
 use crate::{Failure, print_json, progress};
 
-/// Measures this machine and saves the rates for the planner.
+/// What was measured.
+#[derive(Serialize, Deserialize)]
+struct Found {
+    rates: Option<Rates>,
+    disk: Option<DeviceProfile>,
+}
+
+/// Measures this machine thoroughly and saves the rates for the planner.
 ///
 /// # Errors
 /// Not enough memory.
 pub fn measure_for_plans() -> Result<Rates, Failure> {
-    let rates = measure_here()?;
+    let rates = rates(&Effort::default(), None)?;
     save(&rates);
     Ok(rates)
 }
 
-/// The hidden command: measures, saves, and prints the rates as JSON.
-pub fn command() -> Result<(), Failure> {
-    print_json(&measure_for_plans()?)
+/// The hidden command: measures, saves, and prints the results as JSON. Without options, everything but the disk.
+pub fn command(args: &MeasureMachineArgs) -> Result<(), Failure> {
+    let found = match (&args.formats[..], &args.disk) {
+        ([], None) => Found {
+            rates: Some(measure_for_plans()?),
+            disk: None,
+        },
+        (formats, disk) => brief(formats, disk.as_deref())?,
+    };
+    print_json(&found)
 }
 
 /// Saves the rates for the planner. If that fails, prints why and continues.
@@ -39,44 +60,155 @@ fn save(rates: &Rates) {
     }
 }
 
-/// Loads the rates of this machine, or measures them in a child process, so that the memory used for measuring does
-/// not count towards the peak of this run.
+/// Saves the profile of a disk, unless there is one by longer measurements. Without a cache folder, and if it fails, the
+/// next plan measures again.
+fn save_disk(profile: &DeviceProfile) {
+    let Some(path) = DeviceProfile::default_path() else {
+        return;
+    };
+    if DeviceProfile::load(&path).is_ok_and(|saved| !saved.brief) {
+        return;
+    }
+    if let Err(e) = profile.save(&path) {
+        tracing::info!("the profile of the disk is not saved: {e}");
+    }
+}
+
+/// Measures what the plan of a model needs and was not measured on this machine yet, or under load: compute rates of its
+/// formats, and the disk under `file`. A child process does it, so that the memory used for measuring does not count
+/// towards the peak of this one.
 ///
 /// # Errors
 /// Not enough memory.
-pub fn load_or_measure() -> Result<(), Failure> {
-    if Rates::saved().is_some() {
+pub fn load_or_measure(model: &Model, file: Option<&Path>) -> Result<(), Failure> {
+    let (saved, wanted) = (Rates::saved(), formats(model));
+    let known = saved.is_some_and(|rates| rates.doubt.is_none() && rates.has(&wanted));
+    let wanted = if known { Vec::new() } else { wanted };
+    let file = file.filter(|file| needs_reads(file));
+    if wanted.is_empty() && file.is_none() {
         return Ok(());
     }
-    tell("emberflow: measuring this machine, once; this takes a few seconds");
-    let rates = match measure_in_child() {
-        Ok(rates) => rates,
+    let what = match (wanted.is_empty(), file) {
+        (false, None) => "processor and memory",
+        (false, Some(_)) => "processor, memory and disk",
+        (true, _) => "the disk",
+    };
+    tell(format_args!("emberflow: measuring {what}, once"));
+    let found = match in_child(&wanted, file) {
+        Ok(found) => found,
         Err(reason) => {
             tracing::info!(
                 "measuring in this process, which counts towards its peak memory: {reason}"
             );
-            measure_for_plans()?
+            brief(&wanted, file)?
         }
     };
-    rates.remember();
+    found.rates.into_iter().for_each(Rates::remember);
+    found.disk.into_iter().for_each(DeviceProfile::remember);
     Ok(())
 }
 
-fn measure_in_child() -> Result<Rates, Box<dyn std::error::Error>> {
-    let mut bench = Command::new(std::env::current_exe()?);
-    bench.arg("measure-machine");
-    bench.stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = bench.output()?;
+/// Rates for matrices of one format, measured briefly and saved.
+///
+/// # Errors
+/// Not enough memory.
+pub fn measured(format: DType) -> Result<Rates, Failure> {
+    if let Ok(Found {
+        rates: Some(rates), ..
+    }) = in_child(&[format], None)
+    {
+        return Ok(rates);
+    }
+    let rates = rates(&Effort::brief(vec![format]), None)?;
+    save(&rates);
+    Ok(rates)
+}
+
+/// The measured formats of a model's weights.
+fn formats(model: &Model) -> Vec<DType> {
+    let quant = &model.text().meta().quant;
+    let all = [&quant.ffn, &quant.attention, &quant.embedding];
+    let all = all.map(|name| DType::parse(name).map(measured_as));
+    let is_used = |format: &DType| all.contains(&Some(*format));
+    FORMATS.into_iter().filter(is_used).collect()
+}
+
+/// Whether no measurement of the file's disk is known.
+fn needs_reads(file: &Path) -> bool {
+    let known = |facts| {
+        DeviceProfile::for_device(&facts)
+            .is_some_and(|profile| !profile.brief || profile.doubt().is_none())
+    };
+    FileFacts::of(file).is_ok_and(|facts| !known(facts))
+}
+
+fn in_child(formats: &[DType], disk: Option<&Path>) -> Result<Found, Box<dyn std::error::Error>> {
+    let mut child = Command::new(std::env::current_exe()?);
+    child.arg("measure-machine");
+    for format in formats {
+        child.args(["--format", format.name()]);
+    }
+    if let Some(path) = disk {
+        child.arg("--disk").arg(path);
+    }
+    child.stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = child.output()?;
     if !output.status.success() {
         return Err(format!("the measurement ended with {}", output.status).into());
     }
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-fn measure_here() -> Result<Rates, Failure> {
-    let steps = counts(Machine::here().cores).len() * FORMATS.len();
-    let bar = progress::steps("measuring", steps as u64);
-    let mut rates = measure(Effort::default(), || bar.inc(1))?;
+/// Measures and saves: rates of some formats, together with saved ones, and a disk.
+fn brief(formats: &[DType], disk: Option<&Path>) -> Result<Found, Failure> {
+    let mut found = Found {
+        rates: None,
+        disk: None,
+    };
+    if !formats.is_empty() {
+        let rates = rates(&Effort::brief(formats.to_vec()), Rates::saved())?;
+        save(&rates);
+        found.rates = Some(rates);
+    }
+    if let Some(path) = disk {
+        // An assumption takes its place; the plan says so.
+        found.disk = reads(path)
+            .map_err(|e| tracing::info!("the disk is not measured: {e}"))
+            .ok();
+        found.disk.iter().for_each(save_disk);
+    }
+    Ok(found)
+}
+
+/// Measures a disk by a few reads of a file.
+fn reads(path: &Path) -> Result<DeviceProfile, ProfileError> {
+    let target = Target::open(path)?;
+    let direct = target.facts().sector.is_some();
+    if direct {
+        target.filled()?;
+    }
+    let device = || target.device_bytes().filter(|_| direct);
+    let watch = Watch::start(device());
+    let round = measure_reads(&target, &MeasurePlan::brief(IoChoice::Auto), |_| ())?;
+    let conditions = watch.end(round.bytes, device());
+    target.proven(round.bytes, &conditions)?;
+    Ok(DeviceProfile {
+        conditions: Some(conditions),
+        brief: true,
+        ..DeviceProfile::new(Machine::here(), target.facts().clone(), round.points)
+    })
+}
+
+/// Measures compute rates; `saved` ones are kept where they are better or not measured now, unless only they were measured
+/// under load.
+fn rates(effort: &Effort, saved: Option<Rates>) -> Result<Rates, Failure> {
+    let steps = effort.counts(Machine::here().cores).len() * effort.formats.len();
+    let bar = progress::steps("measuring", u64::from(effort.rounds) * steps as u64);
+    let mut rates = measure(effort, || bar.inc(1))?;
+    let is_kept = |saved: &Rates| rates.doubt.is_some() || saved.doubt.is_none();
+    if let Some(saved) = saved.filter(is_kept) {
+        rates = rates.best_of(saved);
+    }
     let bundled = || -> Result<Model, Failure> { open_model(&ModelArg { model: None }) };
     layers(&mut rates, bundled)?;
     bar.finish_and_clear();

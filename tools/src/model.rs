@@ -1,17 +1,19 @@
 //! Opens models and engines from command-line arguments.
 
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 use emberflow_engine::device::Device;
 use emberflow_engine::memory::MemoryPlan;
+use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::{Budget, Engine, Model, Options, demo_container};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
+use emberflow_storage::io::IoChoice;
 
 use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
-use crate::{Failure, budget, probe};
+use crate::{Failure, budget, machine, probe};
 
 /// Opens the container that `arg` names, or a bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -67,6 +69,9 @@ pub fn open_engine(
 
 /// Opens an engine and shows a progress bar, unless `quiet`.
 fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engine, Failure> {
+    if !quiet {
+        measure_for_people(&model, options.lab.io)?;
+    }
     let mut bar = None;
     let budget = options.budget;
     // Before a plan is made, NPUs compile graphs.
@@ -83,6 +88,17 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     let engine = Engine::open_watched(model, options, planned);
     drop(bar);
     engine
+}
+
+/// Where a person starts a program that can save what it finds, measures what a plan needs, the first time.
+fn measure_for_people(model: &Model, io: IoChoice) -> Result<(), Failure> {
+    if !std::io::stderr().is_terminal() || Rates::default_path().is_none() {
+        return Ok(());
+    }
+    let container = model.container();
+    let of_its_own = container.base() == 0 && container.path().is_file();
+    let is_read = of_its_own && !matches!(io, IoChoice::Sim(_));
+    machine::load_or_measure(model, is_read.then(|| container.path()))
 }
 
 /// Requirements of an engine.

@@ -1,10 +1,12 @@
 //! `emberflow plan`: how a memory budget is divided, and the expected speed.
 
 use std::io::Write;
+use std::path::Path;
 
 use emberflow_engine::meta::Quant;
 use emberflow_engine::planner::{Plan, Planner};
 use emberflow_engine::{Lab, Model, Options};
+use emberflow_storage::io::IoChoice;
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
@@ -37,8 +39,8 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         model: args.model.clone(),
     };
     atomic::may_write_each([&args.svg], args.force, &[arg.file()])?;
-    machine::load_or_measure()?;
     let model = model_of(&arg, args.quant)?;
+    machine::load_or_measure(&model, disk_of(&arg, args.io))?;
     // As in `run`, load the tokenizer before planning: its memory counts.
     model.text().encode(prompt::DEFAULT)?;
     let c = model.text().config();
@@ -130,6 +132,12 @@ fn model_of(arg: &ModelArg, quant: Option<PackQuant>) -> Result<Model, Failure> 
     }
 }
 
+/// The file that is read to measure its disk.
+fn disk_of(arg: &ModelArg, io: IoChoice) -> Option<&Path> {
+    let is_read = arg.description().is_none() && !matches!(io, IoChoice::Sim(_));
+    arg.file().filter(|_| is_read)
+}
+
 fn table(plans: &[Plan]) -> String {
     let mut out = String::from(
         "    budget  FFN held  gates     hot      cold      hits   tok/s  prompt  limit\n",
@@ -217,19 +225,19 @@ fn details(p: &Plan) -> String {
 
 fn basis(p: &Plan) -> String {
     let b = &p.basis;
-    let mut out = String::new();
-    if !b.machine_measured {
-        out += "CPU and memory were not measured: run emberflow bench io\n";
-    }
-    if !b.device_measured {
-        out += &format!(
-            "the storage device was not measured ({}): run emberflow bench io MODEL --save\n",
-            b.device
-        );
-    }
-    if b.device_doubtful {
-        out += "the storage device was measured under load: run emberflow bench io again\n";
-    }
+    let mut out = match (b.machine_measured, &b.machine_doubt) {
+        (false, _) => "CPU and memory: assumed; emberflow bench io measures them\n".into(),
+        (true, None) => "CPU and memory: measured\n".into(),
+        (true, Some(why)) => {
+            format!("CPU and memory: measured under load ({why}); the next plan measures again\n")
+        }
+    };
+    out += &format!("storage device: {}", b.device);
+    out += match (b.device_measured, b.device_doubtful) {
+        (false, _) => "; emberflow bench io MODEL --save measures it\n",
+        (true, true) => "; emberflow bench io measures it again\n",
+        (true, false) => "\n",
+    };
     if !b.statistics {
         out += "the model has no activation statistics, so hit rates are a guess: pack it with --stats\n";
     } else if b.neurons_assumed {

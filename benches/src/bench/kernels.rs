@@ -15,17 +15,16 @@ use emberflow::chart::{Labels, bars};
 use emberflow::stats::Range;
 use emberflow::{Failure, progress, size};
 
-/// More memory than the caches of large processors, and several passes over it.
-const FULL: Effort = Effort {
-    time: Duration::from_millis(60),
-    memory: 1 << 30,
-};
-
-/// Fast enough for a test.
-const QUICK: Effort = Effort {
-    time: Duration::from_millis(1),
-    memory: 4 << 20,
-};
+/// More memory than the caches of large processors, and several passes over it; `quick`: fast enough for a test.
+fn effort(quick: bool) -> Effort {
+    let (ms, memory) = if quick { (1, 4 << 20) } else { (60, 1 << 30) };
+    Effort {
+        time: Duration::from_millis(ms),
+        rounds: 1,
+        memory,
+        ..Effort::default()
+    }
+}
 
 /// One kernel with one format, thread count and working set.
 #[derive(Debug, Clone, Serialize)]
@@ -52,11 +51,11 @@ struct KernelRow {
 pub fn command(args: &KernelsArgs) -> Result<(), Failure> {
     let (repeat, facts) = (&args.repeat, Facts::here());
     may_write(&repeat.output, "kernels", None, None)?;
-    let effort = if repeat.quick { QUICK } else { FULL };
+    let effort = effort(repeat.quick);
     let steps = repeat.rounds() as usize * counts(facts.machine.cores).len() * FORMATS.len();
     let bar = progress::steps("measuring", steps as u64);
     let rounds: Vec<Rates> = (0..repeat.rounds())
-        .map(|_| measure(effort, || bar.inc(1)))
+        .map(|_| measure(&effort, || bar.inc(1)))
         .collect::<Result<_, _>>()?;
     bar.finish_and_clear();
     let rows = rows(&rounds);

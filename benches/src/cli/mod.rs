@@ -95,7 +95,7 @@ Example:
     Phone(Box<PhoneArgs>),
     /// Measure processor and memory; used by this program itself.
     #[command(hide = true)]
-    MeasureMachine,
+    MeasureMachine(emberflow::cli::MeasureMachineArgs),
     /// Open an NPU and compare it with the CPU; used by this program itself.
     #[command(hide = true)]
     CheckNpu {

@@ -127,6 +127,7 @@ impl Planner {
             prefill: self.expect(&pass, division, &outlook, (*chunk).max(2)),
             basis: Basis {
                 machine_measured: self.rates.measured,
+                machine_doubt: self.rates.doubt.clone(),
                 device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
                 device_doubtful: self.device.origin() == Origin::Doubtful,
                 device: self.device.origin().to_string(),

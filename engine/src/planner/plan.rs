@@ -142,6 +142,9 @@ pub struct Plan {
 pub struct Basis {
     /// Whether the machine was measured.
     pub machine_measured: bool,
+    /// Why the measurement of the machine may not be that of the idle machine, if there is a reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_doubt: Option<String>,
     /// Whether the storage device was measured.
     pub device_measured: bool,
     /// Whether the device was under load when measured, so that the numbers may be wrong.
@@ -158,8 +161,9 @@ pub struct Basis {
 impl Basis {
     /// Whether all inputs were measured.
     pub fn all_measured(&self) -> bool {
-        let measured = self.machine_measured && self.device_measured && !self.device_doubtful;
-        measured && self.statistics && !self.neurons_assumed
+        let measured = self.machine_measured && self.device_measured;
+        let doubtful = self.machine_doubt.is_some() || self.device_doubtful;
+        measured && !doubtful && self.statistics && !self.neurons_assumed
     }
 
     /// The most important assumption behind `forecast`, with the command that measures it. `None`
@@ -171,8 +175,11 @@ impl Basis {
             () if !self.machine_measured => {
                 Some("this machine was not measured; `emberflow plan` does it once")
             }
+            () if self.machine_doubt.is_some() => {
+                Some("this machine was measured under load; `emberflow plan` measures it again")
+            }
             () if reads && !self.device_measured => {
-                Some("the disk was not measured; `emberflow bench io MODEL --save` does it")
+                Some("the disk was not measured; `emberflow plan MODEL` does it once")
             }
             () if reads && self.device_doubtful => {
                 Some("the disk was measured under load; `emberflow bench io` measures it again")

@@ -30,6 +30,12 @@ impl Throughput {
         rows * self.row_ns + bytes / self.at(working_set)
     }
 
+    /// See [`Rates::best_of`].
+    fn take_best(&mut self, other: &Self) {
+        self.row_ns = self.row_ns.min(other.row_ns);
+        best_points(&mut self.gb_per_s, &other.gb_per_s);
+    }
+
     /// GB/s for a working set; interpolates over its logarithm.
     pub fn at(&self, working_set: f64) -> f64 {
         let points = &self.gb_per_s;
@@ -46,6 +52,17 @@ impl Throughput {
         };
         speed.max(1e-3)
     }
+}
+
+/// The higher rate of each point, and the points of both, in order.
+fn best_points<K: Copy + Ord>(ours: &mut Vec<(K, f64)>, theirs: &[(K, f64)]) {
+    for &(at, speed) in theirs {
+        match ours.iter_mut().find(|point| point.0 == at) {
+            Some(point) => point.1 = point.1.max(speed),
+            None => ours.push((at, speed)),
+        }
+    }
+    ours.sort_by_key(|point| point.0);
 }
 
 /// Kernel rates of one block format with one thread count.
@@ -90,15 +107,35 @@ pub struct ThreadRates {
 }
 
 impl ThreadRates {
+    /// See [`Rates::best_of`].
+    fn take_best(&mut self, other: Self) {
+        self.section_ns = self.section_ns.min(other.section_ns);
+        self.layer_ns = self.layer_ns.min(other.layer_ns);
+        self.read.take_best(&other.read);
+        for theirs in other.kernels {
+            let Some(ours) = self.kernels.iter_mut().find(|k| k.dtype == theirs.dtype) else {
+                self.kernels.push(theirs);
+                continue;
+            };
+            ours.dot.take_best(&theirs.dot);
+            ours.neuron.take_best(&theirs.neuron);
+            best_points(&mut ours.gemm, &theirs.gemm);
+        }
+    }
+
     /// The rates of a format.
     pub fn kernel(&self, dtype: DType) -> Option<&KernelRates> {
-        let dtype = match dtype {
-            // not measured: about as many bytes and nearly the same work
-            DType::Mxfp4 | DType::Q4c => DType::Q4,
-            DType::Q8c => DType::Q8,
-            measured => measured,
-        };
-        self.kernels.iter().find(|k| k.dtype == dtype.name())
+        let name = measured_as(dtype).name();
+        self.kernels.iter().find(|k| k.dtype == name)
+    }
+}
+
+/// The measured format whose kernels take as long: one with about as many bytes and nearly the same work.
+pub fn measured_as(dtype: DType) -> DType {
+    match dtype {
+        DType::Mxfp4 | DType::Q4c => DType::Q4,
+        DType::Q8c => DType::Q8,
+        measured => measured,
     }
 }
 
@@ -132,6 +169,9 @@ pub struct Rates {
     pub isa: String,
     /// Whether the numbers were measured or assumed.
     pub measured: bool,
+    /// Why the numbers may not be those of the idle machine, if there is a reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<String>,
     /// Checksum GB/s of one thread.
     pub check_gb_per_s: f64,
     /// Nanoseconds to look up and release a cold neuron.
@@ -176,6 +216,41 @@ impl Rates {
         };
         let best = self.threads.iter().map(of).fold(0.0, f64::max);
         (self.measured && best > 0.0).then_some(1e9 * best)
+    }
+
+    /// Whether kernels of these formats were measured.
+    pub fn has(&self, formats: &[DType]) -> bool {
+        let has = |with: &ThreadRates| formats.iter().all(|&f| with.kernel(f).is_some());
+        self.threads.iter().all(has)
+    }
+
+    /// The rates of the same machine from two measurements: in each the best ones, since whatever
+    /// disturbs a measurement makes it slower. Formats and thread counts of either.
+    pub fn best_of(mut self, other: Self) -> Self {
+        for theirs in other.threads {
+            match self
+                .threads
+                .iter_mut()
+                .find(|t| t.threads == theirs.threads)
+            {
+                Some(ours) => ours.take_best(theirs),
+                None => self.threads.push(theirs),
+            }
+        }
+        self.threads.sort_by_key(|t| t.threads);
+        self.check_gb_per_s = self.check_gb_per_s.max(other.check_gb_per_s);
+        for (ours, theirs) in [
+            (&mut self.lookup_ns, other.lookup_ns),
+            (&mut self.replace_ns, other.replace_ns),
+            (&mut self.name_ns, other.name_ns),
+            (&mut self.wake_ns, other.wake_ns),
+            (&mut self.tell_ns, other.tell_ns),
+            (&mut self.element_ns, other.element_ns),
+        ] {
+            *ours = ours.min(theirs);
+        }
+        self.doubt = self.doubt.or(other.doubt);
+        self
     }
 
     /// Remembered or saved rates of this machine; `None` if there are none.
@@ -247,6 +322,7 @@ impl Rates {
             machine: Machine::default(),
             isa: isa.name().to_owned(),
             measured: false,
+            doubt: None,
             check_gb_per_s: 4.0,
             lookup_ns: 60.0,
             replace_ns: 250.0,
@@ -293,6 +369,33 @@ mod tests {
         assert!((speed.at(f64::from(1 << 22)) - 30.0).abs() < 1e-9);
         assert_eq!(speed.at(1e12), 20.0);
         assert_eq!(speed.ns(3.0, 400.0, 1.0), 16.0);
+    }
+
+    #[test]
+    fn two_measurements_together_have_the_best_of_each() {
+        let all = Rates::assumed(2, Isa::Neon);
+        let (mut slow, mut partial) = (all.clone(), all.clone());
+        for t in &mut slow.threads {
+            t.read.gb_per_s[1].1 /= 4.0;
+            t.kernels[0].gemm[0].1 /= 2.0;
+        }
+        slow.wake_ns *= 3.0;
+        slow.doubt = Some("others".into());
+        partial.threads.remove(0);
+        partial.threads[0].kernels.truncate(1);
+        partial.check_gb_per_s /= 2.0;
+        assert!(slow.has(&FORMATS) && partial.has(&[DType::Mxfp4]) && !partial.has(&FORMATS));
+        let in_doubt = Rates {
+            doubt: slow.doubt.clone(),
+            ..all.clone()
+        };
+        assert_eq!(slow.clone().best_of(all.clone()), in_doubt);
+        assert_eq!(partial.clone().best_of(all.clone()), all);
+        let mut wanted = slow.clone();
+        wanted.wake_ns = all.wake_ns;
+        wanted.threads[1].read = all.threads[1].read.clone();
+        wanted.threads[1].kernels[0] = all.threads[1].kernels[0].clone();
+        assert_eq!(slow.best_of(partial), wanted);
     }
 
     #[test]

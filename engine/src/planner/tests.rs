@@ -300,6 +300,7 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
         [p.smallest_budget(), p.full_budget()].map(|budget| p.plan(budget).unwrap().decode);
     let basis = |machine_measured, device_measured, statistics| Basis {
         machine_measured,
+        machine_doubt: None,
         device_measured,
         device_doubtful: false,
         device: String::new(),
@@ -321,6 +322,12 @@ fn a_forecast_on_assumptions_names_what_to_measure() {
     };
     assert!(!under_load.all_measured());
     says(under_load, &least, Some("under load"));
+    let disturbed = Basis {
+        machine_doubt: Some("others".into()),
+        ..basis(true, true, true)
+    };
+    assert!(!disturbed.all_measured());
+    says(disturbed, &full, Some("machine was measured under load"));
     says(basis(true, true, false), &least, Some("pack it with"));
     let assumed = Basis {
         neurons_assumed: true,

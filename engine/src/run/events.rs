@@ -99,6 +99,8 @@ pub enum Stepped<'a> {
     Passed {
         /// Rows of the pass.
         rows: usize,
+        /// Whether this step ran all of its layers.
+        whole: bool,
         /// Events of the pass.
         events: &'a mut Vec<Event>,
     },

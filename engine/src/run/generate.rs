@@ -144,7 +144,7 @@ fn follow(
 ) -> Result<Finished, Error> {
     let (mut done, mut tokens) = (0, 0);
     loop {
-        let Stepped::Passed { rows, events } = stepper.step()? else {
+        let Stepped::Passed { rows, events, .. } = stepper.step()? else {
             unreachable!("the only text has rows to compute and is never preempted");
         };
         done += rows;

@@ -1,19 +1,18 @@
 //! Groups of requests that decode in the same pass.
 //!
 //! A pass over `w` requests reads each missing neuron once for all of them, but needs the union of
-//! their neurons. If the union does not fit in memory, each layer evicts neurons of the next pass,
-//! and `w` requests together are slower than one. Requests then decode in groups that alternate
-//! every [`SLICE`] passes, so that a group's neurons are read about once per slice.
+//! their neurons. If the cache does not hold what the next passes need of it, each layer evicts
+//! neurons of the next pass, and `w` requests together are slower than one. Requests then decode in
+//! groups that alternate every [`SLICE`] passes, so that a group's neurons are read about once per
+//! slice.
 //!
-//! The group size `w` is found in two steps:
-//! 1. After the first pass, it is halved until the union is expected to fit the slots of the cache.
-//!    If a pass of `n` requests needs `U` of `N` neurons, each request independently, then a pass
-//!    of `w` needs `N·(1 − (1 − U/N)^(w/n))`.
-//! 2. While passes wait for storage, a smaller size is measured and adopted if it reduces the time per
-//!    token to [`GAIN`]: half, or the size whose union is expected to fit by the needs of the last pass. Between the
-//!    two, a smaller group reads as much per token as a larger one, so that halves alone would not get there.
+//! Where all neurons are in memory, all requests decode together. Elsewhere the group size `w` is
+//! measured from one request on, as [`WARM`] and [`MEASURED`] passes of each size: so it is doubled
+//! while a token takes about as little time as with the fastest size before ([`SLOWER`]), and the
+//! misses per token stay near those of one request ([`MORE_MISSES`]).
 //!
-//! An admission restarts the search. No text depends on the group size.
+//! A request that is admitted while a smaller group decodes joins the rotation. No text depends on
+//! the group size.
 
 use std::time::Duration;
 
@@ -25,18 +24,27 @@ const SLICE: usize = 128;
 const WARM: usize = 6;
 /// Measured passes.
 const MEASURED: usize = 6;
-/// Smallest share of time waiting for storage at which half the group size is measured.
+/// A larger group is kept if a token takes at most this many times as long: noise.
+const SLOWER: f64 = 1.05;
+/// Times after which a larger group is given up before all of its passes are measured.
+const FAR_SLOWER: f64 = 1.5;
+/// A larger group is given up if it waits for storage for this share of its time, and misses more than these times as
+/// many neurons per token as one request, and this share of those that it needs.
 const WAITS: f64 = 0.1;
-/// Half the group size is adopted if a token takes at most this share of the time: more than noise.
-const GAIN: f64 = 0.93;
+/// See [`WAITS`].
+const MORE_MISSES: f64 = 1.5;
+/// See [`WAITS`].
+const MISSES: f64 = 0.05;
 
 /// Counts and times of a decoding pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PassCost {
     /// Rows of the pass, one per request.
     pub tokens: usize,
-    /// Distinct neurons it needed.
+    /// Distinct neurons it needed, and those of them that were not resident.
     pub needed: u64,
+    /// See `needed`.
+    pub missed: u64,
     /// All neurons.
     pub neurons: u64,
     /// Largest number of neurons that can be resident at once.
@@ -46,15 +54,66 @@ pub(super) struct PassCost {
     pub wait: Duration,
 }
 
+/// What the sizes so far took.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    /// The largest size that was kept.
+    group_size: usize,
+    /// Fewest seconds per token of any size.
+    seconds: f64,
+    /// Misses per token of one request.
+    missed: f64,
+}
+
 /// State of the search for the group size.
 #[derive(Debug, Clone, Copy)]
 enum Search {
     /// No pass was measured yet.
     Start,
-    /// The group size is being measured; the larger size before it, and its seconds per token.
-    Measure(Option<(usize, f64)>),
+    /// The group size is being measured, after smaller ones.
+    Measure(Option<Measured>),
     /// Found.
     Done,
+}
+
+/// Sums over measured passes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    passes: usize,
+    tokens: usize,
+    seconds: f64,
+    waited: f64,
+    needed: u64,
+    missed: u64,
+}
+
+impl Sums {
+    fn add(&mut self, pass: &PassCost) {
+        self.passes += 1;
+        self.tokens += pass.tokens;
+        self.seconds += pass.time.as_secs_f64();
+        self.waited += pass.wait.as_secs_f64();
+        self.needed += pass.needed;
+        self.missed += pass.missed;
+    }
+
+    /// Of a token.
+    fn each(&self, sum: f64) -> f64 {
+        sum / self.tokens.max(1) as f64
+    }
+
+    /// Whether smaller groups are better.
+    fn is_worse_than(&self, before: &Measured) -> bool {
+        let misses = self.each(self.missed as f64);
+        let most = MORE_MISSES * before.missed + MISSES * self.each(self.needed as f64);
+        self.each(self.seconds) > SLOWER * before.seconds
+            || self.waited > WAITS * self.seconds && misses > most
+    }
+
+    /// Whether that is clear before all passes are measured.
+    fn is_far_worse_than(&self, before: &Measured) -> bool {
+        self.passes > 1 && self.each(self.seconds) > FAR_SLOWER * before.seconds
+    }
 }
 
 /// Chooses the requests that decode in the next pass.
@@ -70,9 +129,7 @@ pub(super) struct Groups {
     search: Search,
     /// Passes since the last change of group size; sums over the measured ones.
     passes: usize,
-    tokens: usize,
-    seconds: f64,
-    waited: f64,
+    sums: Sums,
 }
 
 impl Groups {
@@ -84,15 +141,15 @@ impl Groups {
             left: SLICE,
             search: Search::Start,
             passes: 0,
-            tokens: 0,
-            seconds: 0.0,
-            waited: 0.0,
+            sums: Sums::default(),
         }
     }
 
-    /// A request was admitted: all requests decode together until the first pass is measured.
+    /// A request was admitted. If all decode together, that is measured again.
     pub fn admitted(&mut self) {
-        self.set(usize::MAX, Search::Start);
+        if self.group_size == usize::MAX {
+            self.set(usize::MAX, Search::Start);
+        }
     }
 
     /// Most requests per pass.
@@ -134,71 +191,46 @@ impl Groups {
     pub fn passed(&mut self, pass: PassCost, live: usize) {
         self.left = self.left.saturating_sub(1);
         if live < 2 {
-            return;
+            return self.set(usize::MAX, Search::Start);
         }
         match self.search {
             Search::Done => {}
-            Search::Start => self.set(group_that_fits(&pass), Search::Measure(None)),
+            Search::Start if pass.slots >= pass.neurons => self.search = Search::Done,
+            Search::Start => self.set(1, Search::Measure(None)),
             Search::Measure(before) => {
                 self.passes += 1;
                 if self.passes > WARM {
-                    self.tokens += pass.tokens;
-                    self.seconds += pass.time.as_secs_f64();
-                    self.waited += pass.wait.as_secs_f64();
+                    self.sums.add(&pass);
                 }
-                if self.passes == WARM + MEASURED {
-                    self.judge(before, &pass, live);
+                let is_clear = before.is_some_and(|before| self.sums.is_far_worse_than(&before));
+                if is_clear || self.sums.passes == MEASURED {
+                    self.judge(before, live);
                 }
             }
         }
     }
 
-    /// Adopts the measured group size, returns to the larger one before it, or tries a smaller one.
-    fn judge(&mut self, before: Option<(usize, f64)>, pass: &PassCost, live: usize) {
-        let cost = self.seconds / self.tokens.max(1) as f64;
-        let group_size = self.group_size.min(live);
-        match before {
-            Some((wider, old)) if cost > GAIN * old => {
-                // The size that fits may be far below half, which is still to be measured.
-                let half = wider.min(live).div_ceil(2);
-                if group_size < half {
-                    self.set(half, Search::Measure(before));
-                } else {
-                    self.set(wider, Search::Done);
-                }
-            }
-            _ if group_size > 1 && self.waited > WAITS * self.seconds => {
-                let before = Some((self.group_size, cost));
-                let smaller = group_size.div_ceil(2).min(group_that_fits(pass));
-                self.set(smaller, Search::Measure(before));
-            }
-            _ => self.search = Search::Done,
+    /// Returns to the size before, or tries twice the size.
+    fn judge(&mut self, before: Option<Measured>, live: usize) {
+        let sums = self.sums;
+        if let Some(before) = before.filter(|before| sums.is_worse_than(before)) {
+            return self.set(before.group_size, Search::Done);
         }
+        if self.group_size >= live {
+            return self.set(usize::MAX, Search::Done);
+        }
+        let seconds = sums.each(sums.seconds);
+        let next = Measured {
+            group_size: self.group_size,
+            seconds: before.map_or(seconds, |before| before.seconds.min(seconds)),
+            missed: before.map_or(sums.each(sums.missed as f64), |before| before.missed),
+        };
+        self.set((2 * self.group_size).min(live), Search::Measure(Some(next)));
     }
 
     fn set(&mut self, group_size: usize, search: Search) {
-        (self.group_size, self.search, self.passes) = (group_size, search, 0);
-        (self.tokens, self.seconds, self.waited) = (0, 0.0, 0.0);
-    }
-}
-
-/// The largest group whose neurons are expected to fit, from a pass over all requests; all requests
-/// if smaller groups would need nearly as many neurons.
-fn group_that_fits(pass: &PassCost) -> usize {
-    let neurons = pass.neurons.max(1) as f64;
-    let not_needed = 1.0 - (pass.needed as f64 / neurons).min(1.0);
-    let needed = |group_size: usize| {
-        let share = group_size as f64 / pass.tokens as f64;
-        neurons * (1.0 - libm::pow(not_needed, share))
-    };
-    let mut group_size = pass.tokens;
-    while group_size > 1 && needed(group_size) > pass.slots as f64 {
-        group_size = group_size.div_ceil(2);
-    }
-    if group_size < pass.tokens && needed(group_size) < 0.8 * pass.needed as f64 {
-        group_size
-    } else {
-        usize::MAX
+        (self.group_size, self.search) = (group_size, search);
+        (self.passes, self.sums) = (0, Sums::default());
     }
 }
 
@@ -208,83 +240,116 @@ mod tests {
 
     const IDS: [RequestId; 4] = [RequestId(1), RequestId(2), RequestId(3), RequestId(4)];
 
-    /// Decodes until the group size is found. A token takes `cost(size)` milliseconds, half of it
-    /// waiting; a request needs `share` of the neurons, half of which fit.
-    fn found(share: f64, cost: impl Fn(usize) -> u64) -> usize {
-        found_with(|_| share, cost)
+    /// A pass over `tokens` requests, of which each needs `share` of the neurons, half of which fit. A token takes `ms`
+    /// milliseconds, half of it waiting, and misses `missed` neurons.
+    fn pass(tokens: usize, share: f64, ms: u64, missed: u64) -> PassCost {
+        let time = Duration::from_millis(ms * tokens as u64);
+        PassCost {
+            tokens,
+            needed: (1000.0 * (1.0 - libm::pow(1.0 - share, tokens as f64))) as u64,
+            missed: missed * tokens as u64,
+            neurons: 1000,
+            slots: 500,
+            time,
+            wait: time / 2,
+        }
     }
 
-    /// [`found`], with the share of each pass.
-    fn found_with(share: impl Fn(usize) -> f64, cost: impl Fn(usize) -> u64) -> usize {
+    /// Decodes until the group size is found. A token takes `cost(size)` milliseconds and misses `missed(size)` neurons.
+    fn found(cost: impl Fn(usize) -> u64, missed: impl Fn(usize) -> u64) -> usize {
         let mut groups = Groups::new();
-        for number in 0..100 {
-            let share = share(number);
+        for _ in 0..100 {
             groups.choose(IDS.into_iter());
             let tokens = groups.group.len();
-            let time = Duration::from_millis(cost(tokens) * tokens as u64);
-            let pass = PassCost {
-                tokens,
-                needed: (1000.0 * (1.0 - libm::pow(1.0 - share, tokens as f64))) as u64,
-                neurons: 1000,
-                slots: 500,
-                time,
-                wait: time / 2,
-            };
-            groups.passed(pass, IDS.len());
+            groups.passed(pass(tokens, 0.1, cost(tokens), missed(tokens)), IDS.len());
         }
         assert!(matches!(groups.search, Search::Done));
         groups.group_size.min(IDS.len())
     }
 
     #[test]
-    fn the_width_is_the_fastest_one() {
-        assert_eq!(found(0.1, |_| 10), 4, "no group_size is faster");
-        assert_eq!(found(0.1, |w| 10 + 5 * w as u64), 1, "narrower is faster");
-        assert_eq!(found(0.1, |w| [9, 5, 7, 7][w - 1]), 2, "two are best");
-        assert_eq!(found(0.2, |w| [9, 5, 7, 7][w - 1]), 2, "four do not fit");
-        assert_eq!(found(1.0, |w| 40 / w as u64), 4, "all need everything");
-        let grows = |pass| if pass < 5 { 0.1 } else { 0.4 };
+    fn the_width_is_the_largest_that_is_fast() {
+        let few = |_| 1;
+        assert_eq!(found(|_| 10, few), 4, "all are as fast");
+        assert_eq!(found(|w| 10 + 5 * w as u64, few), 1, "one is faster");
+        assert_eq!(found(|w| [9, 5, 7, 7][w - 1], few), 2, "two are best");
+        assert_eq!(found(|w| 40 / w as u64, few), 4, "all need everything");
         let cost = |w| [4, 10, 10, 9][w - 1];
-        assert_eq!(
-            found_with(grows, cost),
-            1,
-            "two do not fit either, and are slower than four"
-        );
+        assert_eq!(found(cost, few), 1, "no group is as fast as one");
         let cost = |w| [11, 7, 7, 10][w - 1];
-        let which = "one fits and is slower than four, two are faster";
-        assert_eq!(found_with(grows, cost), 2, "{which}");
+        assert_eq!(found(cost, few), 2, "two are faster");
+    }
+
+    /// Times vary with what else the machine does, misses do not.
+    #[test]
+    fn groups_that_miss_far_more_than_one_are_given_up() {
+        let cost = |w| [10, 9, 9, 8][w - 1];
+        assert_eq!(found(cost, |w| [10, 12, 0, 14][w - 1]), 4, "hardly more");
+        assert_eq!(found(cost, |w| [10, 30, 0, 60][w - 1]), 1);
+        assert_eq!(found(cost, |w| [10, 12, 0, 30][w - 1]), 2);
+        assert_eq!(
+            found(cost, |w| [0, 2, 0, 3][w - 1]),
+            4,
+            "few of those needed"
+        );
     }
 
     #[test]
-    fn the_first_pass_that_does_not_fit_narrows_at_once() {
+    fn a_group_that_is_far_slower_takes_few_passes() {
+        let mut groups = Groups::new();
+        let mut wide = 0;
+        for _ in 0..100 {
+            groups.choose(IDS.into_iter());
+            let tokens = groups.group.len();
+            wide += usize::from(tokens > 1);
+            let ms = if tokens > 1 { 30 } else { 10 };
+            groups.passed(pass(tokens, 0.1, ms, 1), IDS.len());
+        }
+        assert_eq!(groups.group_size(), 1);
+        assert_eq!(wide, 1 + WARM + 2);
+    }
+
+    #[test]
+    fn models_in_memory_have_no_groups() {
         let mut groups = Groups::new();
         groups.choose(IDS.into_iter());
-        let pass = PassCost {
-            tokens: 4,
-            needed: 600,
-            neurons: 1000,
-            slots: 500,
-            time: Duration::from_millis(9),
-            wait: Duration::from_millis(8),
+        let in_memory = PassCost {
+            slots: 1000,
+            ..pass(4, 0.1, 10, 0)
         };
-        groups.passed(pass, 4);
-        assert_eq!(groups.group_size(), 2);
+        groups.passed(in_memory, 4);
+        assert!(matches!(groups.search, Search::Done));
+        assert_eq!(groups.group_size(), usize::MAX);
+    }
+
+    #[test]
+    fn an_admitted_request_joins_the_rotation() {
+        let mut groups = Groups::new();
+        let step = |groups: &mut Groups, live: usize| {
+            groups.choose(IDS.into_iter().take(live));
+            let tokens = groups.group.len();
+            groups.passed(pass(tokens, 0.1, 10 * tokens as u64, 1), live);
+        };
+        for _ in 0..100 {
+            step(&mut groups, 3);
+        }
+        assert_eq!(groups.group_size(), 1);
+        groups.admitted();
+        step(&mut groups, 4);
+        assert_eq!(groups.group.len(), 1);
+        // One that is alone, and who comes then, begin anew.
+        step(&mut groups, 1);
         groups.admitted();
         assert_eq!(groups.group_size(), usize::MAX);
+        step(&mut groups, 2);
+        assert_eq!(groups.group_size(), 1);
     }
 
     #[test]
     fn groups_take_turns_and_refill() {
         let mut groups = Groups::new();
         groups.set(2, Search::Done);
-        let pass = PassCost {
-            tokens: 2,
-            needed: 0,
-            neurons: 0,
-            slots: 0,
-            time: Duration::ZERO,
-            wait: Duration::ZERO,
-        };
+        let pass = pass(2, 0.0, 0, 0);
         for group in [[1, 2], [3, 4], [1, 2]] {
             for _ in 0..SLICE {
                 groups.choose(IDS.into_iter());

@@ -18,7 +18,7 @@ use super::groups::{self, Groups};
 use super::log_probs::LogProbs;
 use super::prompt::prompt_events;
 use super::request::{Request, RequestId, Stop};
-use super::spans::{Wants, divide};
+use super::spans::{PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
 use crate::decoder::Hooks;
@@ -27,6 +27,9 @@ use crate::error::Error;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
 use crate::streams;
+
+/// Rows that a pass of a model in memory computes in hardly more time than one.
+const FREE_ROWS: usize = 32;
 
 /// Rows of a pass that belong to one request.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +62,7 @@ pub struct Stepper<'e> {
     yields: Arc<AtomicBool>,
     next: u64,
     groups: Groups,
+    turns: Turns<RequestId>,
     /// The last request for whose prompt a memory division was considered.
     considered: Option<RequestId>,
 }
@@ -76,6 +80,7 @@ impl<'e> Stepper<'e> {
             yields: Arc::new(AtomicBool::new(false)),
             next: 0,
             groups: Groups::new(),
+            turns: Turns::new(),
             considered: None,
         }
     }
@@ -191,7 +196,8 @@ impl<'e> Stepper<'e> {
     /// events.
     pub fn step(&mut self) -> Result<Stepped<'_>, Error> {
         self.events.clear();
-        if self.running.is_empty() && !self.unpark() {
+        let overtaken = self.overtake();
+        if self.running.is_empty() && (overtaken || !self.unpark()) {
             self.suit_memory()?;
             if !self.choose() {
                 return Ok(Stepped::Idle);
@@ -209,6 +215,7 @@ impl<'e> Stepper<'e> {
         self.take_tokens()?;
         Ok(Stepped::Passed {
             rows,
+            whole,
             events: &mut self.events,
         })
     }
@@ -227,6 +234,7 @@ impl<'e> Stepper<'e> {
         let pass = groups::PassCost {
             tokens: rows,
             needed: needed.saturating_sub(streamed),
+            missed: counted.misses.saturating_sub(streamed),
             neurons: store.layout.total() - streamed,
             slots: store.residency.capacity(),
             time,
@@ -261,7 +269,7 @@ impl<'e> Stepper<'e> {
                     self.end_prompt()?;
                     token_decoded(self.engine)
                 }
-                Wants::Nothing => self.end_prompt(),
+                Wants::Nothing | Wants::Underway => self.end_prompt(),
             },
             _ => self.end_prompt(),
         }
@@ -271,18 +279,61 @@ impl<'e> Stepper<'e> {
     fn choose(&mut self) -> bool {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         self.groups.choose(decoding.map(|text| text.id));
-        let groups = &self.groups;
-        let wants = self.texts.iter().map(|text| match text.wants() {
-            Wants::Decode if !groups.has(text.id) => Wants::Nothing,
+        let wants = |text: &LiveText| match text.wants() {
+            Wants::Prompt(_) if self.is_parked(text.id) => Wants::Underway,
+            Wants::Decode if !self.groups.has(text.id) || self.is_parked(text.id) => Wants::Nothing,
             wants => wants,
-        });
-        let rows = divide(wants, self.engine.most_rows());
+        };
+        let wants = self.texts.iter().map(|text| (text.id, wants(text)));
+        let wants: Vec<_> = wants.collect();
+        let rows = self.turns.divide(&wants, self.pass_size());
         let parts = self.texts.iter().zip(&rows).filter(|(_, rows)| **rows > 0);
         self.running
             .extend(parts.map(|(text, &rows)| RequestRows { id: text.id, rows }));
         let all = rows.iter().sum();
         self.engine.pass.begin(all);
         all > 0
+    }
+
+    /// Rows of a pass. Where passes read weights or a device computes them, short ones save little time.
+    fn pass_size(&self) -> PassSize {
+        let (rows, ffn) = (self.engine.most_rows(), &self.engine.decoder.ffn);
+        let in_memory = ffn.store.residency.capacity() >= ffn.store.layout.total();
+        let free = match in_memory && ffn.lanes.is_empty() {
+            true => FREE_ROWS.min(rows / 8),
+            false => rows,
+        };
+        PassSize { rows, free }
+    }
+
+    fn is_parked(&self, id: RequestId) -> bool {
+        self.parked.iter().any(|parked| parked.part.id == id)
+    }
+
+    /// Parks the pass in progress if a much shorter prompt waits for it. Returns whether that prompt goes first.
+    fn overtake(&mut self) -> bool {
+        let size = self.pass_size();
+        let rows_of = |text: &LiveText| {
+            let parked = self.parked.iter().map(|parked| parked.part);
+            let all = parked.chain(self.running.iter().copied());
+            all.filter(|part| part.id == text.id)
+                .map(|part| part.rows)
+                .sum::<usize>()
+        };
+        let wanted = self.texts.iter().filter(|text| !text.preempted);
+        let underway: usize = wanted.clone().map(rows_of).sum();
+        let goes_first = |text: &LiveText| match text.wants() {
+            Wants::Prompt(rest) => rows_of(text) == 0 && self.turns.overtakes(rest, underway, size),
+            _ => false,
+        };
+        let all: usize = self.texts.iter().map(rows_of).sum();
+        if all > self.room_to_park() || !wanted.clone().any(goes_first) {
+            return false;
+        }
+        while let Some(part) = self.running.first() {
+            self.park(part.id);
+        }
+        true
     }
 
     /// Resumes parked rows that stopped at the same layer as the first one. Returns false if there
@@ -453,13 +504,22 @@ impl<'e> Stepper<'e> {
             return;
         };
         text.preempted = true;
+        self.park(id);
+    }
+
+    /// Rows for which there are buffers to keep their activations in.
+    fn room_to_park(&self) -> usize {
+        match self.engine.options().preemption {
+            true => self.engine.most_rows(),
+            false => 0,
+        }
+    }
+
+    /// Removes a request's rows from the yielded pass, and keeps them if there is room.
+    fn park(&mut self, id: RequestId) {
         let d = self.engine.config().d_model as usize;
         let parked: usize = self.parked.iter().map(|p| p.part.rows).sum();
-        let room = if self.engine.options().preemption {
-            self.engine.most_rows() - parked
-        } else {
-            0
-        };
+        let room = self.room_to_park().saturating_sub(parked);
         if let Some((part, x, aux)) = self.leave_pass(id)
             && let Some(layers) = self.engine.pass.layers.filter(|_| part.rows <= room)
         {

@@ -34,7 +34,9 @@ const LENGTHS: [u64; 9] = [
 pub enum Origin {
     /// `emberflow bench io` on this device.
     Measured,
-    /// The same, but with load from others, or with rounds that disagree.
+    /// A few reads on this device, as `emberflow plan` does.
+    Brief,
+    /// As measured, but with load from others, or with rounds that disagree.
     Doubtful,
     /// Model of a simulated device.
     Simulated(Profile),
@@ -46,6 +48,7 @@ impl std::fmt::Display for Origin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Measured => f.write_str("measured"),
+            Self::Brief => f.write_str("measured by a few reads"),
             Self::Doubtful => f.write_str("measured under load"),
             Self::Simulated(profile) => write!(f, "simulated {profile}"),
             Self::Assumed(profile) => write!(f, "assumed to be like {profile}"),

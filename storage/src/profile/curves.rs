@@ -1,23 +1,40 @@
 //! From the points of a measured device to the cost of a read.
 
 use std::path::Path;
+use std::sync::Mutex;
 
 use super::cost::{Curve, between};
 use super::{DeviceProfile, FileFacts, Origin, Pattern, Point, ReadCost, distinct};
 
+/// The profile measured by this process, which may not be saved.
+static REMEMBERED: Mutex<Option<DeviceProfile>> = Mutex::new(None);
+
 impl DeviceProfile {
-    /// The saved profile of the device in `facts`, from [`DeviceProfile::default_path`]. `None` if
-    /// there is none, it cannot be read, or it is for another device.
+    /// The profile of the device in `facts`: remembered, or saved at [`DeviceProfile::default_path`].
+    /// `None` if there is none, it cannot be read, or it is for another device.
     #[must_use]
     pub fn for_device(facts: &FileFacts) -> Option<Self> {
-        Self::for_device_at(facts, &Self::default_path()?)
+        let remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
+        let ours = remembered.clone().filter(|profile| profile.is_of(facts));
+        drop(remembered);
+        ours.or_else(|| Self::for_device_at(facts, &Self::default_path()?))
+    }
+
+    /// Makes this process use the profile, even if it cannot be saved.
+    pub fn remember(self) {
+        let mut remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
+        *remembered = Some(self);
+    }
+
+    fn is_of(&self, facts: &FileFacts) -> bool {
+        self.file.device == facts.device && self.file.fs == facts.fs
     }
 
     fn for_device_at(facts: &FileFacts, saved: &Path) -> Option<Self> {
         let profile = Self::load(saved)
             .map_err(|e| tracing::debug!(reason = %e, "no device profile"))
             .ok()?;
-        let same = profile.file.device == facts.device && profile.file.fs == facts.fs;
+        let same = profile.is_of(facts);
         if !same {
             tracing::debug!(measured = %profile.file.device, here = %facts.device,
                 "the saved device profile is of another device");
@@ -92,6 +109,7 @@ impl DeviceProfile {
         };
         let origin = match self.doubt() {
             Some(_) => Origin::Doubtful,
+            None if self.brief => Origin::Brief,
             None => Origin::Measured,
         };
         Some(ReadCost {

@@ -40,6 +40,8 @@ pub struct MeasurePlan {
     pub time: Duration,
     /// Longest time to read before measuring, until a device's burst has ended.
     pub settle: Duration,
+    /// After this time no further point is begun.
+    pub limit: Duration,
 }
 
 impl MeasurePlan {
@@ -54,6 +56,7 @@ impl MeasurePlan {
             ranges: vec![128 << 20, 512 << 20],
             time: Duration::from_millis(250),
             settle: Duration::from_secs(8),
+            limit: Duration::MAX,
         }
     }
 
@@ -68,6 +71,23 @@ impl MeasurePlan {
             ranges: Vec::new(),
             time: Duration::from_millis(80),
             settle: Duration::from_secs(2),
+            limit: Duration::MAX,
+        }
+    }
+
+    /// A few reads: a fifth of a second, half a second on a slow device. The lengths that matter
+    /// most come first.
+    #[must_use]
+    pub fn brief(engine: IoChoice) -> Self {
+        Self {
+            engines: vec![engine],
+            random: vec![64 << 10, 512 << 10, 4 << 10, 16 << 10],
+            sequential: vec![SEQUENTIAL],
+            depths: vec![32, 4, 1],
+            ranges: Vec::new(),
+            time: Duration::from_millis(10),
+            settle: Duration::ZERO,
+            limit: Duration::from_millis(400),
         }
     }
 
@@ -235,9 +255,16 @@ pub fn measure(
 ) -> Result<Round, ProfileError> {
     let work = plan.work(target.facts.len);
     let (mut points, mut bytes) = (Vec::with_capacity(work.len()), 0);
+    let start = Instant::now();
     for group in work.chunk_by(|a, b| a.size == b.size) {
+        if start.elapsed() >= plan.limit {
+            break;
+        }
         let (_arena, mut slots) = slots_for(group)?;
         for &work in group {
+            if start.elapsed() >= plan.limit {
+                break;
+            }
             let (point, read) = one(target, work, plan.time, &mut slots)?;
             tick(&point);
             points.push(point);

@@ -172,6 +172,9 @@ pub struct DeviceProfile {
     /// Conditions of the measurement; absent in profiles of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
+    /// Measured by a few reads ([`MeasurePlan::brief`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub brief: bool,
 }
 
 impl DeviceProfile {
@@ -186,6 +189,7 @@ impl DeviceProfile {
             points,
             best,
             conditions: None,
+            brief: false,
         }
     }
 

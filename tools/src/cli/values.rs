@@ -2,6 +2,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use emberflow_engine::{Ablation, Budget};
+use emberflow_kernels::DType;
 use emberflow_storage::io::IoChoice;
 
 use crate::size;
@@ -50,6 +51,10 @@ pub fn ablation_names() -> impl TypedValueParser<Value = Ablation> {
 fn named(ablations: &[Ablation]) -> impl TypedValueParser<Value = Ablation> + use<> {
     let names = PossibleValuesParser::new(ablations.iter().map(|a| a.name()));
     names.try_map(|name| name.parse::<Ablation>())
+}
+
+pub(crate) fn parse_format(name: &str) -> Result<DType, String> {
+    DType::parse(name).ok_or_else(|| format!("unknown format \"{name}\""))
 }
 
 pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {

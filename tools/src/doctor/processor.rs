@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use emberflow_engine::energy::Meter;
-use emberflow_kernels::Cpu;
+use emberflow_engine::planner::rates::Rates;
+use emberflow_kernels::{Cpu, DType};
 use emberflow_storage::profile::Machine;
 
 use super::check::Check;
+use crate::machine::measured;
 
 /// Number of entries in a list like `0-3,8`.
 fn members(list: &str) -> Option<u64> {
@@ -17,6 +19,35 @@ fn members(list: &str) -> Option<u64> {
         count = count.checked_add(to.checked_sub(from)?.checked_add(1)?)?;
     }
     Some(count)
+}
+
+/// What plans know of the processor and the memory; measures it if nothing was saved.
+pub(super) fn compute_rates() -> Check {
+    const NAME: &str = "compute_rates";
+    let rates = match Rates::saved().map_or_else(|| measured(DType::Q4), Ok) {
+        Ok(rates) => rates,
+        Err(e) => return Check::unknown(NAME, e.to_string()),
+    };
+    let Some(all) = rates.threads.last() else {
+        return Check::unknown(NAME, "no rates are saved");
+    };
+    let memory = rates.of_memory().unwrap_or_default() / 1e9;
+    let check = Check::ok(
+        NAME,
+        format!(
+            "{memory:.1} GB/s from memory, up to {} threads",
+            all.threads
+        ),
+    );
+    let check = check
+        .with("memory_gb_per_s", memory)
+        .with("threads", all.threads);
+    match rates.doubt {
+        Some(why) => check.advise(format!(
+            "they were measured under load ({why}); the next `emberflow plan` measures again"
+        )),
+        None => check,
+    }
 }
 
 pub(super) fn cores(status: &str, online: &str, machine: &Machine) -> Check {

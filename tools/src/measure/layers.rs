@@ -9,7 +9,7 @@ use crate::Failure;
 
 /// Warm-up tokens, and measured tokens.
 const BEFORE: usize = 16;
-const DECODED: usize = 128;
+const DECODED: usize = 64;
 
 /// Measures the time of a layer beyond what `rates` explain. `open` opens a small model, which decodes entirely in
 /// memory with each thread count; it is small so that the fixed cost dominates.

@@ -1,5 +1,5 @@
-//! Measures [`Rates`]: a few seconds of the kernels of decoding, on memory of several sizes, and of their
-//! bookkeeping.
+//! Measures [`Rates`]: half a second to a few seconds of the kernels of decoding, on memory of several sizes, and of
+//! their bookkeeping.
 
 use std::hint::black_box;
 use std::thread::Builder;
@@ -14,7 +14,8 @@ use emberflow_kernels::{
     quantize_row, read_bandwidth,
 };
 use emberflow_storage::arena::{Arena, ArenaOptions};
-use emberflow_storage::{mem, profile::Machine};
+use emberflow_storage::mem;
+use emberflow_storage::profile::{Machine, Watch};
 
 use super::cache;
 use super::timing::{SCATTER, best};
@@ -33,30 +34,75 @@ const SETS: [u64; 3] = [1 << 20, 16 << 20, 256 << 20];
 const TOKENS: [usize; 4] = [2, 8, 32, 128];
 
 /// How thoroughly to measure.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Effort {
-    /// Time for each of about 30 values per thread count.
+    /// Time for each of about 15 values per thread count and format, in each round.
     pub time: Duration,
+    /// Rounds over all values; the best of each counts.
+    pub rounds: u32,
     /// Largest working set in bytes; less on small machines.
     pub memory: u64,
+    /// Block formats.
+    pub formats: Vec<DType>,
+    /// Whether to leave out most thread counts and lengths of matrix products.
+    pub brief: bool,
 }
 
 impl Default for Effort {
+    /// All formats.
     fn default() -> Self {
         Self {
-            time: Duration::from_millis(20),
+            time: Duration::from_millis(10),
+            rounds: 2,
             memory: SETS[2],
+            formats: FORMATS.to_vec(),
+            brief: false,
         }
     }
+}
+
+impl Effort {
+    /// Some hundred milliseconds for one or two formats.
+    pub fn brief(formats: Vec<DType>) -> Self {
+        Self {
+            time: Duration::from_millis(1),
+            rounds: 3,
+            memory: twice_the_caches(),
+            formats,
+            brief: true,
+        }
+    }
+
+    /// Thread counts: all up to some, or one, half and all of them.
+    pub fn counts(&self, cores: u32) -> Vec<u32> {
+        let all = counts(cores);
+        if !self.brief {
+            return all;
+        }
+        let mut few = vec![1, cores / 2, cores.max(1)];
+        few.retain(|&n| n > 0);
+        few.dedup();
+        few
+    }
+}
+
+/// Twice the largest cache that cores share, at least 64 MiB.
+fn twice_the_caches() -> u64 {
+    let shared = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    let kib = shared
+        .ok()
+        .and_then(|s| s.trim().strip_suffix('K')?.parse::<u64>().ok());
+    (kib.unwrap_or(0) << 11).clamp(64 << 20, SETS[2])
 }
 
 /// Measures this machine. Allocates [`Effort::memory`].
 ///
 /// # Errors
 /// Out of memory.
-pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure> {
+pub fn measure(effort: &Effort, mut tick: impl FnMut()) -> Result<Rates, Failure> {
     let machine = Machine::here();
     let sets = sets(effort.memory);
+    let watch = Watch::start(None);
     // Huge pages, as for weights.
     let options = ArenaOptions {
         huge_pages: true,
@@ -69,40 +115,48 @@ pub fn measure(effort: Effort, mut tick: impl FnMut()) -> Result<Rates, Failure>
             "not enough memory to measure: close other programs or raise the memory limit of this process",
         ));
     };
-    let pools: Vec<Compute> = counts(machine.cores)
-        .into_iter()
+    let pools: Vec<Compute> = (effort.counts(machine.cores).into_iter())
         .map(|n| Compute::new(n as usize, None))
         .collect();
     let cpu = Cpu::detect();
     memory.as_mut_slice().fill(1);
-    let mut threads: Vec<ThreadRates> = (pools.iter())
-        .map(|on| thread_rates(on, memory.as_slice(), &sets, effort.time))
-        .collect();
-    for dtype in FORMATS {
-        let mut lab = Lab {
-            cpu,
-            dtype,
-            memory: memory.as_mut_slice(),
-            time: effort.time,
-        };
-        lab.kernels(&pools, &sets, &mut threads, &mut tick);
+    let mut round = || -> Result<Rates, Failure> {
+        let mut threads: Vec<ThreadRates> = (pools.iter())
+            .map(|on| thread_rates(on, memory.as_slice(), &sets, effort.time))
+            .collect();
+        for &dtype in &effort.formats {
+            let mut lab = Lab {
+                cpu,
+                dtype,
+                memory: memory.as_mut_slice(),
+                effort,
+            };
+            lab.kernels(&pools, &sets, &mut threads, &mut tick);
+        }
+        let cold = cache::measure(cache::USUAL, effort.time)?;
+        let (wake_ns, tell_ns) = wake(effort.time)?;
+        Ok(Rates {
+            version: VERSION,
+            machine: machine.clone(),
+            isa: cpu.name().to_owned(),
+            measured: true,
+            doubt: None,
+            check_gb_per_s: check(memory.as_slice(), effort.time),
+            lookup_ns: cold.pin_ns + cold.release_ns,
+            replace_ns: cold.replace_ns,
+            name_ns: name(effort.time),
+            wake_ns,
+            tell_ns,
+            element_ns: element(cpu, effort.time),
+            threads,
+        })
+    };
+    let mut rates = round()?;
+    for _ in 1..effort.rounds {
+        rates = rates.best_of(round()?);
     }
-    let cold = cache::measure(cache::USUAL, effort.time)?;
-    let (wake_ns, tell_ns) = wake(effort.time)?;
-    Ok(Rates {
-        version: VERSION,
-        machine,
-        isa: cpu.name().to_owned(),
-        measured: true,
-        check_gb_per_s: check(memory.as_slice(), effort.time),
-        lookup_ns: cold.pin_ns + cold.release_ns,
-        replace_ns: cold.replace_ns,
-        name_ns: name(effort.time),
-        wake_ns,
-        tell_ns,
-        element_ns: element(cpu, effort.time),
-        threads,
-    })
+    rates.doubt = watch.end(0, None).doubt();
+    Ok(rates)
 }
 
 /// Working set sizes in ascending order: [`SETS`] up to `most` and a quarter of free memory.
@@ -177,7 +231,7 @@ struct Lab<'a> {
     cpu: Cpu,
     dtype: DType,
     memory: &'a mut [u8],
-    time: Duration,
+    effort: &'a Effort,
 }
 
 impl Lab<'_> {
@@ -191,9 +245,9 @@ impl Lab<'_> {
     ) {
         let mut both = [Vec::new(), Vec::new()];
         for (n, found) in [(SHORT, 0), (LONG, 1)] {
-            self.fill(n);
+            let sets = if n == SHORT { &sets[..1] } else { sets };
+            self.fill(n, sets[sets.len() - 1]);
             for on in pools {
-                let sets = if n == SHORT { &sets[..1] } else { sets };
                 both[found].push(self.speeds(&on.workers, n, sets));
             }
         }
@@ -209,13 +263,13 @@ impl Lab<'_> {
         }
     }
 
-    /// Fills the memory with quantized rows of `n` numbers.
-    fn fill(&mut self, n: usize) {
+    /// Fills the first `bytes` of the memory with quantized rows of `n` numbers.
+    fn fill(&mut self, n: usize, bytes: u64) {
         let mut row = vec![0; self.dtype.row_bytes(n)];
         let (quants, scales) = row.split_at_mut(self.dtype.quants_bytes(n));
         // The values are finite and within the range of every format.
         let _ = quantize_row(self.dtype, &numbers(n), quants, scales);
-        for to in self.memory.chunks_exact_mut(row.len()) {
+        for to in self.memory[..bytes as usize].chunks_exact_mut(row.len()) {
             to.copy_from_slice(&row);
         }
     }
@@ -241,7 +295,7 @@ impl Lab<'_> {
         cpu.quantize_activations(&x, 1, &mut activations);
         let quantized = activations.all();
         let rows = y.len() as f64;
-        let pass = best(self.time, || {
+        let pass = best(self.effort.time, || {
             workers.for_each_chunk_mut(&mut y, 32, &|_, chunk, out| {
                 let part = &bytes[chunk * 32 * stride..][..out.len() * stride];
                 if self.dtype.is_grouped() {
@@ -271,7 +325,7 @@ impl Lab<'_> {
         let mut sums = vec![0.0; clusters.min(256) * n];
         // Other neurons are active each time, so that the whole working set is used.
         let mut turn = 0;
-        let pass = best(self.time, || {
+        let pass = best(self.effort.time, || {
             turn = (turn + 1) % SCATTER;
             // Sums are reused: a layer has about 100 clusters.
             workers.for_each_chunk_mut(&mut sums, n, &|_, sum, out| {
@@ -316,7 +370,7 @@ impl Lab<'_> {
             cpu.quantize_activations(&x, tokens, &mut activations);
             let quantized = activations.all();
             let mut y = vec![0.0; rows * tokens];
-            let pass = best(self.time, || {
+            let pass = best(self.effort.time, || {
                 let y = Columns::new(&mut y, tokens, rows, rows);
                 workers.for_each_column_block(y, 32, &mut scratch, &|scratch, first, mut block| {
                     let part = &self.memory[first * stride..][..block.width() * stride];
@@ -331,7 +385,8 @@ impl Lab<'_> {
             black_box(&y);
             (tokens as u32, (rows * n * tokens) as f64 / pass)
         };
-        TOKENS.iter().map(speed).collect()
+        let step = if self.effort.brief { 2 } else { 1 };
+        TOKENS.iter().step_by(step).map(speed).collect()
     }
 }
 
@@ -435,13 +490,19 @@ mod tests {
 
     #[test]
     fn every_rate_of_this_machine_is_a_positive_number() {
-        let effort = Effort {
+        let mut effort = Effort {
             time: Duration::from_micros(100),
             memory: 1 << 20,
+            ..Effort::default()
         };
         let mut ticks = 0;
-        let rates = measure(effort, || ticks += 1).unwrap();
-        assert_eq!(ticks, rates.threads.len() * FORMATS.len());
+        let rates = measure(&effort, || ticks += 1).unwrap();
+        assert_eq!(ticks, 2 * rates.threads.len() * FORMATS.len());
+        assert!(rates.has(&FORMATS));
+        effort.brief = true;
+        assert_eq!(effort.counts(1), [1]);
+        assert_eq!(effort.counts(2), [1, 2]);
+        assert_eq!(effort.counts(16), [1, 8, 16]);
         let good = |x: f64| x.is_finite() && x > 0.0;
         assert!(good(rates.check_gb_per_s) && good(rates.lookup_ns));
         assert!(

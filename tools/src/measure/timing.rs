@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 /// One neuron in this many is active.
 pub(super) const SCATTER: usize = 5;
 
-/// Nanoseconds of `f`: the fastest of as many runs as fit in `time`, after one warm-up run.
+/// Nanoseconds of `f`: the fastest of as many runs as fit in `time`, at least one.
 pub(super) fn best(time: Duration, mut f: impl FnMut()) -> f64 {
-    f();
     let (start, mut best) = (Instant::now(), f64::INFINITY);
     while start.elapsed() < time || best == f64::INFINITY {
         let one = Instant::now();

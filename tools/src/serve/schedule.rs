@@ -1,7 +1,7 @@
 //! Scheduling decisions. No engine, clock or channel, so that the same code serves requests and simulated loads
 //! (`emberflow-lab serve --simulate`).
 //!
-//! Interactive (*reactive*) requests run first, and a quarter of the sequences is reserved for them. Background
+//! Interactive (*reactive*) requests run first, the shortest prompt before longer ones, and a quarter of the sequences is reserved for them. Background
 //! (*proactive*) requests use what is left (Agent.xpu §4.5, Algorithm 2):
 //!
 //! - No reactive request running: as many proactive ones as have the highest throughput (`Costs`), in order of
@@ -46,6 +46,8 @@ pub struct Waiting {
     pub proactive: bool,
     /// Number of texts.
     pub texts: usize,
+    /// Prompt tokens.
+    pub prompt: usize,
     /// Arrival time.
     pub arrived: Duration,
 }
@@ -73,10 +75,16 @@ fn overdue(arrived: Duration, now: Duration) -> bool {
     now.saturating_sub(arrived) >= OVERDUE
 }
 
+/// Reactive requests that may start before an older one because their prompts are shorter.
+const PASSED_OVER: usize = 4;
+
 /// The scheduler.
 #[derive(Debug)]
 pub struct Schedule {
     scheduling: Scheduling,
+    /// Arrival of the oldest waiting reactive request, and how many others have started before it.
+    oldest: Duration,
+    passed_over: usize,
     /// Maximum concurrent texts.
     most: usize,
     costs: Costs,
@@ -87,6 +95,8 @@ impl Schedule {
     pub fn new(scheduling: Scheduling, most: usize) -> Self {
         Self {
             scheduling,
+            oldest: Duration::ZERO,
+            passed_over: 0,
             most,
             costs: Costs::new(),
         }
@@ -97,10 +107,10 @@ impl Schedule {
         scheduling == Scheduling::Classes && !proactive
     }
 
-    /// Index of the next request in `waiting` to start; `waiting` is in order of arrival. Reactive requests first,
-    /// each class in order of arrival.
+    /// Index of the next request in `waiting` to start; `waiting` is in order of arrival. Reactive requests first: the
+    /// shortest prompt, or the oldest one that `PASSED_OVER` others have overtaken. Proactive ones in order of arrival.
     pub fn next(
-        &self,
+        &mut self,
         now: Duration,
         waiting: impl Iterator<Item = Waiting> + Clone,
         running: &[Running],
@@ -109,8 +119,7 @@ impl Schedule {
             let first = waiting.take(1).map(|_| 0).next();
             return first.filter(|_| running.is_empty());
         }
-        let reactive = waiting.clone().position(|one| !one.proactive);
-        let at = reactive.unwrap_or(0);
+        let at = self.reactive(waiting.clone()).unwrap_or(0);
         let one = waiting.clone().nth(at)?;
         let reserved = if one.proactive {
             self.most
@@ -120,7 +129,24 @@ impl Schedule {
             0
         };
         let fits = running.len() + one.texts + reserved <= self.most;
-        (fits && (!one.proactive || self.has_slack_for(now, &one, running))).then_some(at)
+        let starts = fits && (!one.proactive || self.has_slack_for(now, &one, running));
+        if starts && !one.proactive && one.arrived > self.oldest {
+            self.passed_over += 1;
+        }
+        starts.then_some(at)
+    }
+
+    /// Index of the next reactive request.
+    fn reactive(&mut self, waiting: impl Iterator<Item = Waiting>) -> Option<usize> {
+        let reactive = waiting.enumerate().filter(|(_, one)| !one.proactive);
+        let mut reactive = reactive.peekable();
+        let &(oldest, one) = reactive.peek()?;
+        if one.arrived != self.oldest {
+            (self.oldest, self.passed_over) = (one.arrived, 0);
+        }
+        let shortest = reactive.min_by_key(|(_, one)| one.prompt);
+        let overdue = self.passed_over >= PASSED_OVER;
+        shortest.map(|(at, _)| if overdue { oldest } else { at })
     }
 
     /// Whether a proactive request may start now.
@@ -193,6 +219,7 @@ mod tests {
         Waiting {
             proactive,
             texts: 1,
+            prompt: 9,
             arrived: NOW,
         }
     }
@@ -210,8 +237,8 @@ mod tests {
 
     #[test]
     fn reactive_requests_begin_first() {
-        let schedule = free();
-        let next = |waiting: &[Waiting], running: &[Running]| {
+        let mut schedule = free();
+        let mut next = |waiting: &[Waiting], running: &[Running]| {
             schedule.next(NOW, waiting.iter().copied(), running)
         };
         let both = [waiting(true), waiting(true), waiting(false)];
@@ -228,10 +255,10 @@ mod tests {
 
     #[test]
     fn one_that_is_overdue_begins_beside_reactive_ones() {
-        let schedule = free();
+        let mut schedule = free();
         let later = NOW + OVERDUE;
         let both = [waiting(true), waiting(true)];
-        let next = |running: &[Running]| schedule.next(later, both.into_iter(), running);
+        let mut next = |running: &[Running]| schedule.next(later, both.into_iter(), running);
         assert_eq!(next(&[running(false, 9, 3)]), Some(0));
         let one = [running(false, 9, 3), running(true, 9, 0)];
         assert_eq!(next(&one), None, "one at a time");
@@ -263,8 +290,32 @@ mod tests {
     }
 
     #[test]
+    fn the_shortest_prompt_begins_first_until_it_has_passed_over_others() {
+        let mut schedule = free();
+        let at = |seconds: u64, prompt| Waiting {
+            prompt,
+            arrived: Duration::from_secs(seconds),
+            ..waiting(false)
+        };
+        let mut queue = vec![at(1, 1000), at(2, 500), at(3, 10), waiting(true)];
+        let mut begun = Vec::new();
+        for arrival in 4..9 {
+            let next = schedule.next(NOW, queue.iter().copied(), &[]).unwrap();
+            begun.push(queue.remove(next).prompt);
+            queue.insert(queue.len() - 1, at(arrival, 20));
+        }
+        assert_eq!(begun, [10, 20, 20, 20, 1000]);
+        let next = schedule.next(NOW, queue.iter().copied(), &[]).unwrap();
+        assert_eq!(queue[next].prompt, 20, "the next oldest one waits as long");
+        assert_eq!(
+            schedule.next(NOW, queue.into_iter(), &[running(false, 9, 3); 8]),
+            None
+        );
+    }
+
+    #[test]
     fn who_came_first_runs_alone() {
-        let schedule = Schedule::new(Scheduling::FirstCome, 8);
+        let mut schedule = Schedule::new(Scheduling::FirstCome, 8);
         let both = [waiting(true), waiting(false)];
         assert_eq!(schedule.next(NOW, both.into_iter(), &[]), Some(0));
         let busy = [running(true, 9, 3)];

@@ -136,8 +136,6 @@ struct Worker<'e, 't> {
     schedule: Schedule,
     /// Origin of the scheduler's times.
     start: Instant,
-    /// Whether the next pass resumes an interrupted one.
-    yielded: bool,
     /// Number of texts so far.
     texts: u64,
 }
@@ -167,7 +165,6 @@ pub fn work(
         totals: Totals::default(),
         schedule: Schedule::new(scheduling, most),
         start: Instant::now(),
-        yielded: false,
         texts: 0,
     };
     loop {
@@ -263,9 +260,12 @@ impl<'t> Worker<'_, 't> {
             let waiting = self.waiting.iter().map(|job| Waiting {
                 proactive: job.proactive,
                 texts: job.samples,
+                prompt: job.prompt.len(),
                 arrived: self.time_of(job.arrived),
             });
-            let next = self.schedule.next(now, waiting, &self.running());
+            let waiting: Vec<_> = waiting.collect();
+            let running = self.running();
+            let next = self.schedule.next(now, waiting.into_iter(), &running);
             let Some(job) = next.and_then(|at| self.waiting.remove(at)) else {
                 return;
             };
@@ -399,13 +399,15 @@ impl<'t> Worker<'_, 't> {
     /// Runs a pass and sends its results.
     fn step(&mut self) -> Result<(), Failure> {
         let start = Instant::now();
-        let whole = !self.yielded;
         let stepped = self.stepper.step()?;
         let time = start.elapsed();
         self.totals.pass += time;
-        self.yielded = matches!(stepped, Stepped::Yielded);
-        let (events, rows) = match stepped {
-            Stepped::Passed { events, rows } => (std::mem::take(events), rows),
+        let (events, rows, whole) = match stepped {
+            Stepped::Passed {
+                events,
+                rows,
+                whole,
+            } => (std::mem::take(events), rows, whole),
             Stepped::Idle | Stepped::Yielded => return Ok(()),
         };
         let mut running = self.live.iter().filter(|live| !live.aside);

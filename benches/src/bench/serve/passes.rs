@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use emberflow_engine::spans::PassSize;
 use emberflow_engine::{Admission, Engine, Event, Request, RequestId, Stepped, Stepper};
 
 use super::load::{ANSWER, PARALLEL, PROMPT};
@@ -73,6 +74,14 @@ impl Passes {
             self.rows(PIECES),
             (prompt + ANSWER as f64 * self.decode(1)) / best
         )
+    }
+
+    /// Rows of a pass of prompts. Prompts of one length do not overtake each other.
+    pub fn size(&self) -> PassSize {
+        PassSize {
+            rows: self.chunk,
+            free: self.chunk,
+        }
     }
 
     /// Rows in `piece` parts of the longest prompt piece.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use emberflow_engine::spans::{Wants, divide};
+use emberflow_engine::spans::{Turns, Wants};
 
 use super::load::{ANSWER, Arrival, PARALLEL, PROMPT, Served};
 use super::passes::Passes;
@@ -55,6 +55,7 @@ struct World<'a> {
     waiting: VecDeque<Arrival>,
     live: Vec<Text>,
     pass: Option<Pass>,
+    turns: Turns<usize>,
     began: usize,
     served: Vec<Served>,
 }
@@ -70,6 +71,7 @@ pub fn simulate(arrivals: &[Arrival], scheduling: Scheduling, passes: &Passes) -
         waiting: VecDeque::new(),
         live: Vec::new(),
         pass: None,
+        turns: Turns::new(),
         began: 0,
         served: Vec::new(),
     };
@@ -110,6 +112,7 @@ impl World<'_> {
             let waiting = self.waiting.iter().map(|one| Waiting {
                 proactive: one.proactive,
                 texts: 1,
+                prompt: PROMPT,
                 arrived: one.at,
             });
             let next = self.schedule.next(self.now, waiting, &self.running());
@@ -167,13 +170,18 @@ impl World<'_> {
         })
     }
 
-    fn choose(&self) -> Option<Pass> {
-        let wants = self.live.iter().map(|text| match text.tokens {
+    fn choose(&mut self) -> Option<Pass> {
+        let wants = |text: &Text| match text.tokens {
             _ if text.aside => Wants::Nothing,
             0 => Wants::Prompt(PROMPT - text.done),
             _ => Wants::Decode,
-        });
-        let rows = divide(wants, self.passes.chunk);
+        };
+        let wants: Vec<_> = self
+            .live
+            .iter()
+            .map(|text| (text.id, wants(text)))
+            .collect();
+        let rows = self.turns.divide(&wants, self.passes.size());
         let parts = self.live.iter().zip(rows).filter(|(_, rows)| *rows > 0);
         let parts = parts.map(|(text, rows)| Part { id: text.id, rows });
         let pass = Pass {
