@@ -11,6 +11,7 @@ use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::Devices;
+use crate::device_trials::DeviceTrials;
 use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
@@ -59,6 +60,7 @@ pub struct Engine {
     pub(crate) options: Options,
     pub(crate) planner: Planner,
     pub(crate) first_tokens: FirstTokens,
+    pub(crate) device_trials: DeviceTrials,
     pub(crate) division: Division,
     /// The division for decode, while that for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
@@ -118,6 +120,10 @@ impl Engine {
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
         let decoder = build(parts, c, &division)?;
+        let mut device_trials = DeviceTrials::default();
+        let lane = decoder.ffn.lanes.first();
+        device_trials.allowed =
+            options.device_memory.is_none() && lane.is_some_and(DeviceLane::may_rest);
         Ok(Self {
             decoder,
             pool,
@@ -126,6 +132,7 @@ impl Engine {
             options,
             planner,
             first_tokens: FirstTokens::default(),
+            device_trials,
             division,
             usual: None,
             short_prompts: false,
@@ -264,6 +271,9 @@ impl Engine {
         let Self { decoder, pass, .. } = self;
         pass.begin(rows);
         decoder.run(pass, spans, hooks)?;
+        for span in spans.iter() {
+            span.sequence.check_range()?;
+        }
         match wanted {
             Logits::None => {}
             Logits::Last => decoder.head(pass, rows - 1..rows),

@@ -38,7 +38,8 @@ use super::{LayerRows, Rect, UnitRows, mask};
 use crate::cluster::CLUSTER;
 use crate::device::products::Products;
 use crate::device::{
-    Clusters, DeviceError, DeviceSet, Devices, Failures, Multiplies, NeuronRows, Part, Sums, Widths,
+    Clusters, DeviceError, DeviceSet, Devices, Failures, InUse, Multiplies, NeuronRows, Part, Sums,
+    Widths,
 };
 use crate::error::Error;
 use crate::schedule::InParts;
@@ -104,6 +105,8 @@ pub(crate) struct DeviceLane {
     each: VecDeque<Each>,
     /// A device failed in this layer: its sums are missing.
     lost: bool,
+    /// Its devices compute nothing that the CPU can compute from the same bytes.
+    rests: bool,
     /// (neuron, row) pairs that fired, and bytes of weights that it computed with, since it was opened.
     fired: u64,
     bytes: u64,
@@ -153,7 +156,7 @@ impl DeviceLane {
         self.rows = rows;
         for bank in 0..self.parts.len() {
             outside.computed[bank] = match streams {
-                true if outside.bytes[bank].is_some() => 0,
+                _ if (streams || self.rests) && outside.bytes[bank].is_some() => 0,
                 true => outside.prefix()[bank],
                 false => self.clusters_for(outside, bank as u32, rows.all()),
             };
@@ -189,6 +192,24 @@ impl DeviceLane {
     pub fn set_multiplies(&self, what: Multiplies) {
         let devices = self.set.devices().iter();
         devices.for_each(|device| device.set_multiplies(what));
+    }
+
+    /// Whether passes may do without its devices: no bit changes, and the CPU has all bytes.
+    pub fn may_rest(&self) -> bool {
+        let may = |device: &InUse| device.verdict.same_bits && device.facts().unified;
+        self.set.devices().iter().all(|device| may(device))
+    }
+
+    /// Whether the next passes do without its devices. They compute no rows of a pass with all clusters then.
+    pub fn set_rests(&mut self, rests: bool) {
+        if self.rests != rests {
+            // What is outside is told again.
+            (self.rests, self.rows) = (rests, PassRows::default());
+            self.set_multiplies(match rests {
+                true => Multiplies::Cpu,
+                false => Multiplies::Both,
+            });
+        }
     }
 
     /// Most clusters that pass through a buffer at once.

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::device::InUse;
 use crate::device::check::Speed;
+use crate::device_trials::LeftOut;
 use crate::engine::Engine;
 use crate::lanes::{DeviceLane, GroupCounts};
 use crate::tiers::RouteCounts;
@@ -48,6 +49,8 @@ pub struct DeviceReport {
     pub gates_share: f64,
     /// Why the device stores no neurons, if so.
     pub idle: Option<&'static str>,
+    /// Decoding passes that run without the devices, because they were measured to be faster so.
+    pub left_out: Vec<LeftOut>,
     /// Milliseconds for which the compute threads waited for the device.
     pub wait_ms: f64,
     /// The failure after which the device was not used again.
@@ -238,6 +241,7 @@ impl DeviceReport {
                 }
                 None => "it would save no time, or no cluster is hot",
             }),
+            left_out: engine.device_trials.left_out(),
             wait_ms: (lane.waited() + waited + gates_waited).as_secs_f64() * 1e3,
             lost: lane.lost().map(ToString::to_string),
             name,
@@ -317,6 +321,8 @@ impl DeviceReport {
             100.0 * self.gates_share,
             self.wait_ms
         );
-        format!("{}: {held}; {numerics}{}", self.name, self.each())
+        let left_out = self.left_out.iter().map(|of| format!("{of}; "));
+        let left_out: String = left_out.collect();
+        format!("{}: {left_out}{held}; {numerics}{}", self.name, self.each())
     }
 }

@@ -62,6 +62,7 @@ impl DeviceLane {
             groups: None,
             each: VecDeque::new(),
             lost: false,
+            rests: false,
             fired: 0,
             bytes: 0,
             waited: Duration::ZERO,
