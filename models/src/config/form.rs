@@ -107,6 +107,10 @@ pub struct Form {
     /// rotate them (Llama 4).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plain_qk_norm: bool,
+    /// The norms of query and key heads are LayerNorms without biases, each head with its own weights
+    /// (Command R+, StableLM 2 12B).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub qk_layer_norms: bool,
     /// The windows of layers are chunks ([`Reach::Chunk`](super::Reach::Chunk)).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub chunked: bool,
@@ -302,6 +306,7 @@ impl Default for Form {
             pooled: None,
             rotated_qk_norm: false,
             plain_qk_norm: false,
+            qk_layer_norms: false,
             chunked: false,
             mamba: None,
             output_gate: false,

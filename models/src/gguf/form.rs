@@ -16,8 +16,12 @@ pub(super) struct Shape {
     pub(super) head_dim: u32,
     /// The FFN's projections carry biases.
     pub(super) ffn_bias: bool,
+    /// Queries and keys are normed.
+    pub(super) qk_norm: bool,
     /// There is a second norm before attention (Falcon 40B).
     pub(super) two_norms: bool,
+    /// There is a norm before the FFN.
+    pub(super) ffn_norm: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
     /// Sizes of the residual streams.
@@ -89,6 +93,7 @@ pub(super) fn form(
         rotated_qk_norm: family.qk_norm == QkNorm::HeadRotated,
         plain_qk_norm: matches!(family.qk_norm, QkNorm::PlainUnless(_))
             && metadata.u32(&format!("{}.expert_count", arch.name))? != Some(MAVERICK),
+        qk_layer_norms: matches!(family.qk_norm, QkNorm::LayersBy(_)) && shape.qk_norm,
         chunked: matches!(arch.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale.or(arch.widest.map(scores)),
         embedding_scale: if family.width_scale {
@@ -129,6 +134,19 @@ pub(super) fn form(
                 form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
                 form.output_gate = true;
             }
+            Quirk::ParallelIf(key, absent) => {
+                let parallel = match family.parallel {
+                    Parallel::OneNorm => !shape.ffn_norm,
+                    _ => metadata
+                        .bool(&format!("{}.{key}", arch.name))?
+                        .unwrap_or(absent),
+                };
+                form.parallel = if parallel {
+                    family.parallel
+                } else {
+                    Parallel::No
+                };
+            }
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
             Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
@@ -156,7 +174,9 @@ mod tests {
             heads: 6,
             head_dim: 8,
             ffn_bias: false,
+            qk_norm: false,
             two_norms: false,
+            ffn_norm: true,
             windowed: true,
             streams: streams::Sizes::of(|_| None),
         };

@@ -61,6 +61,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             QkNorm::PlainUnless(key) => keys.bool(key)?.unwrap_or(true),
             _ => false,
         },
+        qk_layer_norms: match family.qk_norm {
+            QkNorm::LayersBy(key) => keys.bool(key)?.unwrap_or(false),
+            _ => false,
+        },
         chunked: matches!(family.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale,
         embedding_scale: if family.width_scale {
@@ -80,6 +84,9 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     for quirk in family.quirks {
         match quirk {
             Quirk::Falcon => form.parallel = falcon(keys)?,
+            Quirk::ParallelIf(key, absent) if !keys.bool(key)?.unwrap_or(*absent) => {
+                form.parallel = Parallel::No;
+            }
             Quirk::Streams => streams(keys, sizes, &mut form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),

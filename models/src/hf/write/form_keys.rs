@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::scaling::scaling_json;
 use super::{hyper_keys, mixer_keys, pooled_keys};
 use crate::config::{ModelConfig, Parallel, Rope, RopeScaling};
-use crate::families::{By, Check, Family, Key, Quirk};
+use crate::families::{self, By, Check, Family, Key, Quirk};
 
 /// Adds to `config`, or removes, the keys that the family's reader (`hf/form.rs`) expects. Anything
 /// that they cannot express appears when the keys are read back.
@@ -43,6 +43,9 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 // transformers otherwise uses 4096
                 config["original_max_position_embeddings"] = json!(original_context);
             }
+            (Quirk::ParallelIf(key, _), _) => {
+                config[*key] = json!(c.form.parallel != Parallel::No);
+            }
             (Quirk::Falcon, _) => falcon(c, config),
             (Quirk::Streams, _) => streams(c, config),
             (Quirk::GlobalHeads, _) => global_heads(c, config),
@@ -71,7 +74,12 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::OriginalContextBeside
                 | Quirk::Bounded
                 | Quirk::NtkAlpha
-                | Quirk::ChoiceRow,
+                | Quirk::ChoiceRow
+                | Quirk::OneBase
+                | Quirk::TanhGelu
+                | Quirk::Conv1d
+                | Quirk::Prefix(_)
+                | Quirk::OtherNames,
                 _,
             ) => {}
         }
@@ -119,6 +127,17 @@ fn temperature(c: &ModelConfig, config: &mut Value) {
     if let Some(scale) = c.form.query_scale {
         config["attn_scale"] = json!(scale.beta);
         config["floor_scale"] = json!(scale.original_context);
+    }
+}
+
+/// Gives keys the names that the family's folders have.
+pub(super) fn rename(family: &Family, config: &mut Value) {
+    if let Some(map) = config.as_object_mut() {
+        for (usual, other) in family.aliases {
+            if let Some(value) = map.remove(*usual) {
+                map.insert((*other).to_owned(), value);
+            }
+        }
     }
 }
 
@@ -177,6 +196,9 @@ pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     match () {
         _ if heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads) => {
             Some("another number of heads in layers without a window")
+        }
+        _ if c.form.qk_layer_norms && !families::of(&c.family).names.by_head.is_empty() => {
+            Some("a LayerNorm of each head, in a tensor of its own,")
         }
         _ if wide > 0 && wide != dense.saturating_mul(2) => {
             Some("this number of neurons in layers with shared keys")
