@@ -4,6 +4,7 @@
 //! A family is one `const` in a file of `families/`. Readers and writers of both formats iterate
 //! over it; no other code refers to a family by name.
 
+mod apertus;
 mod arcee;
 mod cohere;
 mod deepseek;
@@ -41,7 +42,7 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 20] = [
+const GROUPS: [&[Family]; 21] = [
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
@@ -62,6 +63,7 @@ const GROUPS: [&[Family]; 20] = [
     &arcee::FAMILIES,
     &stablelm::FAMILIES,
     &gpt::FAMILIES,
+    &apertus::FAMILIES,
 ];
 
 /// Alternative key names: (usual, alternative).
@@ -347,6 +349,8 @@ pub(crate) enum Quirk {
     OneBase,
     /// `gelu` means its approximation by tanh (Gemma).
     TanhGelu,
+    /// xIELU with parameters by layer (Apertus).
+    Xielu,
     /// Matrices are stored transposed in folders (GPT-2).
     Conv1d,
     /// Tensor names may lack this prefix in folders (GPT-2).

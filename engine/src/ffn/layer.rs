@@ -1,6 +1,7 @@
 //! One layer's FFN: from units of work to their weighted sum.
 
 use emberflow_kernels::Compute;
+use emberflow_models::config::Activation;
 
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
@@ -241,7 +242,7 @@ impl Ffn {
                 named: false,
                 group: work.group,
                 gating: Gating {
-                    activation: self.shape.kind.activation,
+                    activation: self.activation(at.number),
                     cut,
                     top: self.tops.of(at.number),
                 },
@@ -254,6 +255,12 @@ impl Ffn {
             record.clear(pairs);
         }
         Ok(())
+    }
+
+    /// The activation of a layer's gates.
+    fn activation(&self, layer: usize) -> Activation {
+        let own = self.activations.get(layer).copied();
+        own.unwrap_or(self.shape.kind.activation)
     }
 
     /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the
@@ -289,7 +296,7 @@ impl Ffn {
         let by_gates =
             (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save.unwrap_or_default()));
         let gating = Gating {
-            activation: self.shape.kind.activation,
+            activation: self.activation(number),
             cut: 0.0,
             top: None,
         };

@@ -2,6 +2,7 @@
 
 use super::delta_net::delta_nets;
 use super::value::Metadata;
+use super::xielu::activations;
 use super::{ngrams, streams};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
@@ -147,6 +148,7 @@ pub(super) fn form(
                     Parallel::No
                 };
             }
+            Quirk::Xielu => form.activations = activations(metadata, arch, shape.layers)?,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
             Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,

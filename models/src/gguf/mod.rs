@@ -24,6 +24,7 @@ mod sublayers;
 mod tests;
 mod value;
 pub(crate) mod write;
+mod xielu;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -312,6 +312,7 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         "silu" if family.has(Quirk::Pooled) => Activation::ClampedSilu {
             limit: keys.f32("swiglu_limit")?.unwrap_or(CLAMPED_SILU_LIMIT),
         },
+        "xielu" if family.has(Quirk::Xielu) => Activation::XIELU,
         "silu" | "swish" => Activation::Silu,
         "gelu" if family.has(Quirk::TanhGelu) => Activation::GeluTanh,
         "gelu" => Activation::Gelu,

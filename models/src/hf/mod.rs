@@ -28,6 +28,7 @@ mod texts;
 mod values;
 mod windows;
 pub mod write;
+mod xielu;
 
 use std::path::{Path, PathBuf};
 
@@ -108,12 +109,12 @@ fn open_with(
     let texts = texts::read(folder, &mut config)?;
     config.validate(&config_path)?;
     let names = families::of(&config.family).names;
-    let spelled = config.clone();
-
     let mut files = Vec::new();
     let mut found = Vec::new();
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
+    xielu::take(&mut shards, &mut config)?;
+    let spelled = config.clone();
     let mut scales = ScaleTensors::take(
         &mut shards,
         &config,

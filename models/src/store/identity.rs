@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that were added later, with their defaults.
-const LATER: [&str; 30] = [
+const LATER: [&str; 31] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -29,6 +29,7 @@ const LATER: [&str; 30] = [
     ", sigmoid_gate: false",
     ", plain_qk_norm: false",
     ", qk_layer_norms: false",
+    ", activations: []",
     ", chunked: false",
     // of latent attention
     ", gated: false",

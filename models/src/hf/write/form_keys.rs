@@ -77,6 +77,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::ChoiceRow
                 | Quirk::OneBase
                 | Quirk::TanhGelu
+                | Quirk::Xielu
                 | Quirk::Conv1d
                 | Quirk::Prefix(_)
                 | Quirk::OtherNames,
@@ -197,6 +198,7 @@ pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
         _ if heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads) => {
             Some("another number of heads in layers without a window")
         }
+        _ if !c.form.activations.is_empty() => Some("an activation with parameters by layer"),
         _ if c.form.qk_layer_norms && !families::of(&c.family).names.by_head.is_empty() => {
             Some("a LayerNorm of each head, in a tensor of its own,")
         }

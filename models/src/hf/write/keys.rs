@@ -86,6 +86,7 @@ fn activation(act: Activation, key: &str, config: &mut Value) {
         }
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::Xielu { .. } => "xielu",
     });
     match act {
         Activation::FatRelu { threshold } => config["hidden_act_param"] = json!(threshold),
