@@ -316,15 +316,6 @@ impl ModelConfig {
         }
     }
 
-    /// The formula of the FFN of layer `layer`.
-    pub fn ffn_kind_of(&self, layer: u32) -> FfnKind {
-        let own = self.form.activations.get(layer as usize).copied();
-        FfnKind {
-            activation: own.unwrap_or(self.ffn_kind.activation),
-            ..self.ffn_kind
-        }
-    }
-
     /// Whether neurons of layer `layer` that do not fire add exactly zero.
     pub fn is_sparse(&self, layer: u32) -> bool {
         let top = self.form.gate_top.get(layer as usize).copied();
@@ -449,28 +440,6 @@ impl ModelConfig {
             }
             _ => None,
         }
-    }
-
-    /// Activations of layers that are not one for each, or with parameters that are not finite.
-    fn bad_activations(&self) -> Option<BadField> {
-        let all = &self.form.activations;
-        let sound = |activation: &Activation| match *activation {
-            Activation::Xielu {
-                positive,
-                negative,
-                beta,
-                eps,
-            } => [positive, negative, beta, eps]
-                .iter()
-                .all(|x| x.is_finite()),
-            _ => false,
-        };
-        let count = all.is_empty() || all.len() == self.layers as usize;
-        if count && all.iter().all(sound) {
-            return None;
-        }
-        let expected = format!("finite parameters for each of {} layers", self.layers);
-        BadField::some("activations", all, expected)
     }
 
     /// A number of windows other than the number of layers, tokens outside the vocabulary, or a

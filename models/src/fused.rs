@@ -22,12 +22,7 @@ pub(crate) fn split(
     let parts = parts(fused, layer, config);
     let stored = shape(fused, layer, config);
     let rows: usize = parts.iter().map(|part| part.rows).sum();
-    // of a part: a bias has no columns
-    let columns = match (fused, &stored[..]) {
-        (Fused::QkvColumns, _) => vec![],
-        (_, [_, columns @ ..]) => columns.to_vec(),
-        (_, []) => vec![],
-    };
+    let columns = columns(fused, &stored);
     let row_bytes = whole.dtype.row_bytes(columns.iter().product());
     let (true, Some(row_bytes)) = (whole.shape == stored, row_bytes) else {
         return Err(Error::WrongShape {
@@ -96,6 +91,14 @@ pub(crate) fn shape(fused: Fused, layer: u32, config: &ModelConfig) -> Vec<usize
         (Fused::QkvBias | Fused::QkvBiasByGroup, _) => vec![rows],
         (Fused::QkvColumns, _) => vec![d, rows],
         _ => vec![rows, d],
+    }
+}
+
+/// The columns of a part; a bias has none.
+fn columns(fused: Fused, stored: &[usize]) -> Vec<usize> {
+    match stored {
+        [_, columns @ ..] if fused != Fused::QkvColumns => columns.to_vec(),
+        _ => Vec::new(),
     }
 }
 

@@ -270,6 +270,7 @@ impl Ffn {
             return self.store.read_guessed(at.ahead);
         }
         let number = at.number + 1;
+        let activation = self.activation(number);
         let mut banks = self.store.layout.banks_of(number);
         let (Some(bank), None, Some(next)) = (banks.next(), banks.next(), at.next) else {
             return Ok(());
@@ -296,7 +297,7 @@ impl Ffn {
         let by_gates =
             (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save.unwrap_or_default()));
         let gating = Gating {
-            activation: self.activation(number),
+            activation,
             cut: 0.0,
             top: None,
         };

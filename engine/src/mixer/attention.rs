@@ -272,7 +272,7 @@ impl Attention {
         let first = if layer_norm { h * hd } else { 0 };
         Some(HeadNorm {
             weight: &both[which][first..first + hd],
-            bias: layer_norm.then_some(&self.no_bias),
+            bias: layer_norm.then_some(&self.no_bias[..]),
         })
     }
 

@@ -1,6 +1,6 @@
-//! The parameters of xIELU (arXiv 2411.13010).
+//! The parameters of xIELU (arXiv 2411.13010), which each layer has of its own.
 
-use super::Activation;
+use super::{Activation, BadField, FfnKind, ModelConfig};
 
 /// Parameters of a layer's xIELU as checkpoints store them.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -29,5 +29,38 @@ fn softplus(x: f32) -> f32 {
         x
     } else {
         libm::log1pf(libm::expf(x))
+    }
+}
+
+impl ModelConfig {
+    /// The formula of the FFN of layer `layer`.
+    pub fn ffn_kind_of(&self, layer: u32) -> FfnKind {
+        let own = self.form.activations.get(layer as usize).copied();
+        FfnKind {
+            activation: own.unwrap_or(self.ffn_kind.activation),
+            ..self.ffn_kind
+        }
+    }
+
+    /// Activations of layers that are not one for each, or with parameters that are not finite.
+    pub(super) fn bad_activations(&self) -> Option<BadField> {
+        let all = &self.form.activations;
+        let sound = |activation: &Activation| match *activation {
+            Activation::Xielu {
+                positive,
+                negative,
+                beta,
+                eps,
+            } => [positive, negative, beta, eps]
+                .iter()
+                .all(|x| x.is_finite()),
+            _ => false,
+        };
+        let count = all.is_empty() || all.len() == self.layers as usize;
+        if count && all.iter().all(sound) {
+            return None;
+        }
+        let expected = format!("finite parameters for each of {} layers", self.layers);
+        BadField::some("activations", all, expected)
     }
 }

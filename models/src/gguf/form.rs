@@ -121,6 +121,18 @@ pub(super) fn form(
         let part = side.by.apply(value, shape.d_model, shape.layers);
         known.sets.put(&mut form, Some(part));
     }
+    of_quirks(metadata, family, arch, shape, &mut form)?;
+    Ok(form)
+}
+
+/// Properties of few families.
+fn of_quirks(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    shape: Shape,
+    form: &mut Form,
+) -> Result<(), Error> {
     if family.has(Quirk::Falcon) {
         form.parallel = if shape.two_norms {
             Parallel::TwoNorms
@@ -151,12 +163,12 @@ pub(super) fn form(
             Quirk::Xielu => form.activations = activations(metadata, arch, shape.layers)?,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
-            Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
-            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, &mut form)?,
+            Quirk::Hyper => ngrams::form(metadata, arch.name, table, form)?,
+            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, form)?,
             _ => {}
         }
     }
-    Ok(form)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(super) fn activations(
     };
     let positive = list("alpha_p")?;
     let rest = [list("alpha_n")?, list("beta")?, list("eps")?];
-    let of_layer = |(layer, alpha_p)| XieluParameters {
+    let of_layer = |(layer, alpha_p): (usize, f32)| XieluParameters {
         alpha_p,
         alpha_n: rest[0][layer],
         beta: rest[1][layer],

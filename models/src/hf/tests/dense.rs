@@ -25,6 +25,10 @@ fn gelu_of_gemma_is_its_approximation() {
     let act = |family| read(family, json!({})).unwrap().ffn_kind.activation;
     assert_eq!(act("gemma"), Activation::GeluTanh);
     assert_eq!(act("llama"), Activation::Gelu);
+    let both = |name: &str| read("gemma", json!({"hidden_activation": name}));
+    both("gelu_pytorch_tanh").unwrap();
+    let refused = both("relu").unwrap_err();
+    assert_refused!(refused, BadKey, "config.json", "hidden_activation");
 }
 
 /// transformers 5 gives layers with a window the usual base, earlier releases the given one.

@@ -10,23 +10,7 @@ use crate::families::{self, By, Check, Family, Key, Quirk};
 /// Adds to `config`, or removes, the keys that the family's reader (`hf/form.rs`) expects. Anything
 /// that they cannot express appears when the keys are read back.
 pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
-    for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
-        config[key.hf.name] = value_of(c, key);
-    }
-    for check in family.checks {
-        match *check {
-            Check::Flag(key, value) => config[key] = json!(value),
-            Check::Zero(key) => config[key] = json!(0),
-            Check::One(key) => config[key] = json!(1),
-            Check::Word(key, word) => config[key] = json!(word),
-            Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
-            Check::Width(key) => config[key] = json!(c.d_model),
-        }
-    }
-    if let Some(unrotated) = family.unrotated {
-        let switches = (0..c.layers).map(|layer| u32::from(c.rotates(layer)));
-        config[unrotated.list] = switches.collect();
-    }
+    of_tables(c, family, config);
     let local = c.form.local_rope.as_ref();
     if let Some(local) = local.filter(|_| family.two_ropes) {
         two_ropes(&c.rope, local, config);
@@ -84,6 +68,27 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 _,
             ) => {}
         }
+    }
+}
+
+/// The keys in the family's tables.
+fn of_tables(c: &ModelConfig, family: &Family, config: &mut Value) {
+    for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
+        config[key.hf.name] = value_of(c, key);
+    }
+    for check in family.checks {
+        match *check {
+            Check::Flag(key, value) => config[key] = json!(value),
+            Check::Zero(key) => config[key] = json!(0),
+            Check::One(key) => config[key] = json!(1),
+            Check::Word(key, word) => config[key] = json!(word),
+            Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
+            Check::Width(key) => config[key] = json!(c.d_model),
+        }
+    }
+    if let Some(unrotated) = family.unrotated {
+        let switches = (0..c.layers).map(|layer| u32::from(c.rotates(layer)));
+        config[unrotated.list] = switches.collect();
     }
 }
 
