@@ -1,6 +1,7 @@
 //! The gate's activation function.
 
 use emberflow_kernels::Cpu;
+use emberflow_kernels::math::Xielu;
 use emberflow_models::config::{Activation, FfnKind};
 
 /// Activation function and threshold of a bank's gates.
@@ -58,6 +59,20 @@ impl Gating {
                 values.iter_mut().for_each(|v| *v = v.min(limit) * alpha);
                 cpu.silu(values);
                 values.iter_mut().for_each(|v| *v /= alpha);
+            }
+            Activation::Xielu {
+                positive,
+                negative,
+                beta,
+                eps,
+            } => {
+                let of = Xielu {
+                    positive,
+                    negative,
+                    beta,
+                    eps,
+                };
+                cpu.xielu(values, of);
             }
             Activation::ClampedSilu { limit } => {
                 values.iter_mut().for_each(|v| *v = v.min(limit));

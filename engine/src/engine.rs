@@ -581,7 +581,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch,
-        ffn: Ffn::new(shape, store, lanes, predictors, room).with_tops(&c, rows),
+        ffn: Ffn::new(shape, store, lanes, predictors, room).with_layers(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         part_room: part_room(&c, division, &weights, [rows, options.threads]),
         weights,

@@ -18,6 +18,7 @@ mod reach;
 mod rope;
 mod streams;
 mod sublayers;
+mod xielu;
 
 pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
 pub use heads::{GlobalHeads, HeadShape};
@@ -32,6 +33,7 @@ pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
 pub use streams::{LayerInputs, Streams};
+pub(crate) use xielu::XieluParameters;
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -72,9 +74,29 @@ pub enum Activation {
         /// Largest gate, and largest magnitude of Up.
         limit: f32,
     },
+    /// xIELU: `positive · x² + beta · x` above 0, `negative · (e^min(x, eps) − 1 − x) + beta · x` elsewhere
+    /// (Apertus).
+    Xielu {
+        /// Factor of the square.
+        positive: f32,
+        /// Factor of the exponential part.
+        negative: f32,
+        /// Factor of the linear part.
+        beta: f32,
+        /// Largest exponent.
+        eps: f32,
+    },
 }
 
 impl Activation {
+    /// xIELU before training.
+    pub(crate) const XIELU: Self = Self::Xielu {
+        positive: 0.8,
+        negative: 0.8,
+        beta: 0.5,
+        eps: -1e-6,
+    };
+
     /// True if a neuron that does not fire contributes exactly zero, so that the `exact` mode
     /// equals the dense computation.
     pub fn is_sparse(self) -> bool {
@@ -408,6 +430,9 @@ impl ModelConfig {
             && !(limit.is_finite() && limit > 0.0)
         {
             return BadField::some("swiglu limit", &limit, "finite, above 0");
+        }
+        if let Some(bad) = self.bad_activations() {
+            return Some(bad);
         }
         match self.clip_qkv {
             Some(clip) if !(clip.is_finite() && clip > 0.0) => {

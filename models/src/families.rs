@@ -4,6 +4,8 @@
 //! A family is one `const` in a file of `families/`. Readers and writers of both formats iterate
 //! over it; no other code refers to a family by name.
 
+mod apertus;
+mod arcee;
 mod cohere;
 mod deepseek;
 mod deepseek4;
@@ -11,30 +13,36 @@ mod experts;
 mod gemma;
 mod gemma_names;
 mod gguf_names;
+mod glm;
+mod gpt;
 mod granite;
 mod hf_names;
 mod hunyuan;
 mod keys;
 mod kimi;
 mod layer_norm;
+mod layers;
 mod lfm2;
 mod llama;
 mod llama4;
 mod mixtures;
 mod nemotron;
+mod olmo;
 mod qwen;
 mod qwen_names;
 mod routed;
+mod stablelm;
 
 pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy, Shared};
 pub(crate) use self::gguf_names::{DOWN_T, DOWN_T_BIAS, POSITIONS};
 pub(crate) use self::keys::{Absent, By, Key};
+pub(crate) use self::layers::{EveryNth, FurtherTokens, Unrotated, Windows};
 
 use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 15] = [
+const GROUPS: [&[Family]; 21] = [
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
@@ -50,6 +58,12 @@ const GROUPS: [&[Family]; 15] = [
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
     &lfm2::FAMILIES,
+    &olmo::FAMILIES,
+    &glm::FAMILIES,
+    &arcee::FAMILIES,
+    &stablelm::FAMILIES,
+    &gpt::FAMILIES,
+    &apertus::FAMILIES,
 ];
 
 /// Alternative key names: (usual, alternative).
@@ -192,39 +206,12 @@ pub(crate) struct Arch {
     /// Scores are scaled by the width of a head; by `d_model / heads` in the model with this many
     /// layers.
     pub(crate) widest: Option<u32>,
+    /// The family for files with a sliding window, if it is another one.
+    pub(crate) windowed: Option<&'static Family>,
     /// The family for files whose experts are not chosen by sigmoids.
     pub(crate) without_sigmoids: Option<&'static Family>,
     /// Further keys that are read for it, after the architecture.
     pub(crate) reads: &'static [&'static str],
-}
-
-/// Location of weights for multi-token prediction in a family's releases.
-#[derive(Clone, Copy)]
-pub(crate) enum FurtherTokens {
-    /// None.
-    Absent,
-    /// Layers after the last one of the decoder.
-    PastLast,
-    /// Tensors with one of these in their names.
-    Named(&'static [&'static str]),
-    /// Layers after the last one of the decoder; also, tensors with this in their names are
-    /// skipped.
-    PastLastOr(&'static str),
-}
-
-impl FurtherTokens {
-    /// Whether a tensor is one of them: `layer` is the layer in its name, `layers` the number in
-    /// the decoder.
-    pub(crate) fn have(self, name: &str, layer: Option<u32>, layers: u32) -> bool {
-        match self {
-            Self::Absent => false,
-            Self::PastLast => layer.is_some_and(|layer| layer >= layers),
-            Self::Named(parts) => parts.iter().any(|part| name.contains(part)),
-            Self::PastLastOr(part) => {
-                name.contains(part) || layer.is_some_and(|layer| layer >= layers)
-            }
-        }
-    }
 }
 
 /// The value of a missing key.
@@ -248,6 +235,8 @@ pub(crate) enum QkNorm {
     /// Over each head, without weights and after the rotation, in layers that rotate, unless a key
     /// disables them.
     PlainUnless(&'static str),
+    /// LayerNorms without biases over each head, with weights of its own, if a key is set.
+    LayersBy(&'static str),
     /// Over all heads together.
     Whole,
 }
@@ -261,79 +250,13 @@ pub(crate) enum Bias {
     /// Q, K and V, if a key is set; the default without it.
     QkvBy(&'static str, bool),
     /// All of them.
+    All,
+    /// All of them, if a key is set; the default without it.
     AllBy(&'static str, bool),
 }
 
 /// `attention_bias` puts a bias on Q, K, V and O.
 const OPTIONAL_BIAS: Bias = Bias::AllBy("attention_bias", false);
-
-/// Layers with a sliding window, if `layer_types` is absent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Windows {
-    /// None, regardless of `layer_types`.
-    None,
-    /// None; the family does not use the key. In GGUF: unknown.
-    Never,
-    /// All.
-    Every,
-    /// Those from `max_window_layers` on, if `use_sliding_window` is set.
-    ByLayer,
-    /// None; releases disagree on what `use_sliding_window` means.
-    Disputed,
-    /// As in `sliding_window_layout`, with `sliding_window_size`.
-    Layout,
-    /// Those without rotary positions, if `use_sliding_window` is set.
-    Unrotated,
-    /// Every second one from the first on.
-    Alternate,
-    /// All but every fourth from the first on.
-    AllButFourth,
-    /// All but every `sliding_window_pattern`-th (this default).
-    Pattern(u32),
-    /// The same; the second number is the default window. Null means none.
-    PatternOf(u32, u32),
-    /// Chunks of `attention_chunk_size` positions (this default), in the layers with rotary
-    /// positions.
-    Chunks(u32),
-    /// Those from `max_window_layers` (this default) on; the second number is the default window.
-    /// Null means none.
-    Late(u32, u32),
-}
-
-impl Windows {
-    /// Whether llama.cpp derives the layers with a window from the architecture.
-    pub(crate) fn have_a_key(self) -> bool {
-        matches!(
-            self,
-            Self::AllButFourth | Self::Alternate | Self::Pattern(_)
-        )
-    }
-}
-
-/// Layers without rotary positions in `config.json`.
-#[derive(Clone, Copy)]
-pub(crate) struct Unrotated {
-    /// Key of a list with 0 for each of them.
-    pub(crate) list: &'static str,
-    /// Without the list: key of their interval, and its default.
-    pub(crate) interval: Option<(&'static str, u32)>,
-}
-
-/// One layer of every four.
-#[derive(Clone, Copy)]
-pub(crate) struct EveryNth {
-    /// The first of them.
-    pub(crate) first: usize,
-    /// Only in files with a sliding window.
-    pub(crate) windowed: bool,
-}
-
-impl EveryNth {
-    /// The layers.
-    pub(crate) fn of(self, layers: u32) -> Vec<u32> {
-        (0..layers).skip(self.first).step_by(4).collect()
-    }
-}
 
 /// A key of `config.json` that must have a certain value or be absent.
 #[derive(Clone, Copy)]
@@ -419,6 +342,21 @@ pub(crate) enum Quirk {
     OriginalContextBeside,
     /// Biases for choosing experts are stored as a matrix of one row (Ernie 4.5).
     ChoiceRow,
+    /// The parallel order only if a key is set (this default). In GGUF, one with two norms is a key too, one
+    /// with one norm follows from the tensors (GPT-NeoX, StableLM).
+    ParallelIf(&'static str, bool),
+    /// Layers with a window have the same rotary base, without scaling (Olmo 3).
+    OneBase,
+    /// `gelu` means its approximation by tanh (Gemma).
+    TanhGelu,
+    /// xIELU with parameters by layer (Apertus).
+    Xielu,
+    /// Matrices are stored transposed in folders (GPT-2).
+    Conv1d,
+    /// Tensor names may lack this prefix in folders (GPT-2).
+    Prefix(&'static str),
+    /// Folders have the keys under their alternative names.
+    OtherNames,
     /// Keys that are refused in a folder of this family.
     Lacks(&'static [&'static str]),
 }
@@ -495,6 +433,7 @@ const PLAIN_ARCH: Arch = Arch {
     rotated_by_key: false,
     yarn_truncate: true,
     widest: None,
+    windowed: None,
     without_sigmoids: None,
     reads: &[],
 };
@@ -569,7 +508,7 @@ impl Family {
 
     /// Whether Q, K and V have biases in every GGUF file.
     pub(crate) fn always_has_qkv_bias(&self) -> bool {
-        matches!(self.bias, Bias::Qkv | Bias::QkvBy(_, true))
+        matches!(self.bias, Bias::All | Bias::Qkv | Bias::QkvBy(_, true))
     }
 }
 

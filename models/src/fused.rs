@@ -20,8 +20,10 @@ pub(crate) fn split(
     path: &Path,
 ) -> Result<Vec<Found>, Error> {
     let parts = parts(fused, layer, config);
-    let stored @ [rows, d] = shape(fused, layer, config);
-    let row_bytes = whole.dtype.row_bytes(d);
+    let stored = shape(fused, layer, config);
+    let rows: usize = parts.iter().map(|part| part.rows).sum();
+    let columns = columns(fused, &stored);
+    let row_bytes = whole.dtype.row_bytes(columns.iter().product());
     let (true, Some(row_bytes)) = (whole.shape == stored, row_bytes) else {
         return Err(Error::WrongShape {
             path: path.to_owned(),
@@ -39,10 +41,24 @@ pub(crate) fn split(
             ..TensorId::layer(part.role, layer)
         };
         let stored = rows / groups(fused, config).max(1);
+        let cols = columns.first().copied().unwrap_or(1);
         match part.of_group {
+            _ if fused == Fused::QkvColumns => Found {
+                id,
+                layout: Layout::TransposedPart {
+                    first: before,
+                    stored: rows,
+                },
+                ..whole.clone()
+            },
             Some(_) if part.role == Role::LatentKeys => Found {
                 id,
-                layout: Layout::TransposedHeads { stored, cols: d },
+                layout: Layout::TransposedHeads { stored, cols },
+                ..whole.clone()
+            },
+            Some(parts) if part.role.is_vector() => Found {
+                id,
+                layout: Layout::GroupedElements(RowGroups { stored, parts }),
                 ..whole.clone()
             },
             Some(parts) => Found {
@@ -52,7 +68,7 @@ pub(crate) fn split(
             },
             None => Found {
                 id,
-                shape: vec![part.rows, d],
+                shape: [&[part.rows], &columns[..]].concat(),
                 layout: Layout::AsIs,
                 // past the end of the file, if it overflows
                 offset: whole.offset.saturating_add((before * row_bytes) as u64),
@@ -65,13 +81,24 @@ pub(crate) fn split(
 }
 
 /// The shape of a tensor of `layer` that holds several matrices.
-pub(crate) fn shape(fused: Fused, layer: u32, config: &ModelConfig) -> [usize; 2] {
+pub(crate) fn shape(fused: Fused, layer: u32, config: &ModelConfig) -> Vec<usize> {
     let rows = (parts(fused, layer, config).iter())
         .map(|part| part.rows)
         .sum();
+    let d = config.d_model as usize;
     match (fused, config.form.latent) {
-        (Fused::LatentKeysValues, Some(latent)) => [rows, latent.rank as usize],
-        _ => [rows, config.d_model as usize],
+        (Fused::LatentKeysValues, Some(latent)) => vec![rows, latent.rank as usize],
+        (Fused::QkvBias | Fused::QkvBiasByGroup, _) => vec![rows],
+        (Fused::QkvColumns, _) => vec![d, rows],
+        _ => vec![rows, d],
+    }
+}
+
+/// The columns of a part; a bias has none.
+fn columns(fused: Fused, stored: &[usize]) -> Vec<usize> {
+    match stored {
+        [_, columns @ ..] if fused != Fused::QkvColumns => columns.to_vec(),
+        _ => Vec::new(),
     }
 }
 
@@ -110,10 +137,10 @@ fn groups(fused: Fused, config: &ModelConfig) -> usize {
         .as_ref()
         .map_or(1, |nets| nets.shape.key_heads);
     let groups = match fused {
-        Fused::QkvByGroup => config.kv_heads,
+        Fused::QkvByGroup | Fused::QkvBiasByGroup => config.kv_heads,
         Fused::GatedQ | Fused::LatentKeysValues => config.heads,
         Fused::DeltaQkvz | Fused::DeltaBa => delta,
-        Fused::Qkv | Fused::GateUp | Fused::SharedGateUp => 1,
+        Fused::Qkv | Fused::QkvColumns | Fused::QkvBias | Fused::GateUp | Fused::SharedGateUp => 1,
     };
     groups as usize
 }
@@ -138,7 +165,7 @@ fn parts(fused: Fused, layer: u32, config: &ModelConfig) -> Vec<FusedPart> {
         [net.key_dim as usize, per * net.value_dim as usize, per]
     });
     match fused {
-        Fused::Qkv => vec![
+        Fused::Qkv | Fused::QkvColumns => vec![
             FusedPart::whole(Role::Q, q),
             FusedPart::whole(Role::K, kv),
             FusedPart::whole(Role::V, kv),
@@ -147,12 +174,21 @@ fn parts(fused: Fused, layer: u32, config: &ModelConfig) -> Vec<FusedPart> {
             FusedPart::whole(Role::Gate, ffn),
             FusedPart::whole(Role::Up, ffn),
         ],
-        Fused::QkvByGroup => {
+        Fused::QkvBias => vec![
+            FusedPart::whole(Role::QBias, q),
+            FusedPart::whole(Role::KBias, kv),
+            FusedPart::whole(Role::VBias, kv),
+        ],
+        Fused::QkvByGroup | Fused::QkvBiasByGroup => {
+            let roles = match fused {
+                Fused::QkvByGroup => [Role::Q, Role::K, Role::V],
+                _ => [Role::QBias, Role::KBias, Role::VBias],
+            };
             let q = heads / kv_heads.max(1) * head_dim;
             vec![
-                grouped(Role::Q, [[0, q], NONE, NONE]),
-                grouped(Role::K, [[q, head_dim], NONE, NONE]),
-                grouped(Role::V, [[q + head_dim, head_dim], NONE, NONE]),
+                grouped(roles[0], [[0, q], NONE, NONE]),
+                grouped(roles[1], [[q, head_dim], NONE, NONE]),
+                grouped(roles[2], [[q + head_dim, head_dim], NONE, NONE]),
             ]
         }
         Fused::GatedQ => vec![

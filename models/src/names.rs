@@ -22,6 +22,8 @@ pub(crate) struct NameTable {
     pub(crate) numbered: Spellings,
     /// Roles inside a layer.
     pub(crate) layers: &'static [Spellings],
+    /// Roles with a tensor for each head, inside a layer: the prefix of its number.
+    pub(crate) by_head: Spellings,
     /// Tensors of experts, inside a layer.
     pub(crate) experts: ExpertNames,
     /// Tensors with several matrices, inside a layer.
@@ -33,8 +35,14 @@ pub(crate) struct NameTable {
 pub(crate) enum Fused {
     /// Q, K and V.
     Qkv,
+    /// The same, transposed.
+    QkvColumns,
+    /// Their biases.
+    QkvBias,
     /// The same, group by group: the Q heads that share a K/V head, then that head.
     QkvByGroup,
+    /// The biases of these.
+    QkvBiasByGroup,
     /// Gate and Up.
     GateUp,
     /// Gate and Up of the shared expert, or of the dense FFN of a model without experts.
@@ -54,7 +62,12 @@ impl Fused {
     /// Whether it contains the matrix.
     fn holds(self, role: Role) -> bool {
         match self {
-            Self::Qkv | Self::QkvByGroup => matches!(role, Role::Q | Role::K | Role::V),
+            Self::Qkv | Self::QkvColumns | Self::QkvByGroup => {
+                matches!(role, Role::Q | Role::K | Role::V)
+            }
+            Self::QkvBias | Self::QkvBiasByGroup => {
+                matches!(role, Role::QBias | Role::KBias | Role::VBias)
+            }
             Self::GateUp | Self::SharedGateUp => matches!(role, Role::Gate | Role::Up),
             Self::GatedQ => matches!(role, Role::Q | Role::QGate),
             Self::DeltaQkvz => matches!(role, Role::DeltaIn | Role::DeltaGate),
@@ -182,6 +195,11 @@ impl NameTable {
         }
         if let Some(role) = self.layers.iter().find_map(|table| find(table, rest)) {
             return Some(Named::One(TensorId::layer(role, layer)));
+        }
+        for (role, prefix) in self.by_head {
+            if let Some((head, "weight")) = rest.strip_prefix(prefix).and_then(split_index) {
+                return Some(one(*role, head));
+            }
         }
         if let Some(fused) = find(self.fused, rest) {
             return Some(Named::Fused(fused, layer));
@@ -445,14 +463,14 @@ fn of_attention(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         push(Role::VBias, 1, kv);
     }
     if config.qk_norm {
-        let [of_q, of_k] = if config.qk_norm_whole {
-            [q, kv]
-        } else {
-            [head_dim; 2]
+        let [of_q, of_k] = match form.qk_layer_norms {
+            true => [q, kv].map(|all| [all / head_dim, head_dim]),
+            false if config.qk_norm_whole => [[1, q], [1, kv]],
+            false => [[1, head_dim]; 2],
         };
-        push(Role::QNorm, 1, of_q);
+        push(Role::QNorm, of_q[0], of_q[1]);
         if own {
-            push(Role::KNorm, 1, of_k);
+            push(Role::KNorm, of_k[0], of_k[1]);
         }
     }
     if form.output_gate {

@@ -35,7 +35,14 @@ impl Parts {
             Stack::One(role) => (one(role, Layout::AsIs), false, [ffn, d]),
             Stack::Neurons => (one(Role::Down, Layout::AsIs), false, [ffn, d]),
             Stack::Pairs => (pair(Layout::TransposedEvery), false, [d, 2 * ffn]),
-            Stack::Halves => (pair(Layout::TransposedHalf), false, [d, 2 * ffn]),
+            Stack::Halves => {
+                let half = |first| Layout::TransposedPart {
+                    first,
+                    stored: 2 * ffn,
+                };
+                let found = vec![(Role::Gate, half(0)), (Role::Up, half(ffn))];
+                (found, false, [d, 2 * ffn])
+            }
             Stack::PairBlocks => (pair(Layout::EveryRow), false, [2 * ffn, d]),
             Stack::DownBlocks => (one(Role::Down, Layout::Transposed), false, [d, ffn]),
             Stack::PairBias => {

@@ -10,7 +10,7 @@ mod joined;
 mod read;
 
 pub(crate) use self::found::{
-    Found, Layout, RowGroups, ScaleKind, Scales, interleaved, rotary_order,
+    Found, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
 };
 
 use std::cell::RefCell;
@@ -152,7 +152,9 @@ impl Store {
         };
         let own = tensor.shape.first().copied().unwrap_or(0);
         let rest = match id.role {
-            Role::NGramTable => self.join(by_id, &mut tensor, wanted)?,
+            Role::NGramTable | Role::QNorm | Role::KNorm => {
+                self.join(by_id, &mut tensor, wanted)?
+            }
             _ => Vec::new(),
         };
         let stored = stored_shape(&self.about.config, wanted, tensor.layout);
@@ -167,8 +169,10 @@ impl Store {
         }
         let (stored_rows, stored_cols) = match tensor.layout {
             Layout::EveryElement(_) => (2 * rows, cols),
-            _ if id.role.is_vector() => (rows, cols),
+            Layout::GroupedElements(_) => (1, stored[0]),
             // the others are already checked
+            _ if !rest.is_empty() && id.role.is_vector() => (1, cols),
+            _ if id.role.is_vector() => (rows, cols),
             _ if !rest.is_empty() => (own, stored[1]),
             _ => (stored[0], stored[1]),
         };
@@ -412,15 +416,17 @@ impl Checkpoint for Store {
                 // rounded once, to the value that converters to GGUF write
                 out.iter_mut().for_each(|value| *value = rate(*value));
             }
-            Layout::Interleaved { head_dim, rotated } => {
-                self.read_interleaved(at, first, out, [head_dim, rotated])?;
+            Layout::Interleaved(heads) => self.read_interleaved(at, first, out, heads)?,
+            Layout::InterleavedColumns(heads) => {
+                self.read_interleaved_columns(at, first, out, heads)?;
             }
             Layout::TransposedHeads { stored, cols } => {
                 self.read_transposed_heads(at, first, out, [stored, cols])?;
             }
-            Layout::Transposed | Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
+            Layout::Transposed | Layout::TransposedEvery(_) | Layout::TransposedPart { .. } => {
                 self.read_transposed(at, first, out)?;
             }
+            Layout::GroupedElements(groups) => self.read_grouped_elements(at, out, groups)?,
             Layout::EveryRow(place) => self.read_every_row(at, first, out, place)?,
             Layout::EveryElement(place) => self.read_every_element(at, first, out, place)?,
         }
@@ -446,7 +452,7 @@ impl Checkpoint for Store {
         let place = &self.places[at];
         let stored = match place.layout {
             Layout::AsIs => row,
-            Layout::Interleaved { head_dim, rotated } => interleaved(row, [head_dim, rotated]),
+            Layout::Interleaved(heads) => heads.stored(row),
             _ => return Ok(false),
         };
         if place.dtype != DType::Q4K || row >= self.infos[at].rows {
@@ -471,8 +477,10 @@ pub(crate) fn stored_shape(config: &ModelConfig, wanted: Required, layout: Layou
     let mut stored = plain_shape(config, wanted);
     match layout {
         Layout::Transposed => stored = vec![cols, rows],
-        Layout::TransposedEvery(_) | Layout::TransposedHalf(_) => {
-            stored = vec![cols, 2 * rows];
+        Layout::TransposedEvery(_) => stored = vec![cols, 2 * rows],
+        Layout::TransposedPart { stored: width, .. } => stored = vec![cols, width],
+        Layout::GroupedElements(groups) => {
+            stored = vec![cols / groups.taken().max(1) * groups.stored];
         }
         Layout::EveryRow(_) => stored = vec![2 * rows, cols],
         Layout::EveryElement(_) => stored.iter_mut().rev().take(1).for_each(|n| *n *= 2),

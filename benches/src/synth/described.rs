@@ -168,8 +168,10 @@ pub fn activation(kind: FfnKind) -> &'static str {
         Activation::GeluTanh => "gelu-tanh",
         Activation::Gelu => "gelu",
         Activation::Relu | Activation::FatRelu { .. } => "relu",
-        Activation::Silu | Activation::ClampedSilu { .. } | Activation::ClampedSwiglu { .. } => {
-            "silu"
-        }
+        // without zeros, too
+        Activation::Silu
+        | Activation::ClampedSilu { .. }
+        | Activation::ClampedSwiglu { .. }
+        | Activation::Xielu { .. } => "silu",
     }
 }

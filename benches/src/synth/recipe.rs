@@ -376,6 +376,19 @@ fn activation(kind: Activation, g: f64) -> f64 {
             let g = g.min(limit.into());
             g / (1.0 + (-g).exp())
         }
+        Activation::Xielu {
+            positive,
+            negative,
+            beta,
+            eps,
+        } => {
+            let [positive, negative, beta, eps] = [positive, negative, beta, eps].map(f64::from);
+            let curved = match g > 0.0 {
+                true => positive * g * g,
+                false => negative * (g.min(eps).exp_m1() - g),
+            };
+            curved + beta * g
+        }
         // The difference of the two GELU forms does not matter here.
         Activation::Gelu | Activation::GeluTanh => g * super::normal::cdf(g),
     }

@@ -144,6 +144,13 @@ pub(crate) fn gelu(x: &mut [f32]) {
 }
 
 #[inline(always)]
+pub(crate) fn xielu(x: &mut [f32], of: math::Xielu) {
+    for value in x.iter_mut() {
+        *value = math::xielu(*value, of);
+    }
+}
+
+#[inline(always)]
 pub(crate) fn gelu_tanh(x: &mut [f32]) {
     for value in x {
         *value = math::gelu_tanh(*value);

@@ -54,17 +54,22 @@ fn taylor(r: f32) -> f32 {
 
 /// `tanh x`, within a few units in the last place; NaN stays NaN.
 ///
-/// `tanh |x| = m / (m + 2)` with `m = e^2|x| − 1 = 2^n·(e^r − 1) + (2^n − 1)`, which cancels nothing
-/// where `x` is small.
+/// `tanh |x| = m / (m + 2)` with `m = e^2|x| − 1`.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     /// From here on the result is 1.
     const ONE: f32 = 20.0;
     let y = 2.0 * x.abs();
-    let (n, r) = reduced(if y > ONE { ONE } else { y });
-    let scale = power_of_two(n);
-    let m = (r * taylor(r)).mul_add(scale, scale - 1.0);
+    let m = exp_m1(if y > ONE { ONE } else { y });
     (m / (m + 2.0)).copysign(x)
+}
+
+/// `e^x − 1` for `x` from −80 to 80: `2^n·(e^r − 1) + (2^n − 1)`, which cancels nothing where `x` is small.
+#[inline(always)]
+fn exp_m1(x: f32) -> f32 {
+    let (n, r) = reduced(x);
+    let scale = power_of_two(n);
+    (r * taylor(r)).mul_add(scale, scale - 1.0)
 }
 
 #[inline(always)]
@@ -93,6 +98,37 @@ pub fn gelu_tanh(x: f32) -> f32 {
     const SQRT_8_OVER_PI: f32 = 1.595_769; // 2 · sqrt(2 / π)
     let cubic = (0.044715 * x * x).mul_add(x, x);
     x / (1.0 + exp(-SQRT_8_OVER_PI * cubic))
+}
+
+/// Parameters of [`xielu`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xielu {
+    /// Factor of the square of positive values.
+    pub positive: f32,
+    /// Factor of the exponential part of others.
+    pub negative: f32,
+    /// Factor of the linear part.
+    pub beta: f32,
+    /// Largest exponent.
+    pub eps: f32,
+}
+
+/// xIELU (arXiv 2411.13010): `positive · x² + beta · x` above 0, `negative · (e^min(x, eps) − 1 − x) + beta · x`
+/// elsewhere; NaN stays NaN.
+#[inline(always)]
+pub fn xielu(x: f32, of: Xielu) -> f32 {
+    /// Below, `e^x − 1` is −1.
+    const MINUS_ONE: f32 = -20.0;
+    let square = of.positive * x * x;
+    let exponent = if x > of.eps { of.eps } else { x };
+    let exponent = if exponent < MINUS_ONE {
+        MINUS_ONE
+    } else {
+        exponent
+    };
+    let curved = (exp_m1(exponent) - x) * of.negative;
+    let part = if x > 0.0 { square } else { curved };
+    part + of.beta * x
 }
 
 /// Index of the largest value, the first one of equals; skips NaN. `None` without a value.

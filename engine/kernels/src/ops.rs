@@ -356,6 +356,12 @@ impl Cpu {
         simd::gelu(self, x);
     }
 
+    /// [`math::xielu`](crate::math::xielu) of every element.
+    #[inline]
+    pub fn xielu(self, x: &mut [f32], of: crate::math::Xielu) {
+        simd::xielu(self, x, of);
+    }
+
     /// [`math::gelu_tanh`](crate::math::gelu_tanh) of every element.
     #[inline]
     pub fn gelu_tanh(self, x: &mut [f32]) {

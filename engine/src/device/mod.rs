@@ -169,7 +169,7 @@ impl DenseShape {
     /// Why no device computes such an FFN yet, and what can be done.
     pub fn unsupported(&self) -> Option<String> {
         match (self.kind.activation, self.dtype) {
-            (Activation::Gelu, _) => Some(format!(
+            (Activation::Gelu | Activation::Xielu { .. }, _) => Some(format!(
                 "devices do not know the activation {:?} of this model",
                 self.kind.activation
             )),

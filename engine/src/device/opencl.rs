@@ -80,7 +80,7 @@ fn format_of(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// The definition of an activation in `hidden.cl`, and its numbers. GELU without tanh is refused before.
+/// The definition of an activation in `hidden.cl`, and its numbers. GELU without tanh and xIELU are refused before.
 fn activation_of(of: Activation) -> (&'static str, ArrayVec<(&'static str, f32), 2>) {
     let mut numbers = ArrayVec::new();
     let name = match of {
@@ -99,7 +99,7 @@ fn activation_of(of: Activation) -> (&'static str, ArrayVec<(&'static str, f32),
             numbers.extend([("LIMIT", limit), ("ALPHA", alpha)]);
             "CLAMPED_SWIGLU"
         }
-        Activation::GeluTanh | Activation::Gelu => "GELU_TANH",
+        Activation::GeluTanh | Activation::Gelu | Activation::Xielu { .. } => "GELU_TANH",
     };
     (name, numbers)
 }

@@ -1,6 +1,7 @@
 //! One layer's FFN: from units of work to their weighted sum.
 
 use emberflow_kernels::Compute;
+use emberflow_models::config::Activation;
 
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
@@ -241,7 +242,7 @@ impl Ffn {
                 named: false,
                 group: work.group,
                 gating: Gating {
-                    activation: self.shape.kind.activation,
+                    activation: self.activation(at.number),
                     cut,
                     top: self.tops.of(at.number),
                 },
@@ -256,6 +257,12 @@ impl Ffn {
         Ok(())
     }
 
+    /// The activation of a layer's gates.
+    fn activation(&self, layer: usize) -> Activation {
+        let own = self.activations.get(layer).copied();
+        own.unwrap_or(self.shape.kind.activation)
+    }
+
     /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the
     /// device busy until the next layer's active set is known.
     fn look_ahead(&mut self, on: &Compute, at: &LayerInput<'_>) -> Result<(), Error> {
@@ -263,6 +270,7 @@ impl Ffn {
             return self.store.read_guessed(at.ahead);
         }
         let number = at.number + 1;
+        let activation = self.activation(number);
         let mut banks = self.store.layout.banks_of(number);
         let (Some(bank), None, Some(next)) = (banks.next(), banks.next(), at.next) else {
             return Ok(());
@@ -289,7 +297,7 @@ impl Ffn {
         let by_gates =
             (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save.unwrap_or_default()));
         let gating = Gating {
-            activation: self.shape.kind.activation,
+            activation,
             cut: 0.0,
             top: None,
         };

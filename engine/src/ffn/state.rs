@@ -1,6 +1,6 @@
 //! State for computing the FFN of every layer: store, predictors, buffers.
 
-use emberflow_models::config::ModelConfig;
+use emberflow_models::config::{Activation, ModelConfig};
 
 use super::gates_ahead::GatesAhead;
 use super::lookahead::{FEW, Lookahead};
@@ -128,6 +128,8 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
+    /// The activation of each layer, if they differ.
+    pub(super) activations: Vec<Activation>,
     /// Cutoffs of gates, for banks with all gates computed.
     pub(super) tops: Tops,
     /// Cutoffs estimated by the predictor of the current bank; empty without any.
@@ -176,6 +178,7 @@ impl Ffn {
             schedule: Schedule::new(room.clusters),
             recent: Recent::new(room.rows),
             counts: Counts::default(),
+            activations: Vec::new(),
             tops: Tops::default(),
             cutoffs: Vec::with_capacity(room.rows),
             record: (room.observe || room.counts).then(|| Record::new(pairs)),
@@ -190,8 +193,9 @@ impl Ffn {
         }
     }
 
-    /// Sets the cutoffs of a model's layers, for passes of up to `rows` rows.
-    pub fn with_tops(mut self, c: &ModelConfig, rows: usize) -> Self {
+    /// Sets the activations and cutoffs of a model's layers, for passes of up to `rows` rows.
+    pub fn with_layers(mut self, c: &ModelConfig, rows: usize) -> Self {
+        self.activations = c.form.activations.clone();
         self.tops = Tops::new(c, rows);
         self
     }

@@ -32,8 +32,11 @@ pub(crate) struct Attention {
     qkv_bias: Option<[Vec<f32>; 3]>,
     /// Bias of O.
     o_bias: Option<Vec<f32>>,
-    /// RMSNorm over each head of Q and of K, or over all heads; empty for K if there is no K.
+    /// RMSNorm over each head of Q and of K, or over all heads, or a LayerNorm of each head; empty for K
+    /// if there is no K.
     qk_norm: Option<[Vec<f32>; 2]>,
+    /// Zeros, the biases of a LayerNorm of each head; empty for RMSNorm.
+    no_bias: Vec<f32>,
     /// RMSNorm over each head of V, with weights 1.
     value_norm: Option<Vec<f32>>,
     /// Attention sink: an additional logit for each query head.
@@ -82,6 +85,11 @@ impl Attention {
             Ok([q, of_kv(Role::KBias, kv_dim)?, v])
         };
         let norms = || -> Result<_, Error> {
+            if c.form.qk_layer_norms {
+                let of = |role, n: usize| from.rows(role, l, n / hd, hd);
+                let k = own.then(|| of(Role::KNorm, kv_dim)).transpose()?;
+                return Ok([of(Role::QNorm, q_dim)?, k.unwrap_or_default()]);
+            }
             let [of_q, of_k] = if c.qk_norm_whole {
                 [q_dim, kv_dim]
             } else {
@@ -106,6 +114,7 @@ impl Attention {
             } else {
                 c.qk_norm.then(norms).transpose()?
             },
+            no_bias: vec![0.0; if c.form.qk_layer_norms { hd } else { 0 }],
             value_norm: (c.form.value_norm).then(|| vec![1.0; hd]),
             sinks: sinks.transpose()?,
             place: c.kv_place(l) as usize,
@@ -219,7 +228,6 @@ impl Attention {
         let mut row = 0;
         let rows = spans.iter().map(|span| span.tokens.len()).sum();
         self.norm_and_clip(on, c, s, rows);
-        let by_head = self.qk_norm.as_ref().filter(|_| !c.qk_norm_whole);
         for span in spans.iter_mut() {
             let first = span.sequence.position();
             let kv = &mut span.sequence.pages;
@@ -229,7 +237,7 @@ impl Attention {
                 let angles = rotates.then(|| at.rope.at(row));
                 for h in 0..heads {
                     let head = &mut s.q[(row * heads + h) * hd..][..hd];
-                    norm_and_rotate(cpu, c, head, by_head.map(|both| &both[0][..]), angles);
+                    norm_and_rotate(cpu, c, head, self.norm_of(c, 0, h), angles);
                     // Once here instead of once per score.
                     head.iter_mut().for_each(|q| *q *= scale);
                 }
@@ -243,7 +251,7 @@ impl Attention {
                         continue;
                     }
                     let key = &mut s.k[first..][..hd];
-                    norm_and_rotate(cpu, c, key, by_head.map(|both| &both[1][..]), angles);
+                    norm_and_rotate(cpu, c, key, self.norm_of(c, 1, h), angles);
                     page.store_key(cpu, self.place, h, key);
                     let value = &mut s.v[first..][..hd];
                     if let Some(norm) = &self.value_norm {
@@ -254,6 +262,18 @@ impl Attention {
                 row += 1;
             }
         }
+    }
+
+    /// The norm of head `h` of queries (0) or keys (1), unless it is over all heads.
+    fn norm_of(&self, c: &ModelConfig, which: usize, h: usize) -> Option<HeadNorm<'_>> {
+        let both = self.qk_norm.as_ref().filter(|_| !c.qk_norm_whole)?;
+        let hd = self.heads.head_dim as usize;
+        let layer_norm = !self.no_bias.is_empty();
+        let first = if layer_norm { h * hd } else { 0 };
+        Some(HeadNorm {
+            weight: &both[which][first..first + hd],
+            bias: layer_norm.then_some(&self.no_bias[..]),
+        })
     }
 
     /// Steps before the rotation that are not per head: norms over all heads, and the clamp.
@@ -303,23 +323,40 @@ impl Attention {
     }
 }
 
+/// A norm of one head of queries or keys.
+#[derive(Clone, Copy)]
+struct HeadNorm<'a> {
+    weight: &'a [f32],
+    /// Biases of a LayerNorm; `None` for RMSNorm.
+    bias: Option<&'a [f32]>,
+}
+
+impl HeadNorm<'_> {
+    fn apply(self, cpu: Cpu, head: &mut [f32], eps: f32) {
+        match self.bias {
+            None => cpu.rmsnorm_inplace(head, self.weight, eps),
+            Some(bias) => cpu.layernorm_inplace(head, self.weight, bias, eps),
+        }
+    }
+}
+
 /// Normalizes and rotates a head of queries or keys, if it has a norm and angles.
 fn norm_and_rotate(
     cpu: Cpu,
     c: &ModelConfig,
     head: &mut [f32],
-    norm: Option<&[f32]>,
+    norm: Option<HeadNorm<'_>>,
     angles: Option<(&[f32], &[f32])>,
 ) {
     let late = c.form.rotated_qk_norm || c.form.plain_qk_norm;
     if let Some(norm) = norm.filter(|_| !late) {
-        cpu.rmsnorm_inplace(head, norm, c.rms_eps);
+        norm.apply(cpu, head, c.rms_eps);
     }
     if let Some((cos, sin)) = angles {
         cpu.rope_rotate_half(head, cos, sin);
     }
     if let Some(norm) = norm.filter(|_| late) {
-        cpu.rmsnorm_inplace(head, norm, c.rms_eps);
+        norm.apply(cpu, head, c.rms_eps);
     }
 }
 

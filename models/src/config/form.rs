@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs, MambaLayers,
-    MambaShape, Mixing, NGrams, PooledAttention, PooledShape, Rope, Streams,
+    Activation, GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs,
+    MambaLayers, MambaShape, Mixing, NGrams, PooledAttention, PooledShape, Rope, Streams,
 };
 
 /// Order of attention and FFN in a layer.
@@ -85,6 +85,9 @@ pub struct Form {
     /// for a layer without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gate_top: Vec<f32>,
+    /// The activation of each layer, if they differ, or empty (Apertus).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub activations: Vec<Activation>,
     /// Layers with a short convolution instead of attention (LFM2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_conv: Option<ShortConvs>,
@@ -107,6 +110,10 @@ pub struct Form {
     /// rotate them (Llama 4).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plain_qk_norm: bool,
+    /// The norms of query and key heads are LayerNorms without biases, each head with its own weights
+    /// (Command R+, StableLM 2 12B).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub qk_layer_norms: bool,
     /// The windows of layers are chunks ([`Reach::Chunk`](super::Reach::Chunk)).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub chunked: bool,
@@ -295,6 +302,7 @@ impl Default for Form {
             value_norm: false,
             shared_kv: 0,
             gate_top: Vec::new(),
+            activations: Vec::new(),
             short_conv: None,
             delta_net: None,
             kda: None,
@@ -302,6 +310,7 @@ impl Default for Form {
             pooled: None,
             rotated_qk_norm: false,
             plain_qk_norm: false,
+            qk_layer_norms: false,
             chunked: false,
             mamba: None,
             output_gate: false,

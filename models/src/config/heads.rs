@@ -156,7 +156,8 @@ impl ModelConfig {
         }
         let others =
             self.form.stores_one_vector() || (0..self.layers).any(|layer| !self.has_keys(layer));
-        if others || self.qk_norm_whole || self.form.sinks || self.form.output_gate {
+        let whole = self.qk_norm_whole || self.form.qk_layer_norms;
+        if others || whole || self.form.sinks || self.form.output_gate {
             let expected = "absent, with other mixers, sinks, output gates or norms over all heads";
             return BadField::some("heads without a window", &global, expected);
         }

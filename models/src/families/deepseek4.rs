@@ -145,6 +145,7 @@ const NAMES: NameTable = NameTable {
             (Stack::One(Role::Down), "mlp.experts.down_proj"),
         ],
     },
+    by_head: &[],
     fused: &[],
 };
 
@@ -190,6 +191,7 @@ const GGUF_NAMES: NameTable = NameTable {
         stacked: gguf_names::PLAIN.experts.stacked,
         ..gguf_names::NO_EXPERTS
     },
+    by_head: &[],
     fused: &[],
 };
 

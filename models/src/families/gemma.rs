@@ -1,4 +1,4 @@
-//! Gemma 2, 3, 3n and 4.
+//! Gemma 1, 2, 3, 3n and 4, and VaultGemma.
 
 use super::Preset::{Float, Int, Text};
 use super::experts::{EXPERTS, Experts, Renormalise, Shared};
@@ -25,6 +25,25 @@ const LOGIT_CAP: Key = Key::new(
     Spelled::or_null("final_logit_softcapping", 30.0),
     Spelled::or("final_logit_softcapping", 30.0),
 );
+
+/// `modeling_gemma.py`: embeddings times `sqrt(hidden_size)`, norms stored minus one.
+const GEMMA1: Family = Family {
+    name: "gemma",
+    class: Some("GemmaForCausalLM"),
+    gguf: Some(Arch {
+        name: "gemma",
+        ..GEMMA
+    }),
+    plus_one: true,
+    bias: OPTIONAL_BIAS,
+    width_scale: true,
+    act_default: Some("gelu_pytorch_tanh"),
+    head_dim_default: false,
+    tied: true,
+    checks: &[Check::Flag("use_bidirectional_attention", false)],
+    quirks: &[Quirk::TanhGelu],
+    ..PLAIN
+};
 
 /// `modeling_gemma2.py`: embeddings times `sqrt(hidden_size)`, scores divided by
 /// `sqrt(query_pre_attn_scalar)` and capped, logits capped, norms on both sides of attention and FFN.
@@ -57,6 +76,16 @@ const GEMMA2: Family = Family {
     ],
     checks: &[Check::Flag("use_bidirectional_attention", false)],
     ..PLAIN
+};
+
+/// `modeling_vaultgemma.py`: Gemma 2 without norms of outputs.
+const VAULT_GEMMA: Family = Family {
+    name: "vaultgemma",
+    class: Some("VaultGemmaForCausalLM"),
+    names: &hf_names::VAULT_GEMMA,
+    gguf: None,
+    post_norm: false,
+    ..GEMMA2
 };
 
 /// `modeling_gemma3.py`: as Gemma 2, with norms of queries and keys instead of caps, and another
@@ -214,4 +243,4 @@ const GEMMA4: Family = Family {
     ..GEMMA3
 };
 
-pub(super) const FAMILIES: [Family; 4] = [GEMMA2, GEMMA3, GEMMA3N, GEMMA4];
+pub(super) const FAMILIES: [Family; 6] = [GEMMA1, GEMMA2, VAULT_GEMMA, GEMMA3, GEMMA3N, GEMMA4];

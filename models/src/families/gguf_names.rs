@@ -100,6 +100,7 @@ pub(super) const PLAIN: NameTable = NameTable {
         stacked: STACKED,
         ..NO_EXPERTS
     },
+    by_head: &[],
     fused: &[],
 };
 

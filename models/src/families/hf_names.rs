@@ -86,6 +86,7 @@ pub(super) const PLAIN: NameTable = NameTable {
         ],
         stacked: STACKED,
     },
+    by_head: &[],
     fused: &[],
 };
 
@@ -190,6 +191,12 @@ pub(super) const GEMMA2: NameTable = NameTable {
     ..PLAIN
 };
 
+/// [`FOUR_NORMS`] without those of outputs.
+pub(super) const VAULT_GEMMA: NameTable = NameTable {
+    layers: &[ATTENTION, FFN, &[FOUR_NORMS[0], FOUR_NORMS[2]]],
+    ..GEMMA2
+};
+
 pub(super) const PHI3: NameTable = NameTable {
     layers: &[&[
         (Role::AttnNorm, "input_layernorm.weight"),
@@ -285,6 +292,7 @@ pub(super) const FALCON: NameTable = NameTable {
         ],
     ],
     experts: NO_EXPERTS,
+    by_head: &[],
     fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
 };
 

@@ -1,4 +1,4 @@
-//! Families of experts with a special router or FFN, and Olmo.
+//! Families of experts with a special router or FFN.
 
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, ScoringBy};
 use super::keys::{Key, Sets};
@@ -19,23 +19,6 @@ const OLMOE: Family = Family {
     kv_heads_default: true,
     experts: Some(EXPERTS),
     reads: &["clip_qkv"],
-    ..PLAIN
-};
-
-/// Norms of outputs instead of inputs, and of whole queries and keys.
-const OLMO2: Family = Family {
-    name: "olmo2",
-    class: Some("Olmo2ForCausalLM"),
-    names: &hf_names::OLMO2,
-    gguf: Some(Arch {
-        name: "olmo2",
-        ..PLAIN_ARCH
-    }),
-    pre_norm: false,
-    post_norm: true,
-    bias: OPTIONAL_BIAS,
-    qk_norm: QkNorm::Whole,
-    kv_heads_default: true,
     ..PLAIN
 };
 
@@ -140,4 +123,4 @@ const PHIMOE: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 5] = [OLMOE, OLMO2, SMALL_THINKER, GPT_OSS, PHIMOE];
+pub(super) const FAMILIES: [Family; 4] = [OLMOE, SMALL_THINKER, GPT_OSS, PHIMOE];

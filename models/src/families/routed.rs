@@ -1,7 +1,8 @@
 //! Families whose experts are chosen by scores plus biases, with shared experts and dense first layers;
-//! and Exaone 4.
+//! Ernie 4.5 without experts, and Exaone 4.
 
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, SIGMOID_KEYS, Shared};
+use super::keys::{Key, Sets};
 use super::{
     Arch, Bias, Check, EveryNth, Family, FurtherTokens, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm,
     Quirk,
@@ -112,6 +113,25 @@ const MINIMAX_M2: Family = Family {
     }),
     checks: &[Check::Words("scoring_func", &["sigmoid"])],
     reads: &["scoring_func"],
+    ..PLAIN
+};
+
+/// `modeling_ernie4_5.py`: Llama with an interleaved rotary order.
+const ERNIE4_5: Family = Family {
+    name: "ernie4_5",
+    class: Some("Ernie4_5ForCausalLM"),
+    gguf: Some(Arch {
+        name: "ernie4_5",
+        interleaved: true,
+        ..PLAIN_ARCH
+    }),
+    bias: Bias::AllBy("use_bias", false),
+    kv_heads_default: true,
+    head_dim_default: false,
+    tied: true,
+    theta: 500_000.0,
+    interleaved: true,
+    keys: &[Key::flag(Sets::FfnBias, "use_bias", false)],
     ..PLAIN
 };
 
@@ -257,11 +277,12 @@ const EXAONE_MOE: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 8] = [
+pub(super) const FAMILIES: [Family; 9] = [
     DOTS1,
     GLM4_MOE,
     SOLAR_OPEN,
     MINIMAX_M2,
+    ERNIE4_5,
     ERNIE4_5_MOE,
     HY_V3,
     EXAONE4,

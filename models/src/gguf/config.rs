@@ -26,6 +26,8 @@ pub(super) const HIDDEN_ACT: &str = "emberflow.hidden_act";
 /// Whether the up projection has a ReLU too (dReLU).
 pub(super) const RELU_ON_UP: &str = "emberflow.relu_on_up";
 
+/// Positions of the window.
+const WINDOW: &str = "attention.sliding_window";
 /// Interval of layers without a window.
 const PATTERN: &str = "attention.sliding_window_pattern";
 
@@ -45,7 +47,11 @@ pub(super) fn family_of(
         }
     })?;
     let sigmoids = experts::by_sigmoids(metadata, arch, facts.has_choice_bias)?;
-    let other = arch.without_sigmoids.filter(|_| !sigmoids);
+    let window = metadata.u32(&format!("{}.{WINDOW}", arch.name))?;
+    let windowed = arch
+        .windowed
+        .filter(|_| window.is_some_and(|size| size > 0));
+    let other = windowed.or(arch.without_sigmoids.filter(|_| !sigmoids));
     Ok((other.unwrap_or(family), arch))
 }
 
@@ -69,6 +75,8 @@ pub(super) struct Facts {
     pub(super) has_qk_norm: bool,
     /// There is a second norm before attention.
     pub(super) two_norms: bool,
+    /// There is a norm before the FFN.
+    pub(super) has_ffn_norm: bool,
     pub(super) has_head: bool,
     /// Experts are chosen by scores plus biases.
     pub(super) has_choice_bias: bool,
@@ -114,7 +122,7 @@ impl Facts {
     /// Whether queries and keys are normed.
     fn qk_norm(&self, family: &Family) -> bool {
         match family.qk_norm {
-            QkNorm::HeadBy(_) => self.has_qk_norm,
+            QkNorm::HeadBy(_) | QkNorm::LayersBy(_) => self.has_qk_norm,
             QkNorm::PlainUnless(_) => false,
             norm => norm != QkNorm::No,
         }
@@ -129,7 +137,9 @@ impl Facts {
             heads,
             head_dim,
             ffn_bias: self.has_ffn_bias,
+            qk_norm: self.has_qk_norm,
             two_norms: self.two_norms,
+            ffn_norm: self.has_ffn_norm,
             windowed,
             streams: self.streams,
         }
@@ -528,7 +538,7 @@ struct Window {
 
 impl Window {
     fn read(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Self, Error> {
-        let key = format!("{}.attention.sliding_window", arch.name);
+        let key = format!("{}.{WINDOW}", arch.name);
         match metadata.u32(&key)? {
             Some(size) if matches!(arch.windows, Windows::Chunks(_)) => {
                 let why =

@@ -2,6 +2,7 @@
 
 use super::delta_net::delta_nets;
 use super::value::Metadata;
+use super::xielu::activations;
 use super::{ngrams, streams};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
@@ -16,8 +17,12 @@ pub(super) struct Shape {
     pub(super) head_dim: u32,
     /// The FFN's projections carry biases.
     pub(super) ffn_bias: bool,
+    /// Queries and keys are normed.
+    pub(super) qk_norm: bool,
     /// There is a second norm before attention (Falcon 40B).
     pub(super) two_norms: bool,
+    /// There is a norm before the FFN.
+    pub(super) ffn_norm: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
     /// Sizes of the residual streams.
@@ -89,6 +94,7 @@ pub(super) fn form(
         rotated_qk_norm: family.qk_norm == QkNorm::HeadRotated,
         plain_qk_norm: matches!(family.qk_norm, QkNorm::PlainUnless(_))
             && metadata.u32(&format!("{}.expert_count", arch.name))? != Some(MAVERICK),
+        qk_layer_norms: matches!(family.qk_norm, QkNorm::LayersBy(_)) && shape.qk_norm,
         chunked: matches!(arch.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale.or(arch.widest.map(scores)),
         embedding_scale: if family.width_scale {
@@ -115,6 +121,18 @@ pub(super) fn form(
         let part = side.by.apply(value, shape.d_model, shape.layers);
         known.sets.put(&mut form, Some(part));
     }
+    of_quirks(metadata, family, arch, shape, &mut form)?;
+    Ok(form)
+}
+
+/// Properties of few families.
+fn of_quirks(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    shape: Shape,
+    form: &mut Form,
+) -> Result<(), Error> {
     if family.has(Quirk::Falcon) {
         form.parallel = if shape.two_norms {
             Parallel::TwoNorms
@@ -129,14 +147,28 @@ pub(super) fn form(
                 form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
                 form.output_gate = true;
             }
+            Quirk::ParallelIf(key, absent) => {
+                let parallel = match family.parallel {
+                    Parallel::OneNorm => !shape.ffn_norm,
+                    _ => metadata
+                        .bool(&format!("{}.{key}", arch.name))?
+                        .unwrap_or(absent),
+                };
+                form.parallel = if parallel {
+                    family.parallel
+                } else {
+                    Parallel::No
+                };
+            }
+            Quirk::Xielu => form.activations = activations(metadata, arch, shape.layers)?,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
-            Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
-            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, &mut form)?,
+            Quirk::Hyper => ngrams::form(metadata, arch.name, table, form)?,
+            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, form)?,
             _ => {}
         }
     }
-    Ok(form)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -156,7 +188,9 @@ mod tests {
             heads: 6,
             head_dim: 8,
             ffn_bias: false,
+            qk_norm: false,
             two_norms: false,
+            ffn_norm: true,
             windowed: true,
             streams: streams::Sizes::of(|_| None),
         };

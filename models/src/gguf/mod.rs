@@ -24,6 +24,7 @@ mod sublayers;
 mod tests;
 mod value;
 pub(crate) mod write;
+mod xielu;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -159,11 +160,12 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
     Facts {
         powerinfer,
         vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
-        has_qkv_bias: some_has(".attn_q.bias"),
+        has_qkv_bias: some_has(".attn_q.bias") || some_has(".attn_qkv.bias"),
         has_qk_norm: has("blk.0.attn_q_norm.weight"),
         has_o_bias: some_has(".attn_output.bias"),
         has_ffn_bias: some_has(".ffn_up.bias") || some_has(".ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
+        has_ffn_norm: has("blk.0.ffn_norm.weight"),
         has_head: has("output.weight"),
         has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),
         routers: (tensors.iter())
@@ -291,6 +293,10 @@ fn shape_of(role: Role, shape: Vec<usize>, config: &ModelConfig) -> Vec<usize> {
     match shape[..] {
         // outer dimensions of 1 mean nothing in ggml
         [1, n] if role.is_vector() => vec![n],
+        // a row for each head
+        [heads, width] if matches!(role, Role::QNorm | Role::KNorm) => {
+            vec![heads.saturating_mul(width)]
+        }
         // a matrix for each head
         [heads, rows, cols] if matches!(role, Role::LatentKeys | Role::LatentValues) => {
             vec![heads.saturating_mul(rows), cols]
@@ -353,7 +359,14 @@ fn identify(
         Some(Named::Stacked(stack, layer)) => {
             stacked::split(&whole, stack, layer, config, &file.path)
         }
-        Some(Named::Fused(fused, layer)) => fused::split(&whole, fused, layer, config, &file.path),
+        Some(Named::Fused(fused, layer)) => {
+            let mut parts = fused::split(&whole, fused, layer, config, &file.path)?;
+            for part in parts.iter_mut().filter(|_| arch.interleaved) {
+                let rotary = rotary_order(part.id, config);
+                part.layout = rotary.unwrap_or(part.layout);
+            }
+            Ok(parts)
+        }
         None => {
             let projections = streams::split(&whole, config, file)?;
             projections.ok_or_else(|| Error::UnexpectedTensor {

@@ -41,7 +41,12 @@ pub(super) fn ropes(
     };
     let full = rope(metadata, family, arch, global.unwrap_or(head_dim))?;
     let dims = global.map_or(full.dims, |_| head_dim);
-    let local = (family.two_ropes && windowed).then(|| local_rope(metadata, arch, dims));
+    let usual = if family.has(Quirk::OneBase) {
+        full.theta
+    } else {
+        DEFAULT_ROPE_THETA
+    };
+    let local = (family.two_ropes && windowed).then(|| local_rope(metadata, arch, dims, usual));
     Ok((full, local.transpose()?))
 }
 
@@ -98,11 +103,12 @@ fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Res
     })
 }
 
-/// The parameters of layers with a window, which are never scaled.
-fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32) -> Result<Rope, Error> {
+/// The parameters of layers with a window, which are never scaled; `usual` is the base of files without its
+/// key.
+fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32, usual: f32) -> Result<Rope, Error> {
     let theta = metadata.f32(&format!("{}.{}", arch.name, LOCAL_BASE))?;
     Ok(Rope {
-        theta: theta.unwrap_or(DEFAULT_ROPE_THETA),
+        theta: theta.unwrap_or(usual),
         dims,
         scaling: RopeScaling::None,
     })

@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::families::{self, Arch};
 use crate::file::{flush, flush_folder_of};
 use crate::names::{Fused, Required, Role, TensorId, required};
-use crate::store::{Layout, interleaved, rotary_order};
+use crate::store::{Layout, RotaryHeads, rotary_order};
 
 /// Alignment of tensor data, the format's default.
 const ALIGNMENT: u64 = 32;
@@ -43,8 +43,8 @@ pub struct GgufTensor {
     pub q4_k: bool,
     /// Bytes of a row.
     pub row_bytes: usize,
-    /// Head size and its rotated rows, if these are stored in interleaved rotary order.
-    interleaved: Option<[usize; 2]>,
+    /// The heads, if their rotated rows are stored in interleaved order.
+    interleaved: Option<RotaryHeads>,
     /// Head size if the rows of [`Role::Q`] and [`Role::QGate`] are stored in one tensor, head by
     /// head.
     gated: Option<usize>,
@@ -84,12 +84,12 @@ impl GgufTensor {
 
     /// Only the row, of a tensor that is stored separately.
     pub fn presented_row(&self, stored: usize) -> usize {
-        let Some(heads @ [head_dim, _]) = self.interleaved else {
+        let Some(heads) = self.interleaved else {
             return stored;
         };
-        let first = stored - stored % head_dim;
-        let mut rows = first..first + head_dim;
-        rows.find(|&row| interleaved(row, heads) == stored)
+        let first = stored - stored % heads.head_dim;
+        let mut rows = first..first + heads.head_dim;
+        rows.find(|&row| heads.stored(row) == stored)
             .unwrap_or(stored)
     }
 }
@@ -360,7 +360,7 @@ fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor
             None => encoding.row_bytes(cols)?,
         },
         interleaved: match rotary {
-            Some(Layout::Interleaved { head_dim, rotated }) => Some([head_dim, rotated]),
+            Some(Layout::Interleaved(heads)) => Some(heads),
             _ => None,
         },
         gated: gated.then_some(config.head_dim as usize),

@@ -191,7 +191,7 @@ fn has_windows(keys: &Keys) -> bool {
 /// Whether queries and keys are normed.
 fn qk_norm(keys: &Keys, family: &Family) -> Result<bool, Error> {
     match family.qk_norm {
-        QkNorm::HeadBy(key) => Ok(keys.bool(key)?.unwrap_or(false)),
+        QkNorm::HeadBy(key) | QkNorm::LayersBy(key) => Ok(keys.bool(key)?.unwrap_or(false)),
         QkNorm::PlainUnless(_) => Ok(false),
         norm => Ok(norm != QkNorm::No),
     }
@@ -227,6 +227,7 @@ fn biases(keys: &Keys, family: &Family) -> Result<[bool; 2], Error> {
     let given = |key, absent| Ok(keys.bool(key)?.unwrap_or(absent));
     Ok(match family.bias {
         Bias::No => [false; 2],
+        Bias::All => [true; 2],
         Bias::Qkv => [true, false],
         Bias::QkvBy(key, absent) => [given(key, absent)?, false],
         Bias::AllBy(key, absent) => [given(key, absent)?; 2],
@@ -269,7 +270,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
     foreign::refuse(keys, family)?;
     let optional = match family.bias {
         Bias::QkvBy(key, _) | Bias::AllBy(key, _) => key == "attention_bias",
-        Bias::No | Bias::Qkv => false,
+        Bias::No | Bias::All | Bias::Qkv => false,
     };
     if keys.bool("attention_bias")? == Some(true) && !optional {
         return Err(keys.unsupported("attention_bias", "this family has no such option"));
@@ -311,7 +312,9 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         "silu" if family.has(Quirk::Pooled) => Activation::ClampedSilu {
             limit: keys.f32("swiglu_limit")?.unwrap_or(CLAMPED_SILU_LIMIT),
         },
+        "xielu" if family.has(Quirk::Xielu) => Activation::XIELU,
         "silu" | "swish" => Activation::Silu,
+        "gelu" if family.has(Quirk::TanhGelu) => Activation::GeluTanh,
         "gelu" => Activation::Gelu,
         "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
         _ => {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::json::Keys;
 use crate::error::Error;
-use crate::families::{Family, QkNorm};
+use crate::families::{Family, QkNorm, Quirk};
 
 /// Values of a foreign key without effect; null never has one.
 #[derive(Clone, Copy)]
@@ -146,8 +146,12 @@ pub(super) fn refuse(keys: &Keys, family: &Family) -> Result<(), Error> {
     }
     let act = keys.str("hidden_act")?;
     let other = keys.str("hidden_activation")?;
+    let meant = |name| match name {
+        "gelu" if family.has(Quirk::TanhGelu) => "gelu_pytorch_tanh",
+        name => name,
+    };
     if let (Some(act), Some(other)) = (act, other)
-        && act != other
+        && meant(act) != meant(other)
     {
         return Err(keys.bad("hidden_activation", &format!("{act:?}, as hidden_act")));
     }

@@ -61,6 +61,10 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
             QkNorm::PlainUnless(key) => keys.bool(key)?.unwrap_or(true),
             _ => false,
         },
+        qk_layer_norms: match family.qk_norm {
+            QkNorm::LayersBy(key) => keys.bool(key)?.unwrap_or(false),
+            _ => false,
+        },
         chunked: matches!(family.windows, Windows::Chunks(_)),
         attention_scale: family.attention_scale,
         embedding_scale: if family.width_scale {
@@ -77,14 +81,23 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
         read(keys, key, sizes, &mut form)?;
     }
+    of_quirks(keys, family, sizes, &mut form)?;
+    Ok(form)
+}
+
+/// Properties that keys of few families set.
+fn of_quirks(keys: &Keys, family: &Family, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     for quirk in family.quirks {
         match quirk {
             Quirk::Falcon => form.parallel = falcon(keys)?,
-            Quirk::Streams => streams(keys, sizes, &mut form)?,
+            Quirk::ParallelIf(key, absent) if !keys.bool(key)?.unwrap_or(*absent) => {
+                form.parallel = Parallel::No;
+            }
+            Quirk::Streams => streams(keys, sizes, form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::Temperature => form.query_scale = temperature(keys)?,
-            Quirk::Latent => latent(keys, &mut form, family.has(Quirk::Bounded))?,
+            Quirk::Latent => latent(keys, form, family.has(Quirk::Bounded))?,
             Quirk::Pooled => {
                 form.pooled = Some(pooled(keys, sizes.layers)?);
                 form.hyper = Some(hyper_connections(keys)?);
@@ -94,20 +107,20 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
                 form.output_gate = true;
             }
             Quirk::Kda if family.has(Quirk::Bounded) => form.kda = bounded_kda(keys, sizes)?,
-            Quirk::Hyper => ngrams::form(keys, sizes, &mut form)?,
+            Quirk::Hyper => ngrams::form(keys, sizes, form)?,
             Quirk::Kda => {
                 form.kda = kda_layers(keys, sizes.layers)?;
                 form.nope_layers = (0..sizes.layers).collect();
             }
             Quirk::Mamba => form.mamba = mamba_layers(keys, sizes)?,
-            Quirk::Sublayers => sublayers::read(keys, &mut form)?,
+            Quirk::Sublayers => sublayers::read(keys, form)?,
             Quirk::RotatedByName if !is_rotated(keys)? => {
                 form.nope_layers = (0..sizes.layers).collect();
             }
             _ => {}
         }
     }
-    Ok(form)
+    Ok(())
 }
 
 /// Scaling of queries by position, from the rotary parameters.

@@ -28,6 +28,7 @@ mod texts;
 mod values;
 mod windows;
 pub mod write;
+mod xielu;
 
 use std::path::{Path, PathBuf};
 
@@ -42,7 +43,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::families;
+use crate::families::{self, Quirk};
 use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::names::{Named, Role, TensorId};
@@ -108,12 +109,12 @@ fn open_with(
     let texts = texts::read(folder, &mut config)?;
     config.validate(&config_path)?;
     let names = families::of(&config.family).names;
-    let spelled = config.clone();
-
     let mut files = Vec::new();
     let mut found = Vec::new();
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
+    xielu::take(&mut shards, &mut config)?;
+    let spelled = config.clone();
     let mut scales = ScaleTensors::take(
         &mut shards,
         &config,
@@ -237,6 +238,8 @@ fn shape_of(role: Role, shape: Vec<usize>) -> Vec<usize> {
         // a vector, stored as a matrix of one row
         (Role::SharedGate | Role::ChoiceBias, &[1, n]) => vec![n],
         (Role::DeltaRate, &[1, 1, heads, 1]) => vec![heads],
+        // a row for each head
+        (Role::QNorm | Role::KNorm, &[heads, width]) => vec![heads.saturating_mul(width)],
         // one kernel per channel
         (role, &[channels, 1, taps]) if role.is_conv() => vec![channels, taps],
         _ => shape,
@@ -245,21 +248,30 @@ fn shape_of(role: Role, shape: Vec<usize>) -> Vec<usize> {
 
 /// Storage layout of a tensor.
 fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
-    let interleaved = families::of(&config.family).interleaved;
-    if let Some(rotary) = rotary_order(id, config).filter(|_| interleaved) {
+    let family = families::of(&config.family);
+    if let Some(rotary) = rotary_order(id, config).filter(|_| family.interleaved) {
         return rotary;
     }
+    let transposed = family.has(Quirk::Conv1d);
     match id.role {
-        Role::Down => Layout::Transposed,
+        Role::O | Role::Gate if transposed => Layout::Transposed,
+        Role::Down if !transposed => Layout::Transposed,
         Role::DeltaRate | Role::MambaRate => Layout::NegativeLog,
         role if form::is_less_one(&config.family, role) => Layout::PlusOne,
         _ => Layout::AsIs,
     }
 }
 
-/// Redundant tensors in some releases: the rotary frequencies.
+/// Redundant tensors in some releases: the rotary frequencies, and the masks of GPT-2 and GPT-NeoX.
 fn is_ignorable(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq")
+    const ENDS: [&str; 5] = [
+        ".rotary_emb.inv_freq",
+        ".attn.bias",
+        ".attn.masked_bias",
+        ".attention.bias",
+        ".attention.masked_bias",
+    ];
+    ENDS.iter().any(|end| name.ends_with(end))
 }
 
 /// Unused keys and values of layers that share those of others, which releases still store, and

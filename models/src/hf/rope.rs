@@ -64,15 +64,28 @@ pub(super) fn ropes(
     };
     refuse_partial(keys)?;
     let [full, windowed] = objects;
+    let (local_base, usual) = if family.has(Quirk::OneBase) {
+        expect_usual_base(keys, family)?;
+        (None, family.theta)
+    } else {
+        (keys.f32("rope_local_base_freq")?, LOCAL_THETA)
+    };
     Ok((
         one(full, keys.f32("rope_theta")?, family.theta, global)?,
-        Some(one(
-            windowed,
-            keys.f32("rope_local_base_freq")?,
-            LOCAL_THETA,
-            local,
-        )?),
+        Some(one(windowed, local_base, usual, local)?),
     ))
+}
+
+/// Refuses a base next to the rotary parameters, unless it is the usual one: releases of transformers
+/// disagree on whether it is that of layers with a window, too.
+fn expect_usual_base(keys: &Keys, family: &Family) -> Result<(), Error> {
+    match keys.f32("rope_theta")? {
+        Some(theta) if theta != family.theta => Err(keys.unsupported(
+            "rope_theta",
+            "give it for each kind of layers in rope_parameters",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Base of the rotary frequencies in layers with a window.

@@ -92,6 +92,16 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
     {
         return Some(Cow::Owned(format!("backbone.{rest}")));
     }
+    let prefix = of.quirks.iter().find_map(|quirk| match quirk {
+        Quirk::Prefix(prefix) => Some(*prefix),
+        _ => None,
+    });
+    if let Some(prefix) = prefix
+        && !name.starts_with(prefix)
+        && name != "lm_head.weight"
+    {
+        return Some(Cow::Owned(format!("{prefix}{name}")));
+    }
     if of.has(Quirk::Pooled) {
         // DeepSeek-V4-Flash-Vision: an encoder, its projection, and a bias for routing images
         let of_images = ["vision.", "aligner.", "image_"];

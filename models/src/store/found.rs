@@ -17,24 +17,28 @@ pub(crate) enum Layout {
     EveryElement(usize),
     /// Stored transposed; every second column of that, from this one on.
     TransposedEvery(usize),
-    /// Stored transposed; the first or the second half of the columns of that.
-    TransposedHalf(usize),
+    /// Stored transposed; some consecutive columns of that.
+    TransposedPart {
+        /// The first of them.
+        first: usize,
+        /// Stored columns.
+        stored: usize,
+    },
     /// Stored minus one (norms whose factor is `1 + weight`).
     PlusOne,
     /// Rows of several matrices stored together, group by group (Falcon 40B, Qwen3-Next).
     Grouped(RowGroups),
+    /// The same for elements of a vector.
+    GroupedElements(RowGroups),
     /// A vector stored as `log(−value)`.
     NegativeLog,
     /// Stored negated.
     Negative,
     /// The rows of each head are stored in interleaved rotary order: pair i in rows 2i and 2i+1,
     /// instead of i and i + head_dim/2 as in rotate-half.
-    Interleaved {
-        /// Rows per head (columns per head, for a bias).
-        head_dim: usize,
-        /// The last rows of a head, which are rotated; others are in order.
-        rotated: usize,
-    },
+    Interleaved(RotaryHeads),
+    /// The same for the columns of a bias or of a norm.
+    InterleavedColumns(RotaryHeads),
     /// The first stored rows of each head, transposed.
     TransposedHeads {
         /// Stored rows per head.
@@ -42,6 +46,29 @@ pub(crate) enum Layout {
         /// Columns of a stored row.
         cols: usize,
     },
+}
+
+/// Heads whose rotated elements are stored in interleaved order; the others are in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RotaryHeads {
+    /// Elements of a head.
+    pub(crate) head_dim: usize,
+    /// The first rotated one.
+    pub(crate) first: usize,
+    /// The number of rotated ones.
+    pub(crate) rotated: usize,
+}
+
+impl RotaryHeads {
+    /// Stored position of rotate-half position `row` of all heads.
+    pub(crate) fn stored(self, row: usize) -> usize {
+        let inside = (row % self.head_dim).checked_sub(self.first);
+        let Some(inside) = inside.filter(|inside| *inside < self.rotated) else {
+            return row;
+        };
+        let half = self.rotated / 2;
+        row - inside + 2 * (inside % half) + inside / half
+    }
 }
 
 /// Selects a matrix's rows in each group of the stored ones.
@@ -147,26 +174,28 @@ pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout>
     if !config.has_keys(id.layer) {
         return None;
     }
-    let rotated = config.rope.dims as usize;
-    let (head_dim, rotated) = match (id.role, config.form.latent) {
-        (Role::Q, Some(_)) => (config.head_dim as usize, rotated),
-        (Role::LatentKv, Some(latent)) => (latent.rank as usize + rotated, rotated),
-        (Role::Q | Role::K | Role::QBias | Role::KBias, None) => {
-            (config.head_dim as usize, config.head_dim as usize)
+    let [rotated, head_dim] = [config.rope.dims, config.head_dim].map(|n| n as usize);
+    let last = |head_dim: usize| RotaryHeads {
+        head_dim,
+        first: head_dim.saturating_sub(rotated),
+        rotated,
+    };
+    let first = RotaryHeads {
+        head_dim,
+        first: 0,
+        rotated,
+    };
+    match (id.role, config.form.latent) {
+        (Role::Q, Some(_)) => Some(Layout::Interleaved(last(head_dim))),
+        (Role::LatentKv, Some(latent)) => {
+            Some(Layout::Interleaved(last(latent.rank as usize + rotated)))
         }
-        _ => return None,
-    };
-    Some(Layout::Interleaved { head_dim, rotated })
-}
-
-/// Stored position of rotate-half position `row` in interleaved order, in heads of this many rows, the
-/// last of which are rotated.
-pub(crate) fn interleaved(row: usize, [head_dim, rotated]: [usize; 2]) -> usize {
-    let Some(inside) = (row % head_dim).checked_sub(head_dim - rotated) else {
-        return row;
-    };
-    let half = rotated / 2;
-    row - inside + 2 * (inside % half) + inside / half
+        (Role::Q | Role::K, None) => Some(Layout::Interleaved(first)),
+        (Role::QBias | Role::KBias | Role::QNorm | Role::KNorm, None) => {
+            Some(Layout::InterleavedColumns(first))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +206,11 @@ mod tests {
     fn interleaved_order_is_the_inverse_of_the_converters_permutation() {
         // The converter's reshape(heads, 2, half).swapaxes(1, 2), written out.
         let (heads, head_dim) = (3, 8);
+        let whole = RotaryHeads {
+            head_dim,
+            first: 0,
+            rotated: head_dim,
+        };
         let half = head_dim / 2;
         let mut stored = Vec::new();
         for head in 0..heads {
@@ -187,11 +221,19 @@ mod tests {
             }
         }
         for row in 0..heads * head_dim {
-            assert_eq!(stored[interleaved(row, [head_dim; 2])], row);
+            assert_eq!(stored[whole.stored(row)], row);
         }
-        // of 7 rows the last 4
-        let found: Vec<usize> = (0..14).map(|row| interleaved(row, [7, 4])).collect();
-        assert_eq!(found[..7], [0, 1, 2, 3, 5, 4, 6]);
-        assert_eq!(found[7..], [7, 8, 9, 10, 12, 11, 13]);
+        let of_seven = |first| -> Vec<usize> {
+            let part = RotaryHeads {
+                head_dim: 7,
+                first,
+                rotated: 4,
+            };
+            (0..14).map(|row| part.stored(row)).collect()
+        };
+        let last = of_seven(3);
+        assert_eq!(last[..7], [0, 1, 2, 3, 5, 4, 6]);
+        assert_eq!(last[7..], [7, 8, 9, 10, 12, 11, 13]);
+        assert_eq!(of_seven(0)[7..], [7, 9, 8, 10, 11, 12, 13]);
     }
 }

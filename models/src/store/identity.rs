@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that were added later, with their defaults.
-const LATER: [&str; 29] = [
+const LATER: [&str; 31] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -28,6 +28,8 @@ const LATER: [&str; 29] = [
     // of a DeltaNet
     ", sigmoid_gate: false",
     ", plain_qk_norm: false",
+    ", qk_layer_norms: false",
+    ", activations: []",
     ", chunked: false",
     // of latent attention
     ", gated: false",

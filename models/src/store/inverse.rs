@@ -1,6 +1,6 @@
 //! Location and stored value of a presented number: the inverse of reading, for writers.
 
-use super::found::{Layout, interleaved};
+use super::found::Layout;
 
 impl Layout {
     /// The stored element presented in this row and column, of a tensor with this many rows and
@@ -13,12 +13,11 @@ impl Layout {
             Self::EveryRow(place) => by_row(2 * row + place),
             Self::EveryElement(place) => 2 * by_row(row) + place,
             Self::TransposedEvery(place) => 2 * (col * rows + row) + place,
-            Self::TransposedHalf(half) => (2 * col + half) * rows + row,
+            Self::TransposedPart { first, stored } => col * stored + first + row,
             Self::Grouped(groups) => by_row(groups.stored_row(row, rows)),
-            Self::Interleaved { head_dim, rotated } => match rows {
-                1 => interleaved(col, [head_dim, rotated]),
-                _ => by_row(interleaved(row, [head_dim, rotated])),
-            },
+            Self::GroupedElements(groups) => groups.stored_row(col, cols),
+            Self::Interleaved(heads) => by_row(heads.stored(row)),
+            Self::InterleavedColumns(heads) => row * cols + heads.stored(col),
             Self::TransposedHeads { stored, cols: rank } => {
                 (row / rank * stored + col) * rank + row % rank
             }
@@ -34,11 +33,13 @@ impl Layout {
             | Self::NegativeLog
             | Self::EveryRow(_)
             | Self::Grouped(_)
-            | Self::Interleaved { .. } => true,
+            | Self::Interleaved(_) => true,
             Self::Transposed
             | Self::EveryElement(_)
             | Self::TransposedEvery(_)
-            | Self::TransposedHalf(_)
+            | Self::TransposedPart { .. }
+            | Self::GroupedElements(_)
+            | Self::InterleavedColumns(_)
             | Self::TransposedHeads { .. } => false,
         }
     }
@@ -70,7 +71,7 @@ fn log_of(rate_read: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::RowGroups;
+    use crate::store::{RotaryHeads, RowGroups};
 
     #[test]
     fn every_element_has_a_place_of_its_own() {
@@ -78,9 +79,14 @@ mod tests {
             stored: 5,
             parts: [[1, 2], [4, 1], [0, 0]],
         };
-        let heads = |head_dim| Layout::Interleaved {
-            head_dim,
-            rotated: head_dim - 2,
+        let heads = RotaryHeads {
+            head_dim: 6,
+            first: 1,
+            rotated: 4,
+        };
+        let part = Layout::TransposedPart {
+            first: 3,
+            stored: 11,
         };
         let keys = Layout::TransposedHeads { stored: 7, cols: 3 };
         for (layout, [rows, cols], stored) in [
@@ -89,10 +95,12 @@ mod tests {
             (Layout::EveryRow(1), [6, 4], 48),
             (Layout::EveryElement(1), [6, 1], 12),
             (Layout::TransposedEvery(1), [6, 4], 48),
-            (Layout::TransposedHalf(1), [6, 4], 48),
+            (part, [6, 4], 44),
             (Layout::Grouped(groups), [6, 4], 40),
-            (heads(6), [12, 4], 48),
-            (heads(6), [1, 12], 12),
+            (Layout::GroupedElements(groups), [1, 6], 10),
+            (Layout::Interleaved(heads), [12, 4], 48),
+            (Layout::InterleavedColumns(heads), [1, 12], 12),
+            (Layout::InterleavedColumns(heads), [3, 6], 18),
             (keys, [6, 4], 42),
         ] {
             let all = (0..rows).flat_map(|row| (0..cols).map(move |col| [row, col]));

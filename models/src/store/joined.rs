@@ -1,4 +1,4 @@
-//! A tensor whose rows are split over several tensors of the files.
+//! A tensor whose rows are split over several tensors of the files: a table, or norms by head.
 
 use std::collections::HashMap;
 
@@ -18,13 +18,21 @@ impl Store {
         wanted: Required,
     ) -> Result<Vec<LaterRows>, Error> {
         let mut parts = Vec::new();
-        let mut number = first.id.expert + 1;
-        while let Some(next) = by_id.remove(&TensorId::numbered(first.id.role, number)) {
+        let at = |number| TensorId {
+            expert: number,
+            ..first.id
+        };
+        let mut numbers = first.id.expert + 1..;
+        // a vector is one row
+        let of_vectors = first.id.role.is_vector();
+        let dims = if of_vectors { 1 } else { 2 };
+        let width = first.shape.last().copied();
+        while let Some(next) = numbers.next().and_then(|number| by_id.remove(&at(number))) {
             let of_one =
                 |tensor: &Found| (tensor.dtype, tensor.shape.len(), tensor.scales.is_none());
-            let alike = of_one(&next) == (first.dtype, 2, true) && first.scales.is_none();
+            let alike = of_one(&next) == (first.dtype, dims, true) && first.scales.is_none();
             let file = &self.files[next.file];
-            if !(alike && first.shape.len() == 2 && next.shape[1] == first.shape[1]) {
+            if !(alike && first.shape.len() == dims && next.shape.last().copied() == width) {
                 return Err(Error::WrongShape {
                     path: file.path.clone(),
                     tensor: next.name,
@@ -32,14 +40,18 @@ impl Store {
                     expected: format!("{} rows of {}", first.dtype.name(), wanted.cols),
                 });
             }
-            check_extent(file, &next, next.shape[0], wanted.cols)?;
+            let rows = if of_vectors { 1 } else { next.shape[0] };
+            check_extent(file, &next, rows, wanted.cols)?;
             parts.push(LaterRows {
-                first: first.shape[0],
+                first: if of_vectors {
+                    parts.len() + 1
+                } else {
+                    first.shape[0]
+                },
                 file: next.file,
                 offset: next.offset,
             });
             first.shape[0] = first.shape[0].saturating_add(next.shape[0]);
-            number += 1;
         }
         Ok(parts)
     }

@@ -1,6 +1,6 @@
 //! Reads rows of every layout as presented.
 
-use super::{Layout, Place, READ_BYTES, RowGroups, ScaleKind, Scales, Store, interleaved};
+use super::{Layout, Place, READ_BYTES, RotaryHeads, RowGroups, ScaleKind, Scales, Store};
 use crate::dequant;
 use crate::error::Error;
 
@@ -186,25 +186,51 @@ impl Store {
         Ok(())
     }
 
-    /// Undoes the interleaved rotary order, of rows or (for a bias) of columns.
+    /// Selects the elements of a vector from its groups.
+    pub(super) fn read_grouped_elements(
+        &self,
+        at: usize,
+        out: &mut [f32],
+        groups: RowGroups,
+    ) -> Result<(), Error> {
+        let mut stored = vec![0.0; self.places[at].cols];
+        self.read_stored(at, 0, &mut stored)?;
+        let count = out.len();
+        for (col, value) in out.iter_mut().enumerate() {
+            *value = stored[groups.stored_row(col, count)];
+        }
+        Ok(())
+    }
+
+    /// Undoes the interleaved rotary order of rows.
     pub(super) fn read_interleaved(
         &self,
         at: usize,
         first: usize,
         out: &mut [f32],
-        head: [usize; 2],
+        heads: RotaryHeads,
     ) -> Result<(), Error> {
-        let info = &self.infos[at];
-        if info.rows == 1 {
-            let mut stored = vec![0.0; info.cols];
-            self.read_stored(at, 0, &mut stored)?;
-            for (col, value) in out.iter_mut().enumerate() {
-                *value = stored[interleaved(col, head)];
-            }
-            return Ok(());
+        for (k, row) in out.chunks_mut(self.infos[at].cols).enumerate() {
+            self.read_stored(at, heads.stored(first + k), row)?;
         }
-        for (k, row) in out.chunks_mut(info.cols).enumerate() {
-            self.read_stored(at, interleaved(first + k, head), row)?;
+        Ok(())
+    }
+
+    /// Undoes the interleaved rotary order of columns.
+    pub(super) fn read_interleaved_columns(
+        &self,
+        at: usize,
+        first: usize,
+        out: &mut [f32],
+        heads: RotaryHeads,
+    ) -> Result<(), Error> {
+        let mut stored = vec![0.0; out.len()];
+        self.read_stored(at, first, &mut stored)?;
+        let cols = self.infos[at].cols;
+        for (out, stored) in out.chunks_mut(cols).zip(stored.chunks(cols)) {
+            for (col, value) in out.iter_mut().enumerate() {
+                *value = stored[heads.stored(col)];
+            }
         }
         Ok(())
     }
@@ -221,7 +247,7 @@ impl Store {
         // row r is the stored column begin + r·step
         let (step, begin, width_stored) = match self.places[at].layout {
             Layout::TransposedEvery(begin) => (2, begin, 2 * rows),
-            Layout::TransposedHalf(half) => (1, half * rows, 2 * rows),
+            Layout::TransposedPart { first, stored } => (1, first, stored),
             _ => (1, 0, rows),
         };
         let mut cache = self.transposed.borrow_mut();

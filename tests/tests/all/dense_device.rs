@@ -428,7 +428,7 @@ fn every_family_is_served_or_refused_by_name() {
         let c = held.text().config();
         let expected = match c.ffn_kind.activation {
             _ if c.form.has_gate_top() => Some("top-k"),
-            Activation::Gelu => Some("activation"),
+            Activation::Gelu | Activation::Xielu { .. } => Some("activation"),
             _ => None,
         };
         let options = Options {

@@ -10,8 +10,8 @@ mod report;
 
 use std::path::PathBuf;
 
-use emberflow_engine::compute;
 use emberflow_engine::meta::ContainerMeta;
+use emberflow_engine::{compute, ffn_hidden};
 use emberflow_kernels::{Cpu, DType, Narrow};
 use emberflow_models::config::{Activation, Bank, ModelConfig};
 use emberflow_predictor::section::{Kind, NewBank, Training, encode};
@@ -367,12 +367,13 @@ fn make(
     layer: &GateLayer<'_>,
 ) -> Result<Vec<(&'static str, Made)>, Failure> {
     if !job.predicts {
-        let activation = c.ffn_kind.activation;
+        let kind = c.ffn_kind_of(bank.layer);
         let activate = move |gates: &mut [f32]| {
             let cpu = Cpu::detect();
-            match activation {
+            match kind.activation {
                 Activation::Gelu => cpu.gelu(gates),
                 Activation::GeluTanh => cpu.gelu_tanh(gates),
+                Activation::Xielu { .. } => ffn_hidden(kind, cpu, gates, &[]),
                 _ => cpu.silu(gates),
             }
         };

@@ -149,6 +149,11 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])*
+        pub(super) fn xielu(x: &mut [f32], of: $crate::math::Xielu) {
+            $crate::elementwise::xielu(x, of);
+        }
+
+        $(#[target_feature(enable = $feature)])*
         pub(super) fn gelu_tanh(x: &mut [f32]) {
             $crate::elementwise::gelu_tanh(x);
         }
@@ -517,6 +522,10 @@ pub(crate) fn silu(cpu: Cpu, x: &mut [f32]) {
 
 pub(crate) fn gelu(cpu: Cpu, x: &mut [f32]) {
     dispatch!(cpu, gelu(x))
+}
+
+pub(crate) fn xielu(cpu: Cpu, x: &mut [f32], of: crate::math::Xielu) {
+    dispatch!(cpu, xielu(x, of))
 }
 
 pub(crate) fn gelu_tanh(cpu: Cpu, x: &mut [f32]) {

@@ -213,6 +213,37 @@ fn activations() {
     }
 }
 
+/// Relative to the sum of the magnitudes of the parts, which cancel.
+#[test]
+fn expanded_integral_of_elu() {
+    let of = math::Xielu {
+        positive: 0.7,
+        negative: 1.3,
+        beta: 0.5,
+        eps: -1e-6,
+    };
+    let [positive, negative, beta, eps] =
+        [of.positive, of.negative, of.beta, of.eps].map(f64::from);
+    let mut worst: f64 = 0.0;
+    for i in -200_000..=200_000 {
+        let x = i as f32 * 1e-3;
+        let e = f64::from(x);
+        let (curved, size) = if x > 0.0 {
+            (positive * e * e, positive * e * e)
+        } else {
+            let m = e.min(eps).exp_m1();
+            (negative * (m - e), negative * (m.abs() + e.abs()))
+        };
+        let exact = curved + beta * e;
+        let size = size + (beta * e).abs();
+        let off = (f64::from(math::xielu(x, of)) - exact).abs();
+        worst = worst.max(off / size.max(1e-30));
+    }
+    println!("xielu {worst:.1e}");
+    assert!(worst <= 3e-7, "{worst:e}");
+    assert!(math::xielu(f32::NAN, of).is_nan());
+}
+
 /// Of small values too: the result is as near relative to itself as to 1.
 #[test]
 fn hyperbolic_tangent() {

@@ -196,6 +196,13 @@ proptest! {
         let silu = map(math::silu);
         let gelu = map(math::gelu);
         let gelu_tanh = map(math::gelu_tanh);
+        let xielu_of = math::Xielu {
+            positive: 0.7,
+            negative: 1.3,
+            beta: 0.5,
+            eps: -1e-6,
+        };
+        let xielu: Vec<f32> = x.iter().map(|&x| math::xielu(x, xielu_of)).collect();
         let capped = map(|x| 30.0 * math::tanh(x / 30.0));
         let softmax = reference::softmax(&x);
         let halves = reference::f16_bytes(&x);
@@ -215,6 +222,7 @@ proptest! {
             prop_assert_eq!(run(&|y| cpu.silu(y)), bits(&silu), "{}", name);
             prop_assert_eq!(run(&|y| cpu.gelu(y)), bits(&gelu), "{}", name);
             prop_assert_eq!(run(&|y| cpu.gelu_tanh(y)), bits(&gelu_tanh), "{}", name);
+            prop_assert_eq!(run(&|y| cpu.xielu(y, xielu_of)), bits(&xielu), "{}", name);
             prop_assert_eq!(run(&|y| soft_cap(cpu, y, 30.0)), bits(&capped), "{}", name);
             prop_assert_eq!(run(&|y| cpu.rope_rotate_half(y, &cos, &sin)), bits(&turned), "{}", name);
             let mut got = vec![0u8; 2 * n];

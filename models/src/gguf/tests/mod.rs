@@ -78,6 +78,55 @@ fn interleaved_biases_are_put_in_order() {
     }
 }
 
+/// Files of ChatGLM's first releases have Q, K and V in one tensor; the first half of each head is rotated.
+#[test]
+fn fused_projections_are_put_in_order() {
+    let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+    let mut file = Gguf::new("chatglm");
+    file.set("chatglm.rope.dimension_count", Kv::U32(HEAD_DIM as u32 / 2));
+    let single = ["attn_q.", "attn_k.", "attn_v.", "ffn_gate.", "ffn_up."];
+    file.tensors
+        .retain(|tensor| !single.iter().any(|name| tensor.name.contains(name)));
+    for layer in 0..LAYERS {
+        let mut add = |name: &str, shape: &[usize]| {
+            file.add(&format!("blk.{layer}.{name}"), shape, Order::AsIs);
+        };
+        add("attn_qkv.weight", &[q + 2 * kv, D]);
+        add("attn_qkv.bias", &[q + 2 * kv]);
+        add("ffn_up.weight", &[2 * FFN, D]);
+    }
+    let checkpoint = file.open().unwrap();
+    assert_eq!(checkpoint.config().rope.dims as usize, HEAD_DIM / 2);
+    assert!(checkpoint.config().qkv_bias);
+    // pairs (0, 1) and (2, 3) of 8
+    let order = [0, 2, 1, 3, 4, 5, 6, 7];
+    let stored = |row: usize| row - row % HEAD_DIM + order[row % HEAD_DIM];
+    for (role, first, rows, rotated) in [
+        (Role::Q, 0, q, true),
+        (Role::K, q, kv, true),
+        (Role::V, q + kv, kv, false),
+        (Role::QBias, 0, q, true),
+        (Role::KBias, q, kv, true),
+        (Role::VBias, q + kv, kv, false),
+    ] {
+        let values = read_all(checkpoint.as_ref(), TensorId::layer(role, 1));
+        let (name, cols) = match role.is_vector() {
+            true => ("blk.1.attn_qkv.bias", 1),
+            false => ("blk.1.attn_qkv.weight", D),
+        };
+        assert_eq!(values.len(), rows * cols, "{role:?}");
+        for (index, value) in values.into_iter().enumerate() {
+            let row = index / cols;
+            let row = first + if rotated { stored(row) } else { row };
+            assert_eq!(
+                value,
+                weight(name, row * cols + index % cols),
+                "{role:?} {index}"
+            );
+        }
+    }
+}
+
 #[test]
 fn fields_follow_the_metadata() {
     let config = Gguf::new("llama").open().unwrap().config().clone();
@@ -471,6 +520,8 @@ fn caps_of_logits_are_read() {
         heads: 2,
         head_dim: 4,
         ffn_bias: false,
+        qk_norm: false,
+        ffn_norm: true,
         two_norms: false,
         windowed: true,
         streams: streams::Sizes::of(|_| None),

@@ -88,7 +88,8 @@ fn model_keys(
         Activation::GeluTanh => Some("gelu_pytorch_tanh"),
         Activation::FatRelu { .. }
         | Activation::ClampedSwiglu { .. }
-        | Activation::ClampedSilu { .. } => {
+        | Activation::ClampedSilu { .. }
+        | Activation::Xielu { .. } => {
             let reason = "the activation has no gguf form yet";
             return Err(Error::export(path, reason.into()));
         }

@@ -14,6 +14,7 @@ macro_rules! assert_refused {
 }
 
 mod config_refused;
+mod dense;
 mod experts;
 mod llama4;
 mod tensors_refused;

@@ -5,28 +5,12 @@ use serde_json::{Value, json};
 use super::scaling::scaling_json;
 use super::{hyper_keys, mixer_keys, pooled_keys};
 use crate::config::{ModelConfig, Parallel, Rope, RopeScaling};
-use crate::families::{By, Check, Family, Key, Quirk};
+use crate::families::{self, By, Check, Family, Key, Quirk};
 
 /// Adds to `config`, or removes, the keys that the family's reader (`hf/form.rs`) expects. Anything
 /// that they cannot express appears when the keys are read back.
 pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
-    for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
-        config[key.hf.name] = value_of(c, key);
-    }
-    for check in family.checks {
-        match *check {
-            Check::Flag(key, value) => config[key] = json!(value),
-            Check::Zero(key) => config[key] = json!(0),
-            Check::One(key) => config[key] = json!(1),
-            Check::Word(key, word) => config[key] = json!(word),
-            Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
-            Check::Width(key) => config[key] = json!(c.d_model),
-        }
-    }
-    if let Some(unrotated) = family.unrotated {
-        let switches = (0..c.layers).map(|layer| u32::from(c.rotates(layer)));
-        config[unrotated.list] = switches.collect();
-    }
+    of_tables(c, family, config);
     let local = c.form.local_rope.as_ref();
     if let Some(local) = local.filter(|_| family.two_ropes) {
         two_ropes(&c.rope, local, config);
@@ -42,6 +26,9 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             ) => {
                 // transformers otherwise uses 4096
                 config["original_max_position_embeddings"] = json!(original_context);
+            }
+            (Quirk::ParallelIf(key, _), _) => {
+                config[*key] = json!(c.form.parallel != Parallel::No);
             }
             (Quirk::Falcon, _) => falcon(c, config),
             (Quirk::Streams, _) => streams(c, config),
@@ -71,10 +58,37 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::OriginalContextBeside
                 | Quirk::Bounded
                 | Quirk::NtkAlpha
-                | Quirk::ChoiceRow,
+                | Quirk::ChoiceRow
+                | Quirk::OneBase
+                | Quirk::TanhGelu
+                | Quirk::Xielu
+                | Quirk::Conv1d
+                | Quirk::Prefix(_)
+                | Quirk::OtherNames,
                 _,
             ) => {}
         }
+    }
+}
+
+/// The keys in the family's tables.
+fn of_tables(c: &ModelConfig, family: &Family, config: &mut Value) {
+    for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
+        config[key.hf.name] = value_of(c, key);
+    }
+    for check in family.checks {
+        match *check {
+            Check::Flag(key, value) => config[key] = json!(value),
+            Check::Zero(key) => config[key] = json!(0),
+            Check::One(key) => config[key] = json!(1),
+            Check::Word(key, word) => config[key] = json!(word),
+            Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
+            Check::Width(key) => config[key] = json!(c.d_model),
+        }
+    }
+    if let Some(unrotated) = family.unrotated {
+        let switches = (0..c.layers).map(|layer| u32::from(c.rotates(layer)));
+        config[unrotated.list] = switches.collect();
     }
 }
 
@@ -119,6 +133,17 @@ fn temperature(c: &ModelConfig, config: &mut Value) {
     if let Some(scale) = c.form.query_scale {
         config["attn_scale"] = json!(scale.beta);
         config["floor_scale"] = json!(scale.original_context);
+    }
+}
+
+/// Gives keys the names that the family's folders have.
+pub(super) fn rename(family: &Family, config: &mut Value) {
+    if let Some(map) = config.as_object_mut() {
+        for (usual, other) in family.aliases {
+            if let Some(value) = map.remove(*usual) {
+                map.insert((*other).to_owned(), value);
+            }
+        }
     }
 }
 
@@ -177,6 +202,10 @@ pub(super) fn without_keys(c: &ModelConfig) -> Option<&'static str> {
     match () {
         _ if heads.is_some_and(|of| !of.key_is_value && of.kv_heads != c.kv_heads) => {
             Some("another number of heads in layers without a window")
+        }
+        _ if !c.form.activations.is_empty() => Some("an activation with parameters by layer"),
+        _ if c.form.qk_layer_norms && !families::of(&c.family).names.by_head.is_empty() => {
+            Some("a LayerNorm of each head, in a tensor of its own,")
         }
         _ if wide > 0 && wide != dense.saturating_mul(2) => {
             Some("this number of neurons in layers with shared keys")

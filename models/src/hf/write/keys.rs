@@ -8,7 +8,7 @@ use super::scaling::scaling_json;
 use super::{expert_keys, form_keys};
 use crate::config::{Activation, ModelConfig, RopeScaling};
 use crate::error::Error;
-use crate::families::{self, Bias, QkNorm, Windows};
+use crate::families::{self, Bias, QkNorm, Quirk, Windows};
 
 pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
     let unsupported = |reason| Error::export(dir, reason);
@@ -55,10 +55,10 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         Bias::AllBy(key, _) => config[key] = json!(c.o_bias),
         Bias::QkvBy(key, _) => config[key] = json!(c.qkv_bias),
         Bias::No | Bias::Qkv if c.o_bias => config["attention_bias"] = json!(true),
-        Bias::No | Bias::Qkv => {}
+        Bias::No | Bias::All | Bias::Qkv => {}
     }
     match family.qk_norm {
-        QkNorm::HeadBy(key) => config[key] = json!(c.qk_norm),
+        QkNorm::HeadBy(key) | QkNorm::LayersBy(key) => config[key] = json!(c.qk_norm),
         QkNorm::PlainUnless(key) => config[key] = json!(c.form.plain_qk_norm),
         _ => {}
     }
@@ -69,6 +69,9 @@ pub(super) fn config_json(dir: &Path, c: &ModelConfig) -> Result<Value, Error> {
         expert_keys::add(c, of, &mut config);
     }
     windows_json(c, family.windows, &mut config).map_err(unsupported)?;
+    if family.has(Quirk::OtherNames) {
+        form_keys::rename(family, &mut config);
+    }
     Ok(config)
 }
 
@@ -83,6 +86,7 @@ fn activation(act: Activation, key: &str, config: &mut Value) {
         }
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::Xielu { .. } => "xielu",
     });
     match act {
         Activation::FatRelu { threshold } => config["hidden_act_param"] = json!(threshold),

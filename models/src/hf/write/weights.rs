@@ -87,7 +87,7 @@ fn entries(
             },
         };
         let shape = match named {
-            Some(Named::Fused(fused, layer)) => fused::shape(fused, layer, config).to_vec(),
+            Some(Named::Fused(fused, layer)) => fused::shape(fused, layer, config),
             Some(Named::Stacked(stack, _)) => stacked::shape(stack, config),
             Some(Named::One(_)) | None => shape_of(want, config),
         };
@@ -148,7 +148,10 @@ fn shape_of(want: &Required, config: &ModelConfig) -> Vec<usize> {
         Role::DeltaRate if !steps_directly(config) => vec![1, 1, cols, 1],
         // channels, one input of each, taps
         role if role.is_conv() => vec![rows, 1, cols],
-        Role::Down => vec![cols, rows],
+        // a LayerNorm for each head
+        Role::QNorm | Role::KNorm if rows > 1 => vec![rows, cols],
+        Role::O | Role::Gate if families::of(&config.family).has(Quirk::Conv1d) => vec![cols, rows],
+        Role::Down if !families::of(&config.family).has(Quirk::Conv1d) => vec![cols, rows],
         _ => stored_shape(config, *want, Layout::AsIs),
     }
 }

@@ -135,7 +135,12 @@ impl ExpertCalibrator<'_, '_> {
                     row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
                 }
             }
-            ffn_hidden(c.ffn_kind, self.calibrator.on.cpu, &mut gates, &ups);
+            ffn_hidden(
+                c.ffn_kind_of(bank.layer),
+                self.calibrator.on.cpu,
+                &mut gates,
+                &ups,
+            );
             if !scales_input {
                 for (hidden, factor) in gates.chunks_exact_mut(neurons).zip(factors) {
                     hidden.iter_mut().for_each(|h| *h *= factor);

@@ -223,6 +223,13 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
             .layer_inputs
             .map(|inputs| LayerInputs { vocab, ..inputs }),
         gate_top: top.into_iter().copied().collect(),
+        activations: c
+            .form
+            .activations
+            .get(layer as usize)
+            .copied()
+            .into_iter()
+            .collect(),
         short_conv: match c.mixer_of(layer) {
             MixerKind::ShortConv { taps } => Some(ShortConvs {
                 layers: vec![0],
