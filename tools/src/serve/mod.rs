@@ -40,6 +40,7 @@ mod sampling;
 pub mod schedule;
 pub mod shared;
 mod snapshot;
+pub mod spoken;
 mod stats;
 pub mod stops;
 mod submit;

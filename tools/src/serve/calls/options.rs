@@ -128,6 +128,19 @@ impl ToolOptions {
         }))
     }
 
+    /// The parser of calls in texts of a chat template with this source; `None` without tools.
+    ///
+    /// # Errors
+    /// Invalid tools.
+    pub fn reader(&self, template: &str) -> Result<Option<CallReader>, ApiError> {
+        let given = self.tools.as_deref().unwrap_or_default();
+        let tools: Vec<Tool> = given.iter().map(Tool::read).collect::<Result<_, _>>()?;
+        let names = tools.iter().map(|tool| tool.name.clone()).collect();
+        let texts = tools.iter().map(Tool::texts).collect();
+        let form = CallFormat::of_template(template);
+        Ok((!tools.is_empty()).then(|| CallReader::new(form, names, texts)))
+    }
+
     fn choice(&self) -> Result<ToolChoice, ApiError> {
         let choice = self.tool_choice.as_ref().unwrap_or(&Value::Null);
         match choice {
