@@ -6,10 +6,12 @@
 mod form;
 mod harmony;
 mod options;
+mod solar;
 mod tags;
 
 use super::calls::{CallReader, Part};
 use harmony::Harmony;
+use solar::Solar;
 use tags::Tags;
 
 pub use form::{Opening, ReasoningFormat};
@@ -29,6 +31,7 @@ enum Thoughts {
     None,
     Tags(Tags),
     Harmony(Harmony),
+    Solar(Solar),
 }
 
 impl Reading {
@@ -54,6 +57,13 @@ impl Reading {
                 thoughts: Thoughts::Harmony(Harmony::new(calls.map(|calls| calls.names()))),
                 calls: None,
             },
+            Some(Opening {
+                form: ReasoningFormat::Solar,
+                ..
+            }) => Self {
+                thoughts: Thoughts::Solar(Solar::default()),
+                calls,
+            },
         }
     }
 
@@ -71,6 +81,7 @@ impl Reading {
             Thoughts::None => vec![Part::Text(piece.to_owned())],
             Thoughts::Tags(tags) => tags.push(piece),
             Thoughts::Harmony(harmony) => harmony.push(piece),
+            Thoughts::Solar(solar) => solar.push(piece),
         };
         self.for_calls(parts)
     }
@@ -81,6 +92,7 @@ impl Reading {
             Thoughts::None => Vec::new(),
             Thoughts::Tags(tags) => tags.finish(),
             Thoughts::Harmony(harmony) => harmony.finish(),
+            Thoughts::Solar(solar) => solar.finish(),
         };
         let mut parts = self.for_calls(parts);
         parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut)));

@@ -86,6 +86,58 @@ fn pieces_of_any_length_give_the_same_thoughts() {
     }
 }
 
+/// Hy3's template formats its tags, and writes a closed pair by default.
+#[test]
+fn thoughts_of_hy3_are_separated() {
+    const HY3: &str = "{% set HYTK = ':opensource' %}{% set open = '<think{}>'.format(HYTK) %}\
+        {% set close = '</think{}>'.format(HYTK) %}{{ '<｜hy_Assistant{}｜>'.format(HYTK) ~ open }}";
+    for length in [1, 2, 5, 1000] {
+        let hy3 = |prompt: &str, text: &str| read(HY3, prompt, text, length);
+        let opened = "Q<｜hy_Assistant:opensource｜><think:opensource>";
+        let both = Read::new("I look <think>.", "It is 4.");
+        assert_eq!(
+            hy3(opened, "I look <think>.</think:opensource>It is 4."),
+            both
+        );
+        let closed = format!("{opened}</think:opensource>");
+        assert_eq!(hy3(&closed, "It is 4."), Read::new("", "It is 4."));
+        // The same tags, written out.
+        let plain = "{{ '<think:opensource></think:opensource>' }}";
+        let text = "<think:opensource>I look <think>.</think:opensource>\n\nIt is 4.";
+        assert_eq!(read(plain, "Q", text, length), both);
+    }
+    assert_eq!(
+        ReasoningFormat::of_template("{{ '<tool{}>'.format(':opensource') }}"),
+        None
+    );
+}
+
+const SOLAR: &str = "<|begin|>assistant<|think|><|end|><|begin|>assistant<|content|>";
+
+#[test]
+fn messages_of_solar_open_are_thoughts_answers_and_calls() {
+    for length in [1, 2, 5, 1000] {
+        let solar = |text: &str| read(SOLAR, "<|begin|>assistant", text, length);
+        let both = Read::new("I < look.", "It is <4.");
+        for between in ["<|begin|>assistant", "", "\n<|begin|>assistant"] {
+            for end in ["", "<|end|>"] {
+                let text =
+                    format!("<|think|>\nI < look.\n<|end|>{between}<|content|>It is <4.{end}");
+                assert_eq!(solar(&text), both, "{text}");
+            }
+        }
+        assert_eq!(solar("<|content|> A "), Read::new("", " A "));
+        // Text without a header, and cut-off texts.
+        assert_eq!(solar("plain <|x"), Read::new("", "plain <|x"));
+        assert_eq!(solar("<|think|>I <|e"), Read::new("I <|e", ""));
+        assert_eq!(solar("<|think|>I<|end|><|begin|>assis"), Read::new("I", ""));
+        // Calls are left to their own parser: this template has another format of calls.
+        let calls = "<|tool_calls|><|tool_call:begin|>a<|tool_call:end|>";
+        let text = format!("<|think|>I<|end|><|begin|>assistant{calls}");
+        assert_eq!(solar(&text), Read::new("I", calls));
+    }
+}
+
 const HARMONY: &str = "<|start|>assistant<|channel|>final<|message|>";
 
 #[test]
@@ -130,6 +182,8 @@ fn rules_hold_the_answer_behind_thoughts() {
         (think, "<think>\n", "I < look.\n</think>\n\n"),
         (think, "", "<think>I</think>"),
         (think, "", ""),
+        (SOLAR, "", "<|content|>"),
+        (SOLAR, "", "<|think|>I<|end|><|begin|>assistant<|content|>"),
         (HARMONY, "", "<|channel|>final<|message|>"),
         (
             HARMONY,
