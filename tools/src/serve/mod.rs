@@ -66,6 +66,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use self::app::App;
+use self::calls::CallFormat;
 use self::connections::Routers;
 use self::shared::Shared;
 use self::worker::Job;
@@ -195,12 +196,20 @@ fn app(
             Some(Arc::new(made.map_err(refused)?))
         }
     };
+    let template = text.chat_template()?.map(Renderer::new);
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
     Ok(Arc::new(App {
         shared,
         jobs,
-        template: text.chat_template()?.map(Renderer::new),
+        calls: template
+            .as_ref()
+            .map_or_else(CallFormat::default, |template| {
+                CallFormat::of(template.source(true), &|sample| {
+                    template.render(sample).ok()
+                })
+            }),
+        template,
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
         size: model.container().file_len(),

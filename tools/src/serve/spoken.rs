@@ -2,10 +2,12 @@
 //!
 //! For checks of chat templates, without a model. The interface may change between versions.
 
-use emberflow_models::chat::ChatTemplate;
+use emberflow_models::chat::{ChatTemplate, Conversation};
 use serde_json::{Value, json};
 
-use super::calls::{Part, ToolOptions};
+use super::calls::{CallFormat, Part, ToolOptions};
+
+use super::error::ApiError;
 use super::thoughts::{Opening, Reading};
 
 /// What a text is read for.
@@ -48,13 +50,21 @@ impl Listener<'_> {
     /// # Errors
     /// Tools that the server rejects.
     pub fn read(&self, text: &str, length: usize) -> Result<Spoken, String> {
+        let refused = |e: ApiError| e.body()["error"]["message"].to_string();
         let source = self.template.source(!self.tools.is_empty());
+        let render = |asked: &Conversation| self.template.render(asked).ok();
+        let format = CallFormat::of(source, &render);
         let asked: ToolOptions =
             serde_json::from_value(json!({"tools": self.tools})).map_err(|e| e.to_string())?;
-        let calls = asked
-            .reader(source)
-            .map_err(|e| e.body()["error"]["message"].to_string())?;
-        let mut reading = Reading::new(Opening::behind(self.prompt, source), calls);
+        let calls = asked.reader(&format).map_err(refused)?;
+        let opening = Opening::behind(self.prompt, source);
+        let shown = |special: &&&str| {
+            let thoughts = opening.is_some_and(|opening| opening.form.shows(special));
+            thoughts || format.shows(special)
+        };
+        let hidden = self.specials.iter().filter(|special| !shown(special));
+        let text = hidden.fold(text.to_owned(), |text, special| text.replace(special, ""));
+        let mut reading = Reading::new(opening, calls);
         let mut spoken = Spoken::default();
         let chars: Vec<char> = text.chars().collect();
         for piece in chars.chunks(length.max(1)) {

@@ -94,6 +94,14 @@ impl ReasoningFormat {
         known.next().map(Self::Tags)
     }
 
+    /// Whether a special token with this text is a tag, so that it appears in texts to be parsed.
+    pub fn shows(self, special: &str) -> bool {
+        match self {
+            Self::Tags(signs) => [signs.token(), signs.close].contains(&special),
+            Self::Harmony => HARMONY.contains(&special),
+        }
+    }
+
     /// Tags that are special tokens.
     pub fn signs(self, tokenizer: &Tokenizer) -> Vec<u32> {
         let of = |signs: &[&str]| {

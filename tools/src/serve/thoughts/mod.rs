@@ -3,6 +3,7 @@
 //! The chat template determines the format ([`ReasoningFormat`]). [`Reading`] splits generated text into reasoning, answer and
 //! tool calls, piece by piece.
 
+mod drafts;
 mod form;
 mod harmony;
 mod options;
@@ -10,6 +11,7 @@ mod solar;
 mod tags;
 
 use super::calls::{CallReader, Part};
+use drafts::Drafts;
 use harmony::Harmony;
 use solar::Solar;
 use tags::Tags;
@@ -23,6 +25,8 @@ pub struct Reading {
     thoughts: Thoughts,
     /// Parser of calls outside of the reasoning.
     calls: Option<CallReader>,
+    /// Parser of calls inside of it.
+    drafts: Option<Drafts>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -39,14 +43,18 @@ impl Reading {
     pub fn new(opening: Option<Opening>, calls: Option<CallReader>) -> Self {
         match opening {
             None => Self {
-                thoughts: Thoughts::None,
                 calls,
+                ..Self::default()
             },
             Some(Opening {
                 form: ReasoningFormat::Tags(tags),
                 opened,
             }) => Self {
                 thoughts: Thoughts::Tags(Tags::new(tags, opened)),
+                drafts: calls
+                    .as_ref()
+                    .filter(|calls| calls.marks())
+                    .map(Drafts::new),
                 calls,
             },
             // In Harmony, calls are channels too.
@@ -54,8 +62,8 @@ impl Reading {
                 form: ReasoningFormat::Harmony,
                 ..
             }) => Self {
-                thoughts: Thoughts::Harmony(Harmony::new(calls.map(|calls| calls.names()))),
-                calls: None,
+                thoughts: Thoughts::Harmony(Harmony::new(calls)),
+                ..Self::default()
             },
             Some(Opening {
                 form: ReasoningFormat::Solar,
@@ -95,7 +103,17 @@ impl Reading {
             Thoughts::Solar(solar) => solar.finish(),
         };
         let mut parts = self.for_calls(parts);
-        parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut)));
+        let ended = match &self.thoughts {
+            Thoughts::Tags(tags) if tags.is_inside() => self.drafts.as_mut(),
+            _ => None,
+        };
+        match ended.map(|drafts| drafts.finish(cut)) {
+            Some(ended) => {
+                parts.extend(ended.parts);
+                self.calls = Some(ended.calls);
+            }
+            None => parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut))),
+        }
         parts
     }
 
@@ -103,11 +121,23 @@ impl Reading {
         let Some(calls) = &mut self.calls else {
             return parts;
         };
-        let read = parts.into_iter().flat_map(|part| match part {
-            Part::Text(text) => calls.push(&text),
-            other => vec![other],
-        });
-        read.collect()
+        let mut read = Vec::new();
+        for part in parts {
+            match (part, &mut self.drafts) {
+                (Part::Thought(text), Some(drafts)) => read.extend(drafts.push(&text)),
+                (Part::Text(text), drafts) => {
+                    read.extend(drafts.as_mut().and_then(Drafts::close));
+                    read.extend(calls.push(&text));
+                }
+                (other, _) => read.push(other),
+            }
+        }
+        if let (Thoughts::Tags(tags), Some(drafts)) = (&self.thoughts, &mut self.drafts)
+            && !tags.is_inside()
+        {
+            read.extend(drafts.close());
+        }
+        read
     }
 }
 
