@@ -99,6 +99,7 @@ impl ReasoningFormat {
         match self {
             Self::Tags(signs) => [signs.token(), signs.close].contains(&special),
             Self::Harmony => HARMONY.contains(&special),
+            Self::Solar => SOLAR.contains(&special),
         }
     }
 

@@ -71,6 +71,7 @@ impl Reading {
             }) => Self {
                 thoughts: Thoughts::Solar(Solar::default()),
                 calls,
+                ..Self::default()
             },
         }
     }
