@@ -202,13 +202,8 @@ fn app(
     Ok(Arc::new(App {
         shared,
         jobs,
-        calls: template
-            .as_ref()
-            .map_or_else(CallFormat::default, |template| {
-                CallFormat::of(template.source(true), &|sample| {
-                    template.render(sample).ok()
-                })
-            }),
+        calls: (template.as_ref())
+            .map_or_else(CallFormat::default, |of| CallFormat::of_model(&text, of)),
         template,
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),

@@ -53,7 +53,7 @@ impl Listener<'_> {
         let refused = |e: ApiError| e.body()["error"]["message"].to_string();
         let source = self.template.source(!self.tools.is_empty());
         let render = |asked: &Conversation| self.template.render(asked).ok();
-        let format = CallFormat::of(source, &render);
+        let format = CallFormat::of(source, &[], &render);
         let asked: ToolOptions =
             serde_json::from_value(json!({"tools": self.tools})).map_err(|e| e.to_string())?;
         let calls = asked.reader(&format).map_err(refused)?;

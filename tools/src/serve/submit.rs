@@ -188,17 +188,15 @@ fn signs(app: &App, asked: &GenerateRequest) -> Arc<[u32]> {
     }
     let chats = [Kind::Chat, Kind::Response, Kind::OllamaChat, Kind::Message];
     let calls = match &asked.plan {
-        Some(plan) => plan.signs.to_vec(),
+        Some(plan) => plan.signs.clone(),
         // A client may look for calls in the text itself.
-        None if chats.contains(&asked.kind) && !app.calls.harmony => {
-            app.calls.signs(app.text.tokenizer())
-        }
-        None => Vec::new(),
+        None if chats.contains(&asked.kind) && !app.calls.harmony => app.calls.signs.clone(),
+        None => Arc::default(),
     };
     let form = asked.opening.map(|opening| opening.form);
     let thoughts = form.map(|form| form.signs(app.text.tokenizer()));
     let thoughts = thoughts.into_iter().flatten();
-    calls.into_iter().chain(thoughts).collect()
+    calls.iter().copied().chain(thoughts).collect()
 }
 
 /// Response id for this number.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use emberflow_engine::Text;
 use emberflow_models::chat::{Conversation, Message};
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use super::header::Callee;
 use super::reader::{CallReader, Part};
 use super::table;
 use super::types::Kinds;
+use crate::template::Renderer;
 
 /// How a model writes calls.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -23,6 +25,8 @@ pub struct CallFormat {
     pub frames: Arc<[Frame]>,
     /// Whether calls are messages of gpt-oss.
     pub harmony: bool,
+    /// Special tokens of calls, which appear in texts to be parsed.
+    pub signs: Arc<[u32]>,
 }
 
 /// Marker tokens of gpt-oss.
@@ -42,15 +46,17 @@ const ANSWER: &str = "Answer";
 pub type Render<'a> = dyn Fn(&Conversation) -> Option<String> + 'a;
 
 impl CallFormat {
-    /// The format of a chat template with this source.
-    pub fn of(source: &str, render: &Render<'_>) -> Self {
+    /// The format of a chat template with this source. `ends`: texts of tokens that end a text.
+    pub fn of(source: &str, ends: &[String], render: &Render<'_>) -> Self {
         let harmony = source.contains("<|channel|>") && source.contains("<|message|>");
-        let rendered = (!harmony && source.contains("tool_calls"))
-            .then(|| rendered(render))
-            .flatten();
+        let rendered = match harmony {
+            true => Rendered::Nothing,
+            false => rendered(ends, render),
+        };
         let mut frames = match rendered {
-            Some(frame) => vec![frame],
-            None => table::of_source(source),
+            Rendered::Calls(frame) => vec![*frame],
+            Rendered::Unknown => Vec::new(),
+            Rendered::Nothing => table::of_source(source),
         };
         for frame in &mut frames {
             if let Notation::Tags(tags) = &mut frame.arguments {
@@ -60,18 +66,41 @@ impl CallFormat {
         Self {
             frames: frames.into(),
             harmony,
+            signs: Arc::default(),
         }
     }
 
+    /// The format of a model.
+    pub fn of_model(text: &Text, template: &Renderer) -> Self {
+        let tokenizer = text.tokenizer();
+        let ends = text.config().eos.iter();
+        let ends = ends.filter_map(|&end| tokenizer.token_bytes(end));
+        let ends: Vec<String> = ends.filter_map(|end| String::from_utf8(end).ok()).collect();
+        let render = |asked: &Conversation| template.render(asked).ok();
+        Self::of(template.source(true), &ends, &render).with_signs(tokenizer)
+    }
+
+    /// The same with the special tokens of this tokenizer.
+    pub fn with_signs(mut self, tokenizer: &Tokenizer) -> Self {
+        let all = (0..tokenizer.vocab_size()).filter(|&token| tokenizer.is_special(token));
+        let shown = all.filter(|&token| {
+            let text = tokenizer.token_bytes(token).unwrap_or_default();
+            String::from_utf8(text).is_ok_and(|text| self.shows(&text))
+        });
+        self.signs = shown.collect();
+        self
+    }
+
     /// The format for forced calls: the model's, or Hermes' if it has none.
-    pub fn forced(&self) -> Self {
-        match self.frames.is_empty() {
-            true => Self {
-                frames: table::plain().into_iter().collect(),
-                harmony: false,
-            },
-            false => self.clone(),
+    pub fn forced(&self, tokenizer: &Tokenizer) -> Self {
+        if !self.frames.is_empty() {
+            return self.clone();
         }
+        let plain = Self {
+            frames: table::plain().into_iter().collect(),
+            ..Self::default()
+        };
+        plain.with_signs(tokenizer)
     }
 
     /// Whether a special token with this text belongs to calls, so that it appears in texts to be parsed.
@@ -79,16 +108,6 @@ impl CallFormat {
         let mut texts = self.frames.iter().flat_map(Frame::texts);
         let harmony = self.harmony && HARMONY.contains(&special);
         !special.is_empty() && (harmony || texts.any(|text| text.contains(special)))
-    }
-
-    /// Special tokens of calls.
-    pub fn signs(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let all = (0..tokenizer.vocab_size()).filter(|&token| tokenizer.is_special(token));
-        let shown = all.filter(|&token| {
-            let text = tokenizer.token_bytes(token).unwrap_or_default();
-            String::from_utf8(text).is_ok_and(|text| self.shows(&text))
-        });
-        shown.collect()
     }
 }
 
@@ -98,18 +117,44 @@ pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
     token.filter(|&token| tokenizer.is_special(token))
 }
 
-/// The format of a template that writes calls, if they come back as they went in.
-fn rendered(render: &Render<'_>) -> Option<Frame> {
-    let answer = render(&conversation(json!({"content": ANSWER})))?;
-    let mut samples = [(2, false), (2, true), (1, false), (1, true)]
-        .into_iter()
-        .filter_map(|(count, text)| {
-            let calls: Vec<Value> = (0..count).map(|number| call(number, text)).collect();
-            let whole = render(&conversation(json!({"content": "", "tool_calls": calls})))?;
-            let sample = without_surroundings(&whole, &answer);
-            derive(sample).filter(|frame| comes_back(frame, sample, count))
-        });
-    samples.next()
+/// What a template writes for calls.
+enum Rendered {
+    /// Calls in this format.
+    Calls(Box<Frame>),
+    /// Calls that are not understood.
+    Unknown,
+    /// Not the calls.
+    Nothing,
+}
+
+/// Reads the format of calls off a template, and checks that they come back as they went in.
+fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
+    let Some(answer) = render(&conversation(json!({"content": ANSWER}))) else {
+        return Rendered::Nothing;
+    };
+    let mut written = false;
+    // Some templates allow one call only, and some write arguments that are text.
+    for asked in [[2, 0], [2, 1], [1, 0], [1, 1]] {
+        let [count, text] = asked;
+        let calls: Vec<Value> = (0..count).map(|number| call(number, text == 1)).collect();
+        let Some(whole) = render(&conversation(json!({"content": "", "tool_calls": calls}))) else {
+            continue;
+        };
+        let sample = without_surroundings(&whole, &answer);
+        let end = ends.iter().filter(|end| !end.is_empty());
+        let end = end.filter_map(|end| sample.rfind(&end[..])).min();
+        let sample = &sample[..end.unwrap_or(sample.len())];
+        written |= sample.contains(NAMES[0]);
+        if let Some(frame) = derive(sample)
+            && comes_back(&frame, sample, count)
+        {
+            return Rendered::Calls(Box::new(frame));
+        }
+    }
+    match written {
+        true => Rendered::Unknown,
+        false => Rendered::Nothing,
+    }
 }
 
 /// A question and an answer with these members.

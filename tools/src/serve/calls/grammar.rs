@@ -56,7 +56,7 @@ pub fn grammar(
             parameters,
         })
         .collect();
-    let signs = form.signs(tokenizer).into_iter().filter_map(|token| {
+    let signs = form.signs.iter().filter_map(|&token| {
         let text = String::from_utf8(tokenizer.token_bytes(token)?).ok()?;
         Some(Sign { text, token })
     });

@@ -90,7 +90,7 @@ pub enum Object {
 }
 
 /// What an object with calls may contain.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// Members that the format has.
     pub members: &'a Members,

@@ -115,7 +115,7 @@ impl ToolOptions {
         };
         let callable = callable.iter().map(|tool| tool.callable(is_forced));
         let format = match is_forced {
-            true => format.forced(),
+            true => format.forced(tokenizer),
             false => format.clone(),
         };
         let rules = calls.map(|calls| grammar(&format, tokenizer, callable.collect(), calls));
@@ -124,7 +124,7 @@ impl ToolOptions {
             single,
             rules: rules.transpose()?,
             forced: is_forced,
-            signs: format.signs(tokenizer).into(),
+            signs: format.signs.clone(),
             format,
             tools: tools.into_iter().map(|tool| tool.nested).collect(),
         }))

@@ -251,7 +251,7 @@ impl Framed<'_> {
             Begins::Unclear => unclear = true,
             Begins::Not => {}
         }
-        for end in self.frame.ends() {
+        for end in self.frame.ends().into_iter().take(1) {
             match begins(text, end) {
                 Begins::With(_) => return Follows::End,
                 Begins::Unclear => unclear = true,

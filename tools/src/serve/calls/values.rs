@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::frame::{Middle, Notation, Tags};
 use super::types::Kinds;
-use super::writer::{Member, Sequence, TEXT, Writer, json_of, quoted};
+use super::writer::{Member, Sequence, Writer, json_of, quoted};
 
 /// Maximum nesting of values that keep the family's notation; deeper ones are JSON.
 const MAX_DEPTH: usize = 6;
@@ -48,7 +48,7 @@ impl Parameters<'_> {
 
     /// Properties: name, schema, and whether each is required. `None` if the schema names none.
     fn properties(&self) -> Option<Vec<Property<'_>>> {
-        properties(self.schema, self.schema)
+        properties(self.schema)
     }
 
     fn tagged(&self, tags: &Tags, writer: &Writer<'_>) -> String {
@@ -147,12 +147,9 @@ struct Property<'a> {
 }
 
 /// The properties of an object's schema.
-fn properties<'a>(schema: &'a Value, root: &'a Value) -> Option<Vec<Property<'a>>> {
+fn properties(schema: &Value) -> Option<Vec<Property<'_>>> {
     let required = schema["required"].as_array();
-    let properties = schema
-        .get("properties")
-        .or_else(|| root.get(""))
-        .and_then(Value::as_object)?;
+    let properties = schema.get("properties").and_then(Value::as_object)?;
     let all = properties.iter().map(|(name, schema)| Property {
         name,
         schema,
@@ -368,7 +365,7 @@ impl Values<'_> {
                     format!("\"[\" (({item}) ({comma} ({item}))*)? \"]\"")
                 }
             },
-            _ => match properties(schema, &Value::Null) {
+            _ => match properties(schema) {
                 None => "anymap".to_owned(),
                 Some(all) => self.object(name, &all, depth),
             },

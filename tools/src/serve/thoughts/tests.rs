@@ -3,13 +3,13 @@
 use emberflow_engine::Constraint;
 use serde_json::{Value, json};
 
-use super::super::calls::{Part, ToolOptions};
+use super::super::calls::{CallFormat, Part, ToolOptions};
 use super::super::rules::Rules;
 use super::super::rules::tests::{compiled_behind, demo};
 use super::{Opening, Reading, ReasoningFormat, ReasoningOptions};
 
 /// Reasoning, answer, and calls with their arguments.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Read {
     thoughts: String,
     answer: String,
@@ -31,7 +31,8 @@ fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
     let (model, _) = demo();
     let tools = json!({"tools": [{"type": "function", "function": {"name": "get"}}]});
     let calls: ToolOptions = serde_json::from_value(tools).unwrap();
-    let plan = calls.plan(template, model.tokenizer()).unwrap().unwrap();
+    let format = CallFormat::of(template, &[], &|_| None);
+    let plan = calls.plan(&format, model.tokenizer()).unwrap().unwrap();
     let mut reading = Reading::new(Opening::behind(prompt, template), Some(plan.reader()));
     let chars: Vec<char> = text.chars().collect();
     let mut parts = Vec::new();
@@ -54,7 +55,7 @@ fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
 
 #[test]
 fn pieces_of_any_length_give_the_same_thoughts() {
-    const THINK: &str = "{% if enable_thinking %}<think>\n{% endif %}</think>";
+    const THINK: &str = "<tool_call>{% if enable_thinking %}<think>\n{% endif %}</think>";
     let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
     for length in [1, 2, 5, 1000] {
         let think = |prompt: &str, text: &str| read(THINK, prompt, text, length);
@@ -135,6 +136,30 @@ fn messages_of_solar_open_are_thoughts_answers_and_calls() {
         let calls = "<|tool_calls|><|tool_call:begin|>a<|tool_call:end|>";
         let text = format!("<|think|>I<|end|><|begin|>assistant{calls}");
         assert_eq!(solar(&text), Read::new("I", calls));
+    }
+}
+
+/// A call ends a reasoning that is not closed; one in a reasoning that is closed later is only considered.
+#[test]
+fn calls_end_thoughts_that_are_not_closed() {
+    const THINK: &str = "<think><tool_call>";
+    let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let mut called = Read::new("I look.", "");
+    called
+        .calls
+        .push(("get".to_owned(), "{\"a\": 1}".to_owned()));
+    for length in [1, 2, 5, 1000] {
+        let think = |text: &str| read(THINK, "Q<think>\n", text, length);
+        assert_eq!(think(&format!("I look.\n{call}")), called);
+        let draft = Read::new(&format!("I could {call} it."), "No.");
+        assert_eq!(think(&format!("I could {call} it.</think>No.")), draft);
+        let mention = Read::new("I write <tool_call> then", "");
+        assert_eq!(think("I write <tool_call> then"), mention);
+        // The call after the reasoning counts, the one in it does not.
+        let text = format!("I could {call}\n</think>\n{call}");
+        let mut both = called.clone();
+        both.thoughts = format!("I could {call}");
+        assert_eq!(think(&text), both);
     }
 }
 
