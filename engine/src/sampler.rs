@@ -25,7 +25,7 @@ pub struct Sampling {
     /// Keep only the `k` most likely tokens; 0 = all.
     pub top_k: usize,
     /// Keep the smallest set of most likely tokens with at least this probability mass (nucleus); 1
-    /// = all.
+    /// = all, 0 = the most likely one.
     #[serde(serialize_with = "as_written")]
     pub top_p: f32,
     /// Drop tokens whose probability is below this share of the largest; 0 = none.
@@ -164,7 +164,7 @@ impl Sampling {
         let t = self.temperature;
         check(t.is_finite() && t >= 0.0, "temperature", t, "0 or more")?;
         let p = self.top_p;
-        check(p > 0.0 && p <= 1.0, "top-p", p, "above 0 and at most 1")?;
+        check((0.0..=1.0).contains(&p), "top-p", p, "between 0 and 1")?;
         let m = self.min_p;
         check((0.0..=1.0).contains(&m), "min-p", m, "between 0 and 1")?;
         let p = self.typical_p;
@@ -534,7 +534,8 @@ mod tests {
     #[test]
     fn the_nucleus_is_drawn_whole() {
         let logits = [0.5f32, 0.3, 0.2].map(libm::logf);
-        for (top_p, size) in [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3)] {
+        for (top_p, size) in [(0.0, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3)] {
+            assert!(with(|s| s.top_p = top_p).validate().is_ok());
             let mut s = Sampler::new(with(|s| (s.top_p, s.seed) = (top_p, 3)), 3);
             let drawn = (0..400).map(|_| s.sample(&logits, &[]));
             let drawn: std::collections::BTreeSet<u32> = drawn.collect();

@@ -20,11 +20,20 @@ def main():
     found = client.generate("demo", "The borrow checker", raw=True, options=OPTIONS)
     parts = client.generate("demo", "The borrow checker", raw=True, options=OPTIONS, stream=True)
     assert "".join(part.response for part in parts) == found.response
+    told = client.chat("demo", CHAT, options=OPTIONS, logprobs=True, top_logprobs=2)
+    assert "".join(token.token for token in told.logprobs) == told.message.content == text, told
+    assert all(len(token.top_logprobs) == 2 for token in told.logprobs), told
+    first = client.generate("demo", "What is a vector?", options=OPTIONS)
+    after = client.generate("demo", "Why?", options=OPTIONS, context=first.context)
+    assert after.prompt_eval_count > len(first.context) == first.prompt_eval_count + first.eval_count - 1, first
     embedded = client.embed("demo", ["A vector", "A trait"])
     assert [round(sum(value**2 for value in one), 4) for one in embedded.embeddings] == [1, 1], embedded
     assert len(client.embeddings("demo", "A vector").embedding) == len(embedded.embeddings[0])
     assert [model.model for model in client.list().models] == ["demo"]
-    assert client.show("demo").details.family == "llama"
+    shown = client.show("demo")
+    assert shown.details.family == shown.modelinfo["general.architecture"] == "llama"
+    assert shown.modelinfo["llama.context_length"] == client.ps().models[0].context_length
+    assert client.ps().models[0].digest == client.list().models[0].digest
     print("the Ollama client is content")
 
 

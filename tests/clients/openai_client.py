@@ -50,6 +50,37 @@ def responses(client, text):
     assert final.usage.total_tokens == whole.usage.total_tokens
 
 
+def stored(client):
+    """A response is kept, continued, and deleted; a custom tool is called with a text."""
+    ask = {"model": "demo", "max_output_tokens": 16, "temperature": 0}
+    first = client.responses.create(input="What is a vector?", metadata={"run": "7"}, **ask)
+    assert first.metadata == {"run": "7"} and first.usage.output_tokens_details.reasoning_tokens == 0, first
+    whole = client.responses.create(
+        input=CHAT + [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Why?"}], **ask
+    )
+    again = client.responses.create(input="Why?", previous_response_id=first.id, **ask)
+    assert again.output_text == whole.output_text and again.previous_response_id == first.id, again
+    assert client.responses.retrieve(again.id).output_text == again.output_text
+    client.responses.delete(again.id)
+    for call in (
+        lambda: client.responses.retrieve(again.id),
+        lambda: client.responses.create(input="Why?", previous_response_id=again.id, **ask),
+    ):
+        try:
+            call()
+        except openai.NotFoundError as found:
+            assert again.id in found.body["message"], found
+        else:
+            raise AssertionError("no NotFoundError")
+    ask |= {"input": CHAT, "max_output_tokens": 60, "tool_choice": {"type": "custom", "name": "note"}}
+    ask["tools"] = [{"type": "web_search"}, {"type": "custom", "name": "note", "description": "Notes."}]
+    item = client.responses.create(**ask).output[0]
+    assert item.type == "custom_tool_call" and item.name == "note" and item.input, item
+    with client.responses.stream(**ask) as stream:
+        inputs = [event.delta for event in stream if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(inputs) == item.input, inputs
+
+
 def completions(client):
     """Texts, several at once, with seeds, stop strings and the prompt's log-probabilities."""
     texts = client.completions.create(
@@ -180,6 +211,7 @@ with openai.OpenAI(base_url=URL, api_key="secret", max_retries=0) as client:
     assert [model.id for model in client.models.list()] == ["demo"]
     answer = chat(client)
     responses(client, answer)
+    stored(client)
     completions(client)
     embeddings(client)
     structured(client)

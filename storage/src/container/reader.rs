@@ -152,6 +152,13 @@ impl Container {
         &self.superblock.geometry
     }
 
+    /// A hash that identifies the content: of the superblock, which holds the length of the file, the geometry and
+    /// the hashes of all directories, metadata and checksum tables.
+    #[must_use]
+    pub fn identity(&self) -> u128 {
+        xxhash_rust::xxh3::xxh3_128(&self.superblock.encode())
+    }
+
     /// Block format of the bundles, as given to the writer.
     #[must_use]
     pub fn bundle_dtype(&self) -> u32 {

@@ -1,11 +1,11 @@
-//! Requests of `/v1/chat/completions`, `/v1/completions` and `/v1/responses`.
+//! Requests of `/v1/chat/completions` and `/v1/completions`.
 //!
 //! `fields/` lists how each field is handled.
 
 use emberflow_engine::{Request, Text};
 use emberflow_models::chat::{Conversation, Message};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::bounds::{self, Bounds};
 use super::error::ApiError;
@@ -143,45 +143,6 @@ struct ContentPart {
     kind: String,
     text: Option<String>,
     thinking: Option<String>,
-}
-
-/// The text of a reasoning item's parts.
-fn joined(parts: &[ContentPart]) -> String {
-    parts
-        .iter()
-        .filter_map(|part| part.text.as_deref())
-        .collect()
-}
-
-/// `/v1/responses`
-#[derive(Debug, Deserialize)]
-pub struct ResponsesRequest {
-    input: ResponsesInput,
-    instructions: Option<String>,
-    text: Option<Value>,
-    /// Common fields.
-    #[serde(flatten)]
-    pub common: Common,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`input` must be a string or a list of items")]
-enum ResponsesInput {
-    Text(String),
-    Items(Vec<InItem>),
-}
-
-#[derive(Debug, Deserialize)]
-struct InItem {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    role: Option<String>,
-    content: Option<MessageContent>,
-    call_id: Option<String>,
-    name: Option<String>,
-    arguments: Option<String>,
-    output: Option<MessageContent>,
-    summary: Option<Vec<ContentPart>>,
 }
 
 /// `/v1/completions`
@@ -404,75 +365,7 @@ fn with_object(call: &Value) -> Value {
     call
 }
 
-impl InItem {
-    /// Appends the item to the conversation.
-    fn say(self, messages: &mut Vec<InMessage>) -> Result<(), ApiError> {
-        match (self.kind.as_deref(), self.role) {
-            (None | Some("message"), Some(role)) => match messages.last_mut() {
-                Some(last) if role == "assistant" && last.only_reasons() => {
-                    last.content = self.content;
-                }
-                _ => messages.push(InMessage::new(&role, self.content)),
-            },
-            (Some("function_call"), _) => {
-                let function = json!({"name": self.name, "arguments": self.arguments});
-                let call = json!({"id": self.call_id, "type": "function", "function": function});
-                match messages.last_mut() {
-                    // Consecutive calls belong to one assistant message.
-                    Some(last) if last.tool_calls.is_some() || last.only_reasons() => {
-                        last.tool_calls.get_or_insert_default().push(call);
-                    }
-                    _ => messages.push(InMessage {
-                        tool_calls: Some(vec![call]),
-                        ..InMessage::new("assistant", None)
-                    }),
-                }
-            }
-            (Some("function_call_output"), _) => messages.push(InMessage {
-                tool_call_id: self.call_id,
-                ..InMessage::new("tool", self.output)
-            }),
-            (Some("reasoning"), _) => {
-                let text = match (self.content, self.summary) {
-                    (Some(MessageContent::Text(text)), _) => text,
-                    (Some(MessageContent::Parts(parts)), _) => joined(&parts),
-                    (None, summary) => joined(&summary.unwrap_or_default()),
-                };
-                // It belongs to the assistant message that follows.
-                messages.push(InMessage {
-                    reasoning_content: Some(text),
-                    ..InMessage::new("assistant", None)
-                });
-            }
-            _ => {
-                let message =
-                    "only messages, function calls and function call outputs are supported";
-                return Err(ApiError::param("input", message));
-            }
-        }
-        Ok(())
-    }
-}
-
 impl InMessage {
-    fn new(role: &str, content: Option<MessageContent>) -> Self {
-        Self {
-            role: role.to_owned(),
-            content,
-            tool_calls: None,
-            tool_call_id: None,
-            name: None,
-            reasoning_content: None,
-            more: Map::new(),
-        }
-    }
-
-    /// Whether the message contains reasoning only, so that it continues with the next item.
-    fn only_reasons(&self) -> bool {
-        let rest = self.content.is_none() && self.tool_calls.is_none();
-        rest && self.reasoning_content.is_some()
-    }
-
     /// Converts the message for the template. `developer`: whether the template knows this role.
     fn message(&self, developer: bool) -> Result<Message, ApiError> {
         let mut thoughts = String::new();
@@ -528,38 +421,6 @@ impl InMessage {
             message.set("tool_calls", calls.collect());
         }
         Ok(message)
-    }
-}
-
-impl ResponsesRequest {
-    /// Converts the request to a chat.
-    pub fn chat(mut self) -> Result<ChatRequest, ApiError> {
-        if let Some(format) = self.text.as_mut().and_then(|text| text.get_mut("format")) {
-            self.common.rules.set_format(format.take());
-        }
-        let mut messages = Vec::new();
-        if let Some(instructions) = self.instructions {
-            messages.push(InMessage::new(
-                "system",
-                Some(MessageContent::Text(instructions)),
-            ));
-        }
-        match self.input {
-            ResponsesInput::Text(text) => {
-                messages.push(InMessage::new("user", Some(MessageContent::Text(text))))
-            }
-            ResponsesInput::Items(items) => {
-                for item in items {
-                    item.say(&mut messages)?;
-                }
-            }
-        }
-        Ok(ChatRequest {
-            messages,
-            continue_final_message: None,
-            add_generation_prompt: None,
-            common: self.common,
-        })
     }
 }
 

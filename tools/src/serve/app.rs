@@ -16,6 +16,7 @@ use super::calls::CallFormat;
 use super::error::ApiError;
 use super::rules::{Compiler, Preface, Rules};
 use super::shared::Shared;
+use super::stored::ResponseStore;
 use super::worker::Job;
 use crate::template::Renderer;
 
@@ -49,6 +50,10 @@ pub struct App {
     pub readers: Arc<Semaphore>,
     /// Maximum bytes of a body.
     pub body_limit: usize,
+    /// Finished responses.
+    pub responses: Arc<ResponseStore>,
+    /// A hash of the model file, as Ollama's clients expect one.
+    pub digest: String,
     /// API key.
     pub key: Option<String>,
     /// Additional CORS origin.

@@ -62,6 +62,27 @@ impl ApiError {
         }
     }
 
+    /// 400: no model that this server runs can do this. Not 501, at which clients try again.
+    pub fn unsupported(message: impl ToString) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "not_supported_error", message)
+    }
+
+    /// The same error, about this parameter.
+    pub fn with_param(self, param: &'static str) -> Self {
+        Self {
+            param: Some(param),
+            ..self
+        }
+    }
+
+    /// The same error, with the parameter `to` instead of `from`.
+    pub fn renamed(self, from: &str, to: &'static str) -> Self {
+        let param = self
+            .param
+            .map(|param| if param == from { to } else { param });
+        Self { param, ..self }
+    }
+
     /// 401: missing or wrong API key.
     pub fn key() -> Self {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`";

@@ -1,4 +1,4 @@
-//! Builds responses from the engine's output.
+//! Builds responses of chats and completions from the engine's output.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -10,15 +10,13 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::api::Kind;
 use super::app::App;
 use super::calls::Part;
-use super::error::{ApiError, Plain};
+use super::error::ApiError;
 use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::reply::{Call, CallPiece, Choice};
 use super::submit::{GenerateRequest, PING, Pending, submit};
 use super::worker::Out;
-use super::{ollama, responses};
 
 /// Waits for a request's output, or streams it.
 ///
@@ -31,25 +29,11 @@ pub async fn respond(
 ) -> Result<Response, ApiError> {
     let streams = asked.common.stream == Some(true);
     let with_usage = asked.common.include_usage();
-    let kind = asked.kind;
     let pending = submit(&app, asked, permit)?;
-    let ollama = matches!(kind, Kind::OllamaChat | Kind::OllamaGenerate);
-    let answer = async move {
-        match kind {
-            Kind::Response => responses::respond(pending, streams).await,
-            _ if ollama => ollama::respond(pending, streams).await,
-            _ if streams => Ok(streamed(pending, with_usage)),
-            _ => whole(pending).await,
-        }
-    };
-    // White space is ignored between lines of JSON.
-    let probe = if ollama { b" " } else { COMMENT };
     if streams {
-        Ok(stream_with_probes(answer.await?, probe))
-    } else if ollama {
-        json_with_probes(answer, |why| Plain::from(why).into_response()).await
+        Ok(stream_with_probes(streamed(pending, with_usage), COMMENT))
     } else {
-        json_with_probes(answer, ApiError::into_response).await
+        json_with_probes(whole(pending), ApiError::into_response).await
     }
 }
 
@@ -76,9 +60,9 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 index,
                 text,
                 log_probs: more,
-                ..
+                tokens,
             }) => {
-                for part in pending.parts(index, text) {
+                for part in pending.parts(index, &text, tokens) {
                     choices[index].take(part, |call| pending.call_id(index, call));
                 }
                 log_probs[index].extend(more);
@@ -167,14 +151,14 @@ impl ChunkStream {
                 index,
                 text,
                 log_probs,
-                ..
+                tokens,
             }) => {
                 self.pending.texts[index].log_probs.extend(log_probs);
                 // A piece without text only carries log-probabilities.
                 let parts = if text.is_empty() {
                     vec![Part::Text(text)]
                 } else {
-                    self.pending.parts(index, text)
+                    self.pending.parts(index, &text, tokens)
                 };
                 for part in parts {
                     self.part(index, part);

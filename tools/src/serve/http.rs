@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::api::{ChatRequest, Common, CompletionRequest, Kind, ResponsesRequest};
+use super::api::{ChatRequest, Common, CompletionRequest, Kind};
 use super::app::{App, RequestPermits};
 use super::calls::Plan;
 use super::error::{ApiError, Plain, Typed};
@@ -51,7 +51,8 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
     let v1 = Router::new()
         .route("/chat/completions", post(chat))
         .route("/completions", post(completion))
-        .route("/responses", post(responses))
+        .route("/rerank", post(rerank))
+        .route("/reranking", post(rerank))
         .route("/models", get(models));
     Router::new()
         .merge(v1.clone())
@@ -147,7 +148,7 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-        let methods = HeaderValue::from_static("GET, POST");
+        let methods = HeaderValue::from_static("GET, POST, DELETE");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
         // Clients send custom headers, such as their system and version.
         if let Some(names) = wanted {
@@ -225,19 +226,8 @@ async fn chat(
     converse(app, &headers, request, Kind::Chat, held).await
 }
 
-async fn responses(
-    State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let permit = app.permit()?;
-    let (request, reader) = read_fields::<ResponsesRequest>(on::RESPONSE, &app, body).await?;
-    let held = RequestPermits { permit, reader };
-    converse(app, &headers, request.chat()?, Kind::Response, held).await
-}
-
 /// Answers a chat.
-pub async fn converse(
+async fn converse(
     app: Arc<App>,
     headers: &HeaderMap,
     request: ChatRequest,
@@ -344,7 +334,7 @@ async fn completion(
 }
 
 /// Answers a completion.
-pub async fn complete(
+async fn complete(
     app: Arc<App>,
     headers: HeaderMap,
     request: CompletionRequest,
@@ -404,6 +394,15 @@ pub async fn continuation(
     let texts = asked.prompts.len() * asked.common.samples();
     asked.constraint = app.held(rules, None, texts, proactive).await?;
     Ok(asked)
+}
+
+/// Generative models have no head that ranks documents.
+async fn rerank(body: Body) -> ApiError {
+    // Clients read no response before they have sent the whole body.
+    let _ = tokio::time::timeout(BODY_TIME, collect(body, 0)).await;
+    ApiError::unsupported(
+        "this server cannot rerank: its model generates text and has no ranking head; compare the embeddings of query and documents (/v1/embeddings), or ask for a ranking in /v1/chat/completions",
+    )
 }
 
 /// The class in the header, if any.

@@ -30,6 +30,16 @@ pub enum LogProbsJson {
     },
 }
 
+impl LogProbsJson {
+    /// The tokens of a chat.
+    pub fn tokens(self) -> Vec<TokenJson> {
+        match self {
+            Self::Chat { content } => content,
+            Self::Text { .. } => Vec::new(),
+        }
+    }
+}
+
 /// A token of a chat.
 #[derive(Debug, Clone, Serialize)]
 pub struct TokenJson {

@@ -65,7 +65,7 @@ impl MessageReply {
                 self.pending.usage.cached += cached;
                 Vec::new()
             }
-            Some(Out::Text { text, .. }) => self.pending.parts(0, text),
+            Some(Out::Text { text, tokens, .. }) => self.pending.parts(0, &text, tokens),
             Some(Out::Done { end, tokens, .. }) => {
                 self.pending.usage.completion += tokens;
                 let (rest, _) = self.pending.rest(0, end.stopped());

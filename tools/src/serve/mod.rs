@@ -34,7 +34,10 @@ mod openapi;
 mod page;
 mod peer;
 mod reply;
+mod response_items;
+mod response_tools;
 mod responses;
+mod responses_api;
 mod rules;
 mod sampling;
 pub mod schedule;
@@ -43,6 +46,7 @@ mod snapshot;
 pub mod spoken;
 mod stats;
 pub mod stops;
+mod stored;
 mod submit;
 mod thoughts;
 mod turn;
@@ -69,6 +73,7 @@ use self::app::App;
 use self::calls::CallFormat;
 use self::connections::Routers;
 use self::shared::Shared;
+use self::stored::ResponseStore;
 use self::worker::Job;
 use crate::cli::ServeArgs;
 use crate::model::{Use, open_model, open_serving};
@@ -89,6 +94,9 @@ const READERS: usize = 1;
 const STACK: usize = 16 << 20;
 /// Additional connections for health checks, metrics and the web UI.
 const EXTRA_CONNECTIONS: usize = 32;
+/// Memory for finished responses: a constant part, and a part per byte of a body, so that the longest one fits.
+const STORE: usize = 1 << 20;
+const STORED_BODIES: usize = 2;
 /// Memory of the HTTP side without requests.
 const HTTP: u64 = 8 << 20;
 
@@ -129,6 +137,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let template = app.template.as_ref();
     let template = template.map_or(0, |template| template.memory(app.body_limit));
     let reserve = HTTP
+        + app.responses.limit() as u64
         + log_probs
         + template
         + grammars
@@ -199,6 +208,7 @@ fn app(
     let template = text.chat_template()?.map(Renderer::new);
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
+    let body_limit = BODY + BODY_PER_POSITION * context;
     Ok(Arc::new(App {
         shared,
         jobs,
@@ -214,7 +224,9 @@ fn app(
         compiler,
         permits: Arc::new(Semaphore::new(parallel + queue)),
         readers: Arc::new(Semaphore::new(READERS)),
-        body_limit: BODY + BODY_PER_POSITION * context,
+        body_limit,
+        responses: Arc::new(ResponseStore::new(STORE + STORED_BODIES * body_limit)),
+        digest: ollama_api::digest(model.container().identity()),
         key: args.api_key.clone(),
         origin: args.allow_origin.clone(),
         hosts: args
@@ -259,6 +271,7 @@ fn routes() -> axum::Router<Arc<App>> {
         embeddings::routes(),
         messages_api::routes(),
         native_api::routes(),
+        responses_api::routes(),
     ];
     (others.into_iter()).fold(ollama_api::routes(), axum::Router::merge)
 }

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use emberflow_engine::LogProbs;
 use emberflow_models::chat::date;
 use futures_util::stream;
 use serde_json::{Value, json};
@@ -29,14 +30,32 @@ struct OllamaReply {
     ended: bool,
     /// Tool calls so far.
     calls: Choice,
+    /// Log-probabilities that were not sent yet.
+    log_probs: Vec<LogProbs>,
+    history: Option<History>,
 }
 
-/// Waits for the text, or streams it.
+/// Tokens of a conversation, which a later request continues: `context` of `/api/generate`.
+#[derive(Debug, Default)]
+pub struct History {
+    /// Tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// The generated text, with its reasoning.
+    pub said: String,
+}
+
+/// Waits for the text, or streams it. `history`: return the tokens of the conversation.
 ///
 /// # Errors
 /// The request failed.
-pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiError> {
+pub async fn respond(
+    pending: Pending,
+    history: Option<History>,
+    streams: bool,
+) -> Result<Response, ApiError> {
     let mut answer = OllamaReply {
+        history,
+        log_probs: Vec::new(),
         pending,
         asked: Instant::now(),
         started: None,
@@ -54,6 +73,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, ApiErr
         all.text += &more.text;
         all.thoughts += &more.thoughts;
     }
+    all.log_probs = std::mem::take(&mut answer.log_probs);
     Ok(Json(answer.last(&all)).into_response())
 }
 
@@ -73,11 +93,12 @@ pub fn plain_name(name: &str) -> &str {
 struct OllamaPiece {
     text: String,
     thoughts: String,
+    log_probs: Vec<LogProbs>,
 }
 
 /// A part of a response, or a whole one.
 fn part(head: &Head, piece: &OllamaPiece) -> Value {
-    let OllamaPiece { text, thoughts } = piece;
+    let OllamaPiece { text, thoughts, .. } = piece;
     let mut part = json!({
         "model": head.model,
         "created_at": written(head.created),
@@ -113,9 +134,18 @@ impl OllamaReply {
                 self.started = Some(Instant::now());
                 self.pending.usage.cached += cached;
             }
-            Some(Out::Text { text, .. }) => {
+            Some(Out::Text {
+                text,
+                log_probs,
+                tokens,
+                ..
+            }) => {
                 self.first.get_or_insert_with(Instant::now);
-                let parts = self.pending.parts(0, text);
+                self.log_probs.extend(log_probs);
+                if let Some(history) = &mut self.history {
+                    history.said.push_str(&text);
+                }
+                let parts = self.pending.parts(0, &text, tokens);
                 return Ok(self.piece(parts));
             }
             Some(Out::Done { end, tokens, .. }) => {
@@ -139,16 +169,27 @@ impl OllamaReply {
         OllamaPiece {
             text: std::mem::take(&mut self.calls.text),
             thoughts: std::mem::take(&mut self.calls.thoughts),
+            log_probs: Vec::new(),
         }
     }
 
+    /// A part of the response with its log-probabilities.
+    fn part(&mut self, piece: &OllamaPiece) -> Value {
+        let mut part = part(&self.pending.head, piece);
+        if !piece.log_probs.is_empty() {
+            let tokens = self.pending.log_probs(0, &piece.log_probs).tokens();
+            part["logprobs"] = json!(tokens);
+        }
+        part
+    }
+
     /// The last part, or the whole response.
-    fn last(&self, piece: &OllamaPiece) -> Value {
+    fn last(&mut self, piece: &OllamaPiece) -> Value {
         let now = Instant::now();
         let started = self.started.unwrap_or(self.asked);
         let first = self.first.unwrap_or(now);
         let ns = |time: Duration| time.as_nanos() as u64;
-        let mut last = part(&self.pending.head, piece);
+        let mut last = self.part(piece);
         let call = |call: &Call| {
             let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
             json!({"function": {"name": call.name, "arguments": arguments}})
@@ -165,6 +206,11 @@ impl OllamaReply {
         last["prompt_eval_duration"] = ns(first - started).into();
         last["eval_count"] = self.pending.usage.completion.into();
         last["eval_duration"] = ns(now - first).into();
+        if let Some(History { prompt, said }) = self.history.take() {
+            // Known text: it encodes.
+            let said = self.pending.tokenizer().encode(&said, false);
+            last["context"] = json!([prompt, said.unwrap_or_default()].concat());
+        }
         last
     }
 
@@ -181,12 +227,14 @@ impl OllamaReply {
     async fn line(&mut self) -> Option<Value> {
         while !self.ended {
             match self.next().await {
-                Ok(piece) if !piece.text.is_empty() || !piece.thoughts.is_empty() => {
-                    return Some(part(&self.pending.head, &piece));
+                Ok(mut piece) if !piece.text.is_empty() || !piece.thoughts.is_empty() => {
+                    piece.log_probs = std::mem::take(&mut self.log_probs);
+                    return Some(self.part(&piece));
                 }
-                Ok(_) if self.stopped.is_some() => {
+                Ok(mut piece) if self.stopped.is_some() => {
                     self.ended = true;
-                    return Some(self.last(&OllamaPiece::default()));
+                    piece.log_probs = std::mem::take(&mut self.log_probs);
+                    return Some(self.last(&piece));
                 }
                 Ok(_) => {}
                 Err(why) => {

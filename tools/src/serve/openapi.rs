@@ -33,7 +33,13 @@ mod tests {
         let mut wanted = routes(include_str!("http.rs"));
         assert!(wanted.len() > 12, "{wanted:?}");
         // These have aliases.
-        for path in ["/chat/completions", "/completions", "/responses", "/models"] {
+        for path in [
+            "/chat/completions",
+            "/completions",
+            "/models",
+            "/rerank",
+            "/reranking",
+        ] {
             wanted.insert(format!("/v1{path}"));
         }
         for more in [
@@ -41,6 +47,7 @@ mod tests {
             include_str!("embeddings.rs"),
             include_str!("messages_api.rs"),
             include_str!("native_api.rs"),
+            include_str!("responses_api.rs"),
         ] {
             wanted.extend(routes(more));
         }
@@ -101,6 +108,7 @@ mod tests {
     #[test]
     fn every_field_is_described_and_no_other() {
         let (api, ollama) = (include_str!("api.rs"), include_str!("ollama_api.rs"));
+        let responses = include_str!("responses_api.rs");
         let common = &(&members(api, "Common")
             | &members(include_str!("rules/options.rs"), "ConstraintOptions"))
             | &members(include_str!("bounds.rs"), "TokenLimits");
@@ -113,7 +121,7 @@ mod tests {
         let embeddings = include_str!("embeddings.rs");
         for (name, on, source, shared) in [
             ("ChatRequest", on::CHAT, api, &with_tools),
-            ("ResponsesRequest", on::RESPONSE, api, &with_tools),
+            ("ResponsesRequest", on::RESPONSE, responses, &with_tools),
             ("CompletionRequest", on::TEXT, api, &common),
             (
                 "OllamaChatRequest",
@@ -148,7 +156,7 @@ mod tests {
         }
         for (name, source) in [
             ("InMessage", api),
-            ("InItem", api),
+            ("InItem", include_str!("response_items.rs")),
             ("ContentPart", api),
             ("Tokenize", http),
             ("Detokenize", http),

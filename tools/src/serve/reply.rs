@@ -29,6 +29,8 @@ pub struct Usage {
     pub cached: usize,
     /// Generated tokens.
     pub completion: usize,
+    /// Those of them that are reasoning.
+    pub reasoning: usize,
 }
 
 impl Usage {
@@ -39,6 +41,7 @@ impl Usage {
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         })
     }
 }

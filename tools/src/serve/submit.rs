@@ -14,7 +14,7 @@ use super::calls::{Part, Plan};
 use super::error::{ApiError, ContextSize};
 use super::log_probs::{LogProbsJson, LogProbsWriter, TokenSpan};
 use super::reply::{Head, Usage, reason};
-use super::thoughts::{Opening, Reading};
+use super::thoughts::{Opening, Reading, ThoughtTokens};
 use super::worker::{Job, Out};
 
 /// Interval between keep-alive comments of an idle stream.
@@ -84,6 +84,8 @@ pub struct TextState {
     pub offset: usize,
     /// Parser of reasoning and tool calls.
     pub reader: Option<Reading>,
+    /// Counts the tokens of its reasoning.
+    pub thoughts: ThoughtTokens,
     /// Log-probabilities that were not sent yet.
     pub log_probs: Vec<LogProbs>,
 }
@@ -148,7 +150,7 @@ pub fn submit(
         out,
         head: Head {
             kind: asked.kind,
-            id: id(app, asked.kind, number),
+            id: id(app, asked.kind, number)?,
             created: now(),
             model: app.model.clone(),
         },
@@ -200,17 +202,20 @@ fn signs(app: &App, asked: &GenerateRequest) -> Arc<[u32]> {
 }
 
 /// Response id for this number.
-fn id(app: &App, kind: Kind, number: u64) -> String {
+fn id(app: &App, kind: Kind, number: u64) -> Result<String, ApiError> {
     let created = app.created;
-    match kind {
+    Ok(match kind {
         Kind::Chat => format!("chatcmpl-{created:x}-{number:x}"),
         Kind::Text => format!("cmpl-{created:x}-{number:x}"),
-        // Anthropic and OpenAI clients expect underscores.
-        Kind::Response => format!("resp_{created:x}_{number:x}"),
+        // Who knows the id can read the stored response. Anthropic and OpenAI clients expect underscores.
+        Kind::Response => {
+            let random = || getrandom::u64().map_err(ApiError::failed);
+            format!("resp_{:016x}{:016x}", random()?, random()?)
+        }
         Kind::Message => format!("msg_{created:x}_{number:x}"),
         // These have no id.
         Kind::OllamaChat | Kind::OllamaGenerate | Kind::Embedding | Kind::Native => String::new(),
-    }
+    })
 }
 
 /// Checks that prompts are not empty and fit the context.
@@ -263,36 +268,35 @@ fn check_log_probs(asked: &GenerateRequest, request: &Request) -> Result<(), Api
     } else {
         refuse(format!(
             "up to {entries} log-probabilities were requested; a response may have \
-             {MAX_ENTRIES}; reduce `max_tokens` or the number per token"
+             {MAX_ENTRIES}; reduce `max_tokens` (`num_predict` in Ollama's API) or the number per token"
         ))
     }
 }
 
 impl Pending {
-    /// Parses a piece of a text.
-    pub fn parts(&mut self, index: usize, text: String) -> Vec<Part> {
-        match &mut self.texts[index].reader {
-            Some(reader) => reader.push(&text),
-            None => vec![Part::Text(text)],
-        }
+    /// Parses a piece of a text that has `tokens` tokens so far.
+    pub fn parts(&mut self, index: usize, piece: &str, tokens: usize) -> Vec<Part> {
+        let text = &mut self.texts[index];
+        let Some(reader) = &mut text.reader else {
+            return vec![Part::Text(piece.to_owned())];
+        };
+        let parts = reader.push(piece);
+        self.usage.reasoning += text.thoughts.take(tokens, &parts, reader.holds());
+        parts
     }
 
     /// Ends a text: its last parts, and the finish reason.
     pub fn rest(&mut self, index: usize, stopped: bool) -> (Vec<Part>, &'static str) {
-        match &mut self.texts[index].reader {
-            Some(reader) => {
-                let rest = reader.finish(!stopped);
-                let called = stopped && reader.calls() > 0;
-                (
-                    rest,
-                    if called {
-                        "tool_calls"
-                    } else {
-                        reason(stopped)
-                    },
-                )
-            }
-            None => (Vec::new(), reason(stopped)),
+        let text = &mut self.texts[index];
+        let Some(reader) = &mut text.reader else {
+            return (Vec::new(), reason(stopped));
+        };
+        let rest = reader.finish(!stopped);
+        self.usage.reasoning += text.thoughts.rest(&rest);
+        if stopped && reader.calls() > 0 {
+            (rest, "tool_calls")
+        } else {
+            (rest, reason(stopped))
         }
     }
 

@@ -126,6 +126,7 @@ fn sample(field: &Field, on: u16) -> Value {
         "tool_choice" => json!("auto"),
         "response_format" => json!({"type": "text"}),
         "text" => json!({"format": {"type": "text"}}),
+        "include" => json!(["reasoning.encrypted_content"]),
         "stream_options" => json!({"include_usage": true}),
         "structured_outputs" => json!({"choice": ["a", "b"]}),
         "guided_choice" => json!(["a", "b"]),
@@ -156,6 +157,14 @@ fn sample(field: &Field, on: u16) -> Value {
         (Value::Null, Type::Object) => json!({"a": 1}),
         (Value::Null, Type::Any) => json!(2),
         (given, _) => given,
+    }
+}
+
+/// A value of another type.
+fn wrong(field: &Field) -> Value {
+    match field.kind {
+        Type::Text => json!({}),
+        _ => json!("wrong"),
     }
 }
 
@@ -203,21 +212,30 @@ fn every_field_does_what_the_table_says() {
         for field in TABLE.iter().filter(|field| field.on & request.on != 0) {
             let line = format!("{} of {}", field.name, request.path);
             let send = |value: Value| post(&server, &request, &with(&request, field.name, value));
-            let reply = send(sample(field, request.on));
+            let reply = send(match field.name {
+                "previous_response_id" => plain.json()["id"].take(),
+                _ => sample(field, request.on),
+            });
             match field.does {
                 Does::Refused(_) => refused(&reply, field.name, &line),
                 Does::Harmless(_) => {
                     assert_eq!(reply.status, 200, "{line}: {}", reply.body);
                     assert_eq!(text(&reply), wanted, "{line} changes the text");
                 }
+                Does::Returned(_) => {
+                    assert_eq!(reply.status, 200, "{line}: {}", reply.body);
+                    assert_eq!(text(&reply), wanted, "{line} changes the text");
+                    assert_eq!(
+                        reply.json()[field.name],
+                        sample(field, request.on),
+                        "{line}"
+                    );
+                    refused(&send(wrong(field)), field.name, &line);
+                }
                 Does::Honoured | Does::As(_) => {
                     assert_eq!(reply.status, 200, "{line}: {}", reply.body);
                     if field.kind != Type::Any {
-                        let wrong = match field.kind {
-                            Type::Text => json!({}),
-                            _ => json!("wrong"),
-                        };
-                        refused(&send(wrong), field.name, &line);
+                        refused(&send(wrong(field)), field.name, &line);
                     }
                 }
             }

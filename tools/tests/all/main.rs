@@ -29,6 +29,7 @@ mod plan;
 mod profile;
 mod prune_outliers;
 mod real_model;
+mod responses;
 mod run;
 mod seccomp;
 mod serve;

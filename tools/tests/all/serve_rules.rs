@@ -556,6 +556,12 @@ fn thoughts(server: &Server) {
     assert_eq!(message["content"], "");
     let thought = message["reasoning_content"].as_str().unwrap().to_owned();
     assert!(!thought.is_empty());
+    let usage = server.post(CHAT, &body).json()["usage"].take();
+    let counted = &usage["completion_tokens_details"]["reasoning_tokens"];
+    assert_eq!(
+        (counted, &usage["completion_tokens"]),
+        (&json!(6), &json!(6))
+    );
     body["stream"] = json!(true);
     let reply = server.post(CHAT, &body);
     let mut streamed = String::new();
@@ -582,6 +588,11 @@ fn thoughts(server: &Server) {
         .as_str()
         .unwrap();
     assert!(!said.is_empty() && response["output"][1]["type"] == "message");
+    let usage = &response["usage"];
+    assert_eq!(
+        usage["output_tokens_details"],
+        json!({"reasoning_tokens": 6})
+    );
     let asked = json!({"messages": [{"role": "user", "content": "A"}], "think": true, "stream": false,
         "options": {"num_predict": 6, "temperature": 0}});
     let message = server.post("/api/chat", &asked).json()["message"].take();

@@ -1,8 +1,8 @@
 //! How each request field is handled.
 //!
 //! [`TABLE`] lists the fields of the APIs of OpenAI, vLLM, llama.cpp, Ollama and Anthropic: honoured, ignored without
-//! harm, or rejected by name. [`take`] checks a body against it before anything else parses the body. docs/serve.md
-//! shows the table, and a test sends every field in it.
+//! harm, only returned, or rejected by name. [`take`] checks a body against it before anything else parses the body.
+//! docs/serve.md shows the table, and a test sends every field in it.
 
 mod table;
 
@@ -94,6 +94,8 @@ pub enum Does {
     As(&'static str),
     /// Ignored, for this reason.
     Harmless(&'static str),
+    /// Returned in the response, and otherwise ignored, for this reason.
+    Returned(&'static str),
     /// Rejected, with a hint if there is an alternative.
     Refused(&'static str),
 }
@@ -139,7 +141,7 @@ impl Field {
         match self.does {
             Does::Harmless(_) => Ok(None),
             Does::Refused(instead) => Err(self.refusal(instead)),
-            Does::Honoured | Does::As(_) => self.typed(text).map(Some),
+            Does::Honoured | Does::As(_) | Does::Returned(_) => self.typed(text).map(Some),
         }
     }
 
@@ -216,6 +218,7 @@ pub fn markdown() -> String {
             Does::Honoured => "honoured".to_owned(),
             Does::As(name) => format!("as `{name}`"),
             Does::Harmless(why) => format!("ignored: {why}"),
+            Does::Returned(why) => format!("returned: {why}"),
             Does::Refused(instead) => {
                 let mut here = "refused".to_owned();
                 if !off.is_empty() {

@@ -1,7 +1,7 @@
 //! The table of request fields, one line per field. A name with different meanings in different requests has a line
 //! for each.
 
-use super::Does::{As, Harmless, Honoured, Refused};
+use super::Does::{As, Harmless, Honoured, Refused, Returned};
 use super::Type::{Any, Count, Flag, List, Number, Object, Text, Whole};
 use super::of::{A, E, L, N, O, V};
 use super::on::{
@@ -49,17 +49,17 @@ pub const TABLE: &[Field] = &[
     f("echo", Flag, CHAT, V | L, Refused("")).off(&["false"]),
     f("suffix", Text, TEXT | OLLAMA_GENERATE, O | V | A, Honoured).off(&["\"\""]),
     f("images", List, OLLAMA_GENERATE, A, Refused("this server cannot process images")).off(&["[]"]),
-    f("context", List, OLLAMA_GENERATE, A, Refused("use /api/chat with `messages`")).off(&["[]"]),
+    f("context", List, OLLAMA_GENERATE, A, Honoured).off(&["[]"]),
     f("template", Text, OLLAMA_GENERATE, A, Refused("the model's own chat template is used")).off(&["\"\""]),
-    f("previous_response_id", Any, RESPONSE, O, Refused("responses are not stored: send the whole conversation as `input`")),
-    f("conversation", Any, RESPONSE, O, Refused("responses are not stored: send the whole conversation as `input`")),
+    f("previous_response_id", Text, RESPONSE, O, Honoured),
+    f("conversation", Any, RESPONSE, O, Refused("use `previous_response_id`")),
     f("add_generation_prompt", Flag, CHAT, V | L, Honoured).off(&["true"]),
     f("continue_final_message", Any, CHAT, V | L, Honoured),
     f("add_special_tokens", Flag, CHAT, V, Honoured).off(&["false"]),
     f("add_special_tokens", Flag, COMPLETION, V, Honoured).off(&["true"]),
     f("truncate_prompt_tokens", Whole, OLD, V, Honoured),
     f("truncation_side", Text, OLD, V, Refused("")).off(&["\"left\""]),
-    f("truncation", Text, RESPONSE, O, Refused("prompts that exceed the context are rejected")).off(&["\"disabled\""]),
+    f("truncation", Text, RESPONSE, O, Harmless("prompts that exceed the context are rejected")),
     f("truncate", Flag, OLLAMA, A, Harmless("prompts that exceed the context are rejected")),
     f("truncate", Flag, OLLAMA_EMBED, A, Honoured),
     f("truncate_prompt_tokens", Whole, EMBEDDING, V, Refused("inputs that exceed the context are rejected")),
@@ -75,7 +75,7 @@ pub const TABLE: &[Field] = &[
     f("include_reasoning", Flag, CHAT, V, Refused("")).off(&["true"]),
     f("reasoning_format", Text, CHAT | RESPONSE, L, Honoured),
     f("prediction", Object, CHAT, O, Harmless("only a hint for speed")),
-    f("verbosity", Text, CHAT, O, Refused("ask for it in a message")).off(&["\"medium\""]),
+    f("verbosity", Text, CHAT, O, Harmless("only a hint; ask for it in a message")),
     f("prompt_embeds", Any, COMPLETION, V, Refused("")),
     // Length, number of texts, end conditions.
     f("max_tokens", Count, OPEN, O | V | L, Honoured).off(&["-1"]),
@@ -168,7 +168,7 @@ pub const TABLE: &[Field] = &[
     f("tools", List, COMPLETION, E, Refused("completions do not support tools; use /v1/chat/completions")).off(&["[]"]),
     f("tool_choice", Any, CHAT | RESPONSE | MESSAGE, O | V | L | N, Honoured),
     f("parallel_tool_calls", Flag, CHAT | RESPONSE, O | V | L, Honoured),
-    f("max_tool_calls", Count, RESPONSE, O, Harmless("the server runs no tools")),
+    f("max_tool_calls", Count, RESPONSE, O, Returned("the server runs no tools")),
     f("functions", List, CHAT, O, Refused("use `tools`")).off(&["[]"]),
     f("function_call", Any, CHAT, O, Refused("use `tool_choice`")).off(&["\"none\"", "\"auto\""]),
     f("parse_tool_calls", Flag, CHAT, L, Refused("")).off(&["true"]),
@@ -180,11 +180,10 @@ pub const TABLE: &[Field] = &[
     f("stream_options", Object, OPEN, O | V | L, Honoured),
     f("stream_interval", Count, OLD, V, Harmless("each token is sent immediately")),
     f("logprobs", Any, OLD, O | V | L, Honoured),
-    f("logprobs", Flag, OLLAMA, A, Refused("use /v1/chat/completions")).off(&["false"]),
-    f("top_logprobs", Count, CHAT, O | V | L, Honoured),
+    f("logprobs", Flag, OLLAMA, A, Honoured),
+    f("top_logprobs", Count, CHAT | RESPONSE, O | V | L, Honoured),
     f("top_logprobs", Count, COMPLETION, E, Refused("use `logprobs`, which is a number in completions")).off(&["0"]),
-    f("top_logprobs", Count, RESPONSE, O | V, Refused("use /v1/chat/completions")).off(&["0"]),
-    f("top_logprobs", Count, OLLAMA, A, Refused("use /v1/chat/completions")).off(&["0"]),
+    f("top_logprobs", Count, OLLAMA, A, Honoured),
     f("n_probs", Count, TEXT, L, As("logprobs")).off(&["0"]),
     f("n_probs", Count, OWN, L, Honoured).off(&["0"]),
     f("n_probs", Count, CHAT, L, Refused("use `logprobs` and `top_logprobs`")).off(&["0"]),
@@ -208,7 +207,7 @@ pub const TABLE: &[Field] = &[
     f("normalize", Flag, EMBEDDING, V, Refused("embeddings are normalized to length 1")).off(&["true"]),
     f("timings_per_token", Flag, OPEN, L, Harmless("see /stats")),
     f("verbose", Flag, OPEN, L, Harmless("see /stats")),
-    f("include", List, RESPONSE, O | V, Harmless("there is no such content")),
+    f("include", List, RESPONSE, O | V, Honoured),
     // Other modalities.
     f("modalities", List, CHAT, O, Refused("output is text only")).off(&["[\"text\"]"]),
     f("audio", Object, CHAT, O, Refused("output is text only")),
@@ -244,7 +243,8 @@ pub const TABLE: &[Field] = &[
     f("options", Object, OLLAMA, A, Honoured),
     f("options", Object, OLLAMA_EMBED | OLLAMA_EMBEDDING, A, Harmless("there is no sampling")),
     f("cache_control", Object, MESSAGE, N, Harmless("prefix caching is always on")),
-    f("prompt_cache_key", Text, CHAT | RESPONSE, O, Harmless("only used by load balancers")),
+    f("prompt_cache_key", Text, CHAT, O, Harmless("only used by load balancers")),
+    f("prompt_cache_key", Text, RESPONSE, O, Returned("only used by load balancers")),
     f("prompt_cache_options", Object, CHAT | RESPONSE, O, Harmless("prefix caching is always on")),
     f("prompt_cache_retention", Text, CHAT | RESPONSE, O, Harmless("prefix caching is always on")),
     f("kv_transfer_params", Object, OLD, V, Refused("")).off(&["{}"]),
@@ -257,11 +257,15 @@ pub const TABLE: &[Field] = &[
     f("access_programs", Any, RESPONSE, O, Refused("")).off(&["[]"]),
     f("moderation", Any, CHAT | RESPONSE, O, Refused("")),
     f("service_tier", Text, CHAT | RESPONSE | MESSAGE, O | N, Harmless("there is only one")),
-    f("store", Flag, CHAT | RESPONSE, O, Harmless("nothing is stored")),
+    f("store", Flag, CHAT, O, Harmless("chats are not stored")),
+    f("store", Flag, RESPONSE, O, Honoured),
     // Identification of the client.
-    f("user", Text, OPEN | EMBEDDING, O | V, Harmless("only identifies a user")),
-    f("metadata", Object, CHAT | RESPONSE | MESSAGE, O | N, Harmless("only used by the client")),
-    f("safety_identifier", Text, CHAT | RESPONSE, O, Harmless("only identifies a user")),
+    f("user", Text, OLD | EMBEDDING, O | V, Harmless("only identifies a user")),
+    f("user", Text, RESPONSE, O | V, Returned("only identifies a user")),
+    f("metadata", Object, CHAT | MESSAGE, O | N, Harmless("only used by the client")),
+    f("metadata", Object, RESPONSE, O, Returned("only used by the client")),
+    f("safety_identifier", Text, CHAT, O, Harmless("only identifies a user")),
+    f("safety_identifier", Text, RESPONSE, O, Returned("only identifies a user")),
     f("request_id", Text, OPEN, V, Harmless("the server assigns ids")),
     f("session_id", Text, OLD, V, Harmless("only identifies a session")),
 ];

@@ -80,11 +80,6 @@ impl Rules {
 }
 
 impl ConstraintOptions {
-    /// Sets `text.format` of the Responses API.
-    pub fn set_format(&mut self, format: Value) {
-        self.response_format = Some(format);
-    }
-
     /// The constraint, if there is one.
     ///
     /// # Errors

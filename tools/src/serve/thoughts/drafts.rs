@@ -44,6 +44,11 @@ impl Drafts {
         thoughts
     }
 
+    /// Whether the last pieces are held back until it is clear whether they are a call.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// The reasoning is closed: the rest of it.
     pub fn close(&mut self) -> Option<Part> {
         let held = std::mem::take(&mut self.held);

@@ -3,6 +3,7 @@
 //! The chat template determines the format ([`ReasoningFormat`]). [`Reading`] splits generated text into reasoning, answer and
 //! tool calls, piece by piece.
 
+mod count;
 mod drafts;
 mod form;
 mod harmony;
@@ -16,6 +17,7 @@ use harmony::Harmony;
 use solar::Solar;
 use tags::Tags;
 
+pub use count::ThoughtTokens;
 pub use form::{Opening, ReasoningFormat};
 pub use options::ReasoningOptions;
 
@@ -116,6 +118,16 @@ impl Reading {
             None => parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut))),
         }
         parts
+    }
+
+    /// Whether the last pieces are held back until it is clear whether they are reasoning.
+    pub fn holds(&self) -> bool {
+        match &self.thoughts {
+            Thoughts::None => false,
+            Thoughts::Tags(tags) => tags.holds() || self.drafts.as_ref().is_some_and(Drafts::holds),
+            Thoughts::Harmony(harmony) => harmony.holds(),
+            Thoughts::Solar(solar) => solar.holds(),
+        }
     }
 
     fn for_calls(&mut self, parts: Vec<Part>) -> Vec<Part> {

@@ -56,6 +56,11 @@ impl Solar {
         }
     }
 
+    /// Whether the last pieces are held back until it is clear what they are.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Handles what can be classified; returns whether to continue.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {

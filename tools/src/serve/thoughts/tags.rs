@@ -57,6 +57,11 @@ impl Tags {
         parts
     }
 
+    /// Whether text is held back.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Parses the rest at the end of the text.
     pub fn finish(&mut self) -> Vec<Part> {
         let rest = std::mem::take(&mut self.held);

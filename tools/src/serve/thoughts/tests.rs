@@ -113,7 +113,7 @@ fn thoughts_of_hy3_are_separated() {
     );
 }
 
-const SOLAR: &str = "<|begin|>assistant<|think|><|end|><|begin|>assistant<|content|>";
+const SOLAR: &str = "<|begin|>assistant<|think|><|end|><|begin|>assistant<|content|><|tool_calls|>";
 
 #[test]
 fn messages_of_solar_open_are_thoughts_answers_and_calls() {
@@ -132,10 +132,13 @@ fn messages_of_solar_open_are_thoughts_answers_and_calls() {
         assert_eq!(solar("plain <|x"), Read::new("", "plain <|x"));
         assert_eq!(solar("<|think|>I <|e"), Read::new("I <|e", ""));
         assert_eq!(solar("<|think|>I<|end|><|begin|>assis"), Read::new("I", ""));
-        // Calls are left to their own parser: this template has another format of calls.
-        let calls = "<|tool_calls|><|tool_call:begin|>a<|tool_call:end|>";
-        let text = format!("<|think|>I<|end|><|begin|>assistant{calls}");
-        assert_eq!(solar(&text), Read::new("I", calls));
+        let mut called = Read::new("I", "");
+        called
+            .calls
+            .push(("get".to_owned(), "{\"a\": 1}".to_owned()));
+        let call = "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>get<|tool_call:args|>{\"a\": 1}";
+        let text = format!("<|think|>I<|end|><|begin|>assistant{call}<|tool_call:end|><|calls|>");
+        assert_eq!(solar(&text), called);
     }
 }
 
