@@ -54,19 +54,32 @@ impl Message {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// The form that templates see. Reasoning has both the standard name and gpt-oss's.
+    /// The form that templates see. Reasoning has all of its names.
     fn value(&self) -> Value {
         let reasoning = REASONING.iter().find_map(|name| self.get(name));
-        let mut all: Map<String, Json> = Map::new();
-        if let Some(reasoning) = reasoning {
-            all.insert("thinking".to_owned(), reasoning.clone());
-        }
+        let named = |name: &&str| Some(((*name).to_owned(), reasoning?.clone()));
+        let mut all: Map<String, Json> = REASONING[1..]
+            .iter()
+            .filter_map(|name| named(name))
+            .collect();
         let given = self.0.iter().filter(|(_, value)| !value.is_null());
         all.extend(given.map(|(name, value)| (name.clone(), value.clone())));
-        if let Some(reasoning) = reasoning {
-            all.insert("reasoning_content".to_owned(), reasoning.clone());
-        }
+        all.extend(named(&REASONING[0]));
         json::value(&Json::Object(all))
+    }
+
+    /// The same with the arguments of calls as JSON text.
+    fn with_text_arguments(&self) -> Self {
+        let mut message = self.clone();
+        let calls = message.0.get_mut("tool_calls").and_then(Json::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            if let Some(arguments) = call.pointer_mut("/function/arguments")
+                && arguments.is_object()
+            {
+                *arguments = json::text(arguments).into();
+            }
+        }
+        message
     }
 }
 
@@ -189,12 +202,30 @@ impl ChatTemplate {
     /// [`Error::ChatTemplate`] if the template rejects the conversation (its `raise_exception`),
     /// uses something unknown, or does not terminate.
     pub fn render(&self, conversation: &Conversation) -> Result<String, Error> {
+        let messages = &conversation.messages;
+        let rendered = self.render_messages(messages, conversation);
+        if rendered.is_ok() {
+            return rendered;
+        }
+        // Some templates join the arguments of calls to other text, as DeepSeek V3's.
+        let texts: Vec<Message> = messages.iter().map(Message::with_text_arguments).collect();
+        if texts == *messages {
+            return rendered;
+        }
+        self.render_messages(&texts, conversation).or(rendered)
+    }
+
+    fn render_messages(
+        &self,
+        messages: &[Message],
+        conversation: &Conversation,
+    ) -> Result<String, Error> {
         let tools = &conversation.tools;
         let name = match &self.tool_source {
             Some(_) if !tools.is_empty() => TOOL_USE,
             _ => CHAT,
         };
-        let messages: Vec<Value> = conversation.messages.iter().map(Message::value).collect();
+        let messages: Vec<Value> = messages.iter().map(Message::value).collect();
         let tools = match &tools[..] {
             [] => Value::from(()),
             tools => tools.iter().map(json::value).collect(),

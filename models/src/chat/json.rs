@@ -35,6 +35,13 @@ struct Style {
     sorted: bool,
 }
 
+/// JSON text as Python writes it.
+pub(super) fn text(json: &serde_json::Value) -> String {
+    let tojson = tojson(&value(json), Kwargs::from_iter::<[(&str, Value); 0]>([]));
+    // Every JSON value can be written.
+    tojson.map_or_else(|_| json.to_string(), |text| text.to_string())
+}
+
 /// The filter: `tojson(indent=…, ensure_ascii=…, separators=…, sort_keys=…)`.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;

@@ -129,3 +129,46 @@ fn a_fixed_clock_gives_a_fixed_date() {
     let rendered = template.render(&Conversation::default());
     assert_eq!(rendered.unwrap(), "26 Jul 2024");
 }
+
+/// DeepSeek V3's template joins the arguments to other text; others need an object.
+#[test]
+fn arguments_of_calls_are_objects_or_text_as_the_template_takes_them() {
+    let call = serde_json::json!({"function": {"name": "f", "arguments": {"a": ["ü", 1.0]}}});
+    let mut message = Message::new("assistant", "");
+    message.set("tool_calls", vec![call].into());
+    let conversation = Conversation {
+        messages: vec![message],
+        ..Conversation::default()
+    };
+    let render = |arguments: &str| {
+        let source = format!(
+            "{{% set arguments = messages[0].tool_calls[0].function.arguments %}}{{{{ {arguments} }}}}"
+        );
+        let template = ChatTemplate::new(&source, &[]).unwrap();
+        template.render(&conversation).map_err(|e| e.to_string())
+    };
+    assert_eq!(
+        render("'<' + arguments + '>'").unwrap(),
+        "<{\"a\": [\"ü\", 1.0]}>"
+    );
+    assert_eq!(render("arguments.a[0]").unwrap(), "ü");
+    let error = render("raise_exception('never')").unwrap_err();
+    assert!(error.contains("never"), "{error}");
+}
+
+#[test]
+fn reasoning_has_the_name_that_the_template_uses() {
+    for given in ["reasoning_content", "thinking", "reasoning"] {
+        let mut message = Message::new("assistant", "Yes");
+        message.set(given, "I look.".into());
+        let conversation = Conversation {
+            messages: vec![message],
+            ..Conversation::default()
+        };
+        let source =
+            "{% set m = messages[0] %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}";
+        let template = ChatTemplate::new(source, &[]).unwrap();
+        let text = template.render(&conversation).unwrap();
+        assert_eq!(text, "I look.|I look.|I look.", "{given}");
+    }
+}

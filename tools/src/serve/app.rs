@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::api::Common;
+use super::calls::CallFormat;
 use super::error::ApiError;
 use super::rules::{Compiler, Preface, Rules};
 use super::shared::Shared;
@@ -29,6 +30,8 @@ pub struct App {
     pub text: Text,
     /// The chat template, if the model has one.
     pub template: Option<Renderer>,
+    /// How the model writes tool calls.
+    pub calls: CallFormat,
     /// Model name.
     pub model: String,
     /// Size of the model file in bytes.

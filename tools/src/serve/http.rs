@@ -260,7 +260,7 @@ pub async fn prepared(app: &Arc<App>, request: ChatRequest) -> Result<Prepared, 
             return Err(ApiError::invalid(message));
         };
         let calls = &request.common.calls;
-        let plan = calls.plan(template.source(true), ours.text.tokenizer())?;
+        let plan = calls.plan(&ours.calls, ours.text.tokenizer())?;
         let tools = plan.as_ref().map_or(&[][..], |plan| &plan.tools);
         let rendered = request.rendered(template, tools)?;
         let opening = Opening::behind(&rendered, template.source(!tools.is_empty()));
@@ -512,7 +512,7 @@ async fn apply_template(State(app): State<Arc<App>>, body: Body) -> Result<Json<
             return Err(ApiError::invalid("this model has no chat template"));
         };
         let calls = &request.common.calls;
-        let plan = calls.plan(template.source(true), ours.text.tokenizer())?;
+        let plan = calls.plan(&ours.calls, ours.text.tokenizer())?;
         request.rendered(template, plan.as_ref().map_or(&[][..], |plan| &plan.tools))
     });
     Ok(Json(json!({"prompt": rendered.await?})))

@@ -44,6 +44,7 @@ mod sampling;
 pub mod schedule;
 pub mod shared;
 mod snapshot;
+pub mod spoken;
 mod stats;
 pub mod stops;
 mod stored;
@@ -70,6 +71,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use self::app::App;
+use self::calls::CallFormat;
 use self::connections::Routers;
 use self::shared::Shared;
 use self::stored::ResponseStore;
@@ -204,13 +206,16 @@ fn app(
             Some(Arc::new(made.map_err(refused)?))
         }
     };
+    let template = text.chat_template()?.map(Renderer::new);
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
     let body_limit = BODY + BODY_PER_POSITION * context;
     Ok(Arc::new(App {
         shared,
         jobs,
-        template: text.chat_template()?.map(Renderer::new),
+        calls: (template.as_ref())
+            .map_or_else(CallFormat::default, |of| CallFormat::of_model(&text, of)),
+        template,
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
         size: model.container().file_len(),

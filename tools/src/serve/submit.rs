@@ -188,13 +188,17 @@ fn signs(app: &App, asked: &GenerateRequest) -> Arc<[u32]> {
             .filter(|&token| tokenizer.is_special(token))
             .collect();
     }
-    let calls = asked
-        .plan
-        .iter()
-        .flat_map(|plan| plan.signs.iter().copied());
+    let chats = [Kind::Chat, Kind::Response, Kind::OllamaChat, Kind::Message];
+    let calls = match &asked.plan {
+        Some(plan) => plan.signs.clone(),
+        // A client may look for calls in the text itself.
+        None if chats.contains(&asked.kind) && !app.calls.harmony => app.calls.signs.clone(),
+        None => Arc::default(),
+    };
     let form = asked.opening.map(|opening| opening.form);
     let thoughts = form.map(|form| form.signs(app.text.tokenizer()));
-    calls.chain(thoughts.into_iter().flatten()).collect()
+    let thoughts = thoughts.into_iter().flatten();
+    calls.iter().copied().chain(thoughts).collect()
 }
 
 /// Response id for this number.

@@ -3,6 +3,7 @@
 mod bench_commands;
 mod best_of;
 mod calibrate;
+mod call_templates;
 mod charts;
 mod chat;
 mod cli;

@@ -1,12 +1,14 @@
 //! Grammars of forced calls, and of texts with optional calls whose arguments are valid.
 
 use emberflow_models::tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::error::ApiError;
-use super::super::rules::{Rules, bounded};
-use super::elements;
-use super::form::{CallFormat, HARMONY, special};
+use super::super::rules::{MAX_SOURCE, Rules, bounded};
+use super::format::CallFormat;
+use super::frame::{Frame, Lead, Piece};
+use super::values::Parameters;
+use super::writer::{Sign, TEXT, Writer, quoted};
 
 /// Maximum calls in a text if they are forced.
 const MAX_CALLS: usize = 8;
@@ -29,111 +31,143 @@ pub enum Calls {
     Any,
 }
 
-/// The grammar of texts with calls of these tools.
+/// The grammar of texts with calls of these tools in a format.
 ///
 /// # Errors
 /// Too large schemas.
 pub fn grammar(
-    form: CallFormat,
+    form: &CallFormat,
     tokenizer: &Tokenizer,
     tools: Vec<Callable<'_>>,
     calls: Calls,
 ) -> Result<Rules, ApiError> {
-    let mut rules = String::new();
+    let refuse = |why: String| ApiError::param("tools", why);
+    let Some(frame) = form.frames.first() else {
+        return Err(ApiError::param(
+            "tool_choice",
+            "the model's chat template has no format of calls",
+        ));
+    };
     let schemas = tools.iter().map(|tool| tool.parameters.clone()).collect();
-    let schemas = bounded(schemas).map_err(|e| ApiError::param("tools", e))?;
-    let mut names = Vec::new();
-    for (at, (tool, schema)) in tools.iter().zip(schemas).enumerate() {
-        names.push(format!("f{at}"));
-        let name = json!(tool.name).to_string();
-        rules += &match form {
-            CallFormat::Named => format!("f{at}: {} arguments a{at}\n", quoted(tool.name)),
-            CallFormat::Elements => {
-                let (arguments, of_them) =
-                    elements::arguments(at, &schema).map_err(|e| ApiError::param("tools", e))?;
-                let begin = quoted(&elements::begin(tool.name));
-                format!("f{at}: {begin} {arguments} \"</function>\"\n{of_them}")
-            }
-            CallFormat::Harmony => {
-                let begin = format!("commentary to=functions.{} ", tool.name);
-                format!("f{at}: {} arguments a{at}\n", quoted(&begin))
-            }
-            _ => {
-                let begin = format!("{{\"name\": {name}, \"{}\": ", form.arguments());
-                format!("f{at}: {} a{at} \"}}\"\n", quoted(&begin))
-            }
-        };
-        if form != CallFormat::Elements {
-            rules += &format!("a{at}: %json {schema}\n");
-        }
-    }
-    let one = names.join(" | ");
-    // Special tokens need another notation, but do not change the grammar's size.
-    let write = |sign: &dyn Fn(&str) -> String| {
-        let arguments = match form {
-            CallFormat::Named => format!("arguments: {}\n", sign(form.arguments())),
-            CallFormat::Harmony => {
-                let [_, _, constrain, message, _] = HARMONY.map(sign);
-                format!("arguments: {constrain} \"json\" {message}\n")
-            }
-            CallFormat::Elements => elements::VALUE.to_owned(),
-            _ => String::new(),
-        };
-        format!("{}one: {one}\n{arguments}{rules}", begin(form, calls, sign))
-    };
-    let token = |text: &str| match special(text, tokenizer) {
-        Some(token) => format!("<[{token}]>"),
-        None => quoted(text),
-    };
+    let schemas = bounded(schemas).map_err(refuse)?;
+    let tools: Vec<Callable<'_>> = (tools.iter().zip(schemas))
+        .map(|(tool, parameters)| Callable {
+            name: tool.name,
+            parameters,
+        })
+        .collect();
+    let signs = form.signs.iter().filter_map(|&token| {
+        let text = String::from_utf8(tokenizer.token_bytes(token)?).ok()?;
+        Some(Sign { text, token })
+    });
+    let signs: Vec<Sign> = signs.collect();
     Ok(Rules::Written {
-        grammar: write(&token),
-        tried: write(&quoted),
+        grammar: write(frame, &signs, &tools, calls).map_err(refuse)?,
+        tried: write(frame, &[], &tools, calls).map_err(refuse)?,
     })
 }
 
-fn quoted(text: &str) -> String {
-    json!(text).to_string()
+fn write(
+    frame: &Frame,
+    signs: &[Sign],
+    tools: &[Callable<'_>],
+    calls: Calls,
+) -> Result<String, String> {
+    let writer = Writer::new(signs);
+    let (middle, tail) = (pieces(&frame.middle, &writer), pieces(&frame.tail, &writer));
+    let mut names = Vec::new();
+    for (at, tool) in tools.iter().enumerate() {
+        let name = format!("f{at}");
+        let parameters = Parameters {
+            name: &format!("a{at}"),
+            schema: &tool.parameters,
+        };
+        let arguments = parameters.write(&frame.arguments, &writer);
+        let expression = format!("{} {middle} a{at} {tail}", quoted(tool.name));
+        writer.rule(&format!("a{at}"), &arguments);
+        writer.rule(&name, &expression);
+        names.push(name);
+        if writer.size() > 2 * MAX_SOURCE {
+            return Err(format!(
+                "the parameters of all functions may have {} KiB of schemas",
+                MAX_SOURCE >> 10
+            ));
+        }
+    }
+    writer.rule("one", &names.join(" | "));
+    writer.rule("call", &format!("{} one", pieces(&frame.head, &writer)));
+    let start = start(frame, &writer, calls);
+    Ok(format!("start: {start}\n{}", writer.finish()))
 }
 
-/// The rules around `one`, a call.
-fn begin(form: CallFormat, calls: Calls, sign: &dyn Fn(&str) -> String) -> String {
-    let [open, close] = [form.open(), form.close()].map(sign);
-    let more = format!("{{0,{}}}", MAX_CALLS - 1);
-    // If the marker is ordinary text, free text ends as soon as it appears.
-    let before = if open.starts_with('<') {
-        format!("before: TEXT {open}\n")
-    } else {
-        format!("before[lazy]: TEXT {open}\n")
+/// The expression of the text.
+fn start(frame: &Frame, writer: &Writer<'_>, calls: Calls) -> String {
+    let text = |text: &str| match text {
+        "" => String::new(),
+        text => writer.text(text),
     };
-    let text = "TEXT: /(?s:.)*/\n";
-    match (form, calls) {
-        (CallFormat::Tagged | CallFormat::Elements, Calls::Any) => format!(
-            "start: (before \"\\n\"? one \"\\n\"? {close})* rest\n{before}rest: TEXT\n{text}"
-        ),
-        (CallFormat::Tagged | CallFormat::Elements, _) => {
-            let again = match calls {
-                Calls::Some => format!(" (\"\\n\" call){more}"),
-                _ => String::new(),
+    let close = text(&frame.close);
+    let more = match &frame.between {
+        Some(between) if calls != Calls::One => {
+            format!("({} call){{0,{}}}", text(between), MAX_CALLS - 1)
+        }
+        _ => String::new(),
+    };
+    match calls {
+        Calls::One | Calls::Some => format!("{} call {more} {close}", text(&frame.open)),
+        Calls::Any if frame.is_bare() => {
+            writer.rule("OTHER", r"/\s*[^\s\x{7B}](?s:.)*/");
+            "call | OTHER?".to_owned()
+        }
+        Calls::Any => {
+            // What begins a call ends the text before it; the rest of it is written.
+            let lead = frame.lead();
+            let first = match lead.first() {
+                Some(Lead::Chunk(first)) => first,
+                _ => "",
             };
-            format!("start: call{again}\ncall: {open} \"\\n\" one \"\\n\" {close}\n")
+            let (in_open, rest) = match frame.open.is_empty() {
+                true => (false, rest_of(&frame.head, first)),
+                false => (true, Vec::new()),
+            };
+            let first_call = match in_open {
+                true => format!("{} call", text(after(&frame.open, first))),
+                false => format!("{} one", pieces(&rest, writer)),
+            };
+            // Calls that nothing surrounds are apart in the text.
+            let more = if in_open { more } else { String::new() };
+            let before = writer.until("before", first);
+            format!("({before} {first_call} {more} {close})* {TEXT}")
         }
-        (CallFormat::Bare, Calls::Any) => {
-            "start: one | OTHER?\nOTHER: /\\s*[^\\s\\x{7B}](?s:.)*/\n".to_owned()
-        }
-        (CallFormat::Bare, _) => "start: one\n".to_owned(),
-        (CallFormat::Listed, Calls::Any) => format!(
-            "start: before list | rest\nlist: \" \"? \"[\" one (\", \" one){more} {close}\n{before}rest: TEXT\n{text}"
-        ),
-        (CallFormat::Listed, Calls::Some) => {
-            format!("start: {open} \"[\" one (\", \" one){more} {close}\n")
-        }
-        (CallFormat::Listed, Calls::One) => format!("start: {open} \"[\" one {close}\n"),
-        (CallFormat::Named, Calls::Any) => {
-            format!("start: before one ({open} one){more} | rest\n{before}rest: TEXT\n{text}")
-        }
-        (CallFormat::Named, Calls::Some) => format!("start: call call{more}\ncall: {open} one\n"),
-        // A gpt-oss message ends with its call.
-        (CallFormat::Harmony, _) => format!("start: {open} one\n"),
-        (CallFormat::Named, Calls::One) => format!("start: {open} one\n"),
     }
+}
+
+/// What follows the first occurrence of `first`.
+fn after<'a>(text: &'a str, first: &str) -> &'a str {
+    text.split_once(first).map_or(text, |(_, rest)| rest)
+}
+
+/// Pieces without the text with which they begin.
+fn rest_of(head: &[Piece], first: &str) -> Vec<Piece> {
+    let mut rest = head.to_vec();
+    if let Some(Piece::Text(text)) = rest.first_mut() {
+        *text = after(text, first).to_owned();
+    }
+    rest
+}
+
+fn pieces(all: &[Piece], writer: &Writer<'_>) -> String {
+    let written = all.iter().map(|piece| match piece {
+        Piece::Text(text) if text.is_empty() => String::new(),
+        Piece::Text(text) => writer.text(text),
+        Piece::Id => {
+            writer.rule("ID", "/[a-zA-Z0-9]{9}/");
+            "ID".to_owned()
+        }
+        Piece::Index => {
+            writer.rule("INDEX", "/[0-9]{1,2}/");
+            "INDEX".to_owned()
+        }
+    });
+    written.collect::<Vec<_>>().join(" ")
 }

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use super::super::error::ApiError;
 use super::super::rules::Rules;
-use super::elements::is_text;
-use super::form::CallFormat;
+use super::format::CallFormat;
 use super::grammar::{Callable, Calls, grammar};
+use super::header::Callee;
 use super::reader::CallReader;
+use super::types::Kinds;
 
 /// Maximum tools of a request.
 const MAX_TOOLS: usize = 128;
@@ -29,10 +30,10 @@ pub struct ToolOptions {
 /// How a request's tools are handled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    form: CallFormat,
-    names: Arc<[String]>,
-    /// The parameters with string values, by tool.
-    texts: Arc<[Vec<String>]>,
+    format: CallFormat,
+    callees: Arc<[Callee]>,
+    /// Whether only the first call counts.
+    single: bool,
     /// Tools for the chat template.
     pub tools: Vec<Value>,
     /// Grammar of the text, if calls are constrained.
@@ -46,7 +47,11 @@ pub struct Plan {
 impl Plan {
     /// A parser of calls.
     pub fn reader(&self) -> CallReader {
-        CallReader::new(self.form, self.names.clone(), self.texts.clone())
+        CallReader::new(
+            self.format.frames.clone(),
+            self.callees.clone(),
+            self.single,
+        )
     }
 }
 
@@ -64,14 +69,18 @@ impl ToolOptions {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
-    /// The plan for a chat template with this source; `None` without tools or if none may be called.
+    /// The plan for a model with this format of calls; `None` without tools or if none may be called.
     ///
     /// # Errors
     /// Invalid, too many or too large tools.
-    pub fn plan(&self, template: &str, tokenizer: &Tokenizer) -> Result<Option<Plan>, ApiError> {
+    pub fn plan(
+        &self,
+        format: &CallFormat,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Plan>, ApiError> {
         let choice = self.choice()?;
-        let given = self.tools.as_deref().unwrap_or_default();
-        if given.is_empty() {
+        let tools = self.checked()?;
+        if tools.is_empty() {
             return match choice {
                 ToolChoice::None | ToolChoice::Auto => Ok(None),
                 _ => Err(ApiError::param(
@@ -80,18 +89,6 @@ impl ToolOptions {
                 )),
             };
         }
-        if given.len() > MAX_TOOLS {
-            let message = format!("{} tools; at most {MAX_TOOLS} are supported", given.len());
-            return Err(ApiError::param("tools", message));
-        }
-        let tools: Vec<Tool> = given.iter().map(Tool::read).collect::<Result<_, _>>()?;
-        for (at, tool) in tools.iter().enumerate() {
-            if tools[..at].iter().any(|other| other.name == tool.name) {
-                let message = format!("two tools have the name `{}`", tool.name);
-                return Err(ApiError::param("tools", message));
-            }
-        }
-        let form = CallFormat::of_template(template);
         let forced: Vec<&Tool> = match &choice {
             ToolChoice::None => return Ok(None),
             ToolChoice::Auto => Vec::new(),
@@ -103,11 +100,12 @@ impl ToolOptions {
             }
         };
         let is_forced = !forced.is_empty();
+        let single = self.parallel_tool_calls == Some(false);
         let calls = match &choice {
-            ToolChoice::Required if self.parallel_tool_calls != Some(false) => Some(Calls::Some),
+            ToolChoice::Required if !single => Some(Calls::Some),
             _ if is_forced => Some(Calls::One),
             // Text outside of calls uses special tokens, which the grammar cannot express.
-            _ if form == CallFormat::Harmony => None,
+            _ if format.harmony || format.frames.is_empty() => None,
             _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
         };
         let callable = if is_forced {
@@ -116,16 +114,48 @@ impl ToolOptions {
             tools.iter().collect()
         };
         let callable = callable.iter().map(|tool| tool.callable(is_forced));
-        let rules = calls.map(|calls| grammar(form, tokenizer, callable.collect(), calls));
+        let format = match is_forced {
+            true => format.forced(tokenizer),
+            false => format.clone(),
+        };
+        let rules = calls.map(|calls| grammar(&format, tokenizer, callable.collect(), calls));
         Ok(Some(Plan {
-            form,
-            names: tools.iter().map(|tool| tool.name.clone()).collect(),
-            texts: tools.iter().map(Tool::texts).collect(),
+            callees: tools.iter().map(Tool::callee).collect(),
+            single,
             rules: rules.transpose()?,
             forced: is_forced,
-            signs: form.signs(tokenizer).into(),
+            signs: format.signs.clone(),
+            format,
             tools: tools.into_iter().map(|tool| tool.nested).collect(),
         }))
+    }
+
+    /// The tools.
+    fn checked(&self) -> Result<Vec<Tool>, ApiError> {
+        let given = self.tools.as_deref().unwrap_or_default();
+        if given.len() > MAX_TOOLS {
+            let message = format!("{} tools; at most {MAX_TOOLS} are supported", given.len());
+            return Err(ApiError::param("tools", message));
+        }
+        let tools: Vec<Tool> = given.iter().map(Tool::read).collect::<Result<_, _>>()?;
+        for (at, tool) in tools.iter().enumerate() {
+            if tools[..at].iter().any(|other| other.name == tool.name) {
+                let message = format!("two tools have the name `{}`", tool.name);
+                return Err(ApiError::param("tools", message));
+            }
+        }
+        Ok(tools)
+    }
+
+    /// A parser of calls of these tools in this format; `None` without tools.
+    ///
+    /// # Errors
+    /// Invalid or too many tools.
+    pub fn reader(&self, format: &CallFormat) -> Result<Option<CallReader>, ApiError> {
+        let tools = self.checked()?;
+        let callees = tools.iter().map(Tool::callee).collect();
+        let single = self.parallel_tool_calls == Some(false);
+        Ok((!tools.is_empty()).then(|| CallReader::new(format.frames.clone(), callees, single)))
     }
 
     fn choice(&self) -> Result<ToolChoice, ApiError> {
@@ -216,12 +246,15 @@ impl Tool {
         })
     }
 
-    /// The parameters with string values.
-    fn texts(&self) -> Vec<String> {
+    /// As needed for parsing.
+    fn callee(&self) -> Callee {
         let properties = self.parameters["properties"].as_object();
         let all = properties.into_iter().flatten();
-        let texts = all.filter(|(_, schema)| is_text(schema));
-        texts.map(|(key, _)| key.clone()).collect()
+        let kinds = all.map(|(key, schema)| (key.clone(), Kinds::of(schema, &self.parameters)));
+        Callee {
+            name: self.name.clone(),
+            parameters: kinds.collect(),
+        }
     }
 
     fn callable(&self, forced: bool) -> Callable<'_> {

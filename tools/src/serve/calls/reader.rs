@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::elements::{self, Element};
-use super::form::CallFormat;
-
-/// Maximum bytes of a call before its arguments.
-const MAX_HEADER: usize = 512;
+use super::arguments::Arguments;
+use super::frame::{Begins, Frame, begins, begun, chunks};
+use super::header::{Callee, Header, header};
+use super::json::Scan;
+use super::literal::Progress;
 
 /// A part of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,75 +22,52 @@ pub enum Part {
 }
 
 /// State of the parser.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum CallState {
     /// In text that a call may follow.
     Text,
     /// In text that no call can follow.
     Plain,
-    /// Before the arguments of a call.
-    Header,
-    Arguments(Scan),
-    /// Among the elements of the arguments; the number read so far.
-    Elements(usize),
+    Arguments(Arguments),
+    /// Among the members after the arguments.
+    Members(Scan),
     /// After the arguments.
     After,
-}
-
-/// Finds the end of a JSON object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Scan {
-    depth: usize,
-    text: bool,
-    escaped: bool,
-}
-
-impl Scan {
-    /// Length of the text that belongs to the object, if it ends in `text`.
-    fn take(&mut self, text: &str) -> Option<usize> {
-        for (at, byte) in text.bytes().enumerate() {
-            match byte {
-                _ if self.escaped => self.escaped = false,
-                b'\\' if self.text => self.escaped = true,
-                b'"' => self.text = !self.text,
-                _ if self.text => {}
-                b'{' | b'[' => self.depth += 1,
-                b'}' | b']' => {
-                    self.depth = self.depth.saturating_sub(1);
-                    if self.depth == 0 {
-                        return Some(at + 1);
-                    }
-                }
-                _ => {}
-            }
-        }
-        None
-    }
 }
 
 /// Parser of one text.
 #[derive(Debug, Clone)]
 pub struct CallReader {
-    form: CallFormat,
-    names: Arc<[String]>,
-    /// The parameters with string values, by tool.
-    texts: Arc<[Vec<String>]>,
-    /// Index of the called tool in `names`.
-    tool: usize,
+    /// The formats; usually one.
+    frames: Arc<[Frame]>,
+    tools: Arc<[Callee]>,
+    /// Whether only the first call counts.
+    single: bool,
+    /// Index of the format of the current call.
+    frame: usize,
     state: CallState,
     /// Text that cannot be classified yet.
     held: String,
     calls: usize,
 }
 
+/// A place where a call may begin.
+#[derive(Debug, Clone, Copy)]
+struct Start<'a> {
+    frame: usize,
+    /// Index in the format's lead.
+    lead: usize,
+    text: &'a str,
+}
+
 impl CallReader {
-    /// A parser for calls of the tools `names`, with the parameters with string values of each.
-    pub fn new(form: CallFormat, names: Arc<[String]>, texts: Arc<[Vec<String>]>) -> Self {
+    /// A parser for calls of these tools; `single`: calls after the first are left out.
+    pub fn new(frames: Arc<[Frame]>, tools: Arc<[Callee]>, single: bool) -> Self {
         Self {
-            form,
-            names,
-            texts,
-            tool: 0,
+            frames,
+            tools,
+            single,
+            frame: 0,
             state: CallState::Text,
             held: String::new(),
             calls: 0,
@@ -99,315 +76,244 @@ impl CallReader {
 
     /// Tool names.
     pub fn names(&self) -> Arc<[String]> {
-        self.names.clone()
+        self.tools.iter().map(|tool| tool.name.clone()).collect()
+    }
+
+    /// Whether a mark precedes calls.
+    pub fn marks(&self) -> bool {
+        !self.frames.iter().any(Frame::is_bare)
+    }
+
+    /// Whether calls after the first are left out.
+    pub fn single(&self) -> bool {
+        self.single
     }
 
     /// Number of calls so far.
     pub fn calls(&self) -> usize {
-        self.calls
+        match self.single {
+            true => self.calls.min(1),
+            false => self.calls,
+        }
     }
 
     /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);
         let mut parts = Vec::new();
-        while !self.held.is_empty() && self.step(&mut parts) {}
+        while !self.held.is_empty() && self.step(false, &mut parts) {}
         parts
     }
 
-    /// Parses the rest at the end of the text. If the text was `cut` by its length limit, an incomplete call is
+    /// Parses the rest at the end of the text. If the text was `cut` by its length limit, the beginning of a call is
     /// dropped rather than returned as text.
     pub fn finish(&mut self, cut: bool) -> Vec<Part> {
+        let mut parts = Vec::new();
+        while !self.held.is_empty() && self.step(true, &mut parts) {}
         let rest = std::mem::take(&mut self.held);
-        match self.state {
-            CallState::Text if self.calls > 0 && rest.trim().is_empty() => Vec::new(),
-            CallState::Text if cut && self.form.open().starts_with(rest.trim_start()) => Vec::new(),
-            CallState::Text | CallState::Plain if rest.is_empty() => Vec::new(),
-            CallState::Text | CallState::Plain => vec![Part::Text(rest)],
-            CallState::Header if cut && self.form != CallFormat::Bare => Vec::new(),
-            CallState::Header if self.calls > 0 && self.form == CallFormat::Listed => {
-                let text = (!rest.trim().is_empty()).then_some(Part::Text(rest));
-                text.into_iter().collect()
+        if matches!(self.state, CallState::Text) {
+            let blank = rest.trim().is_empty();
+            let begins = |start: &Start<'_>| begins(&rest, start.text) != Begins::Not;
+            let begun = cut && !blank && self.starts().iter().any(begins);
+            if !rest.is_empty() && !begun && !(blank && self.calls > 0) {
+                parts.push(Part::Text(rest));
             }
-            CallState::Header => vec![Part::Text(self.form.open().to_owned() + &rest)],
-            CallState::Elements(count) if !cut => {
-                let end = if count == 0 { "{}" } else { "}" };
-                vec![Part::Arguments(end.to_owned())]
-            }
-            CallState::Arguments(_) | CallState::Elements(_) | CallState::After => Vec::new(),
         }
+        parts
     }
 
     /// Handles what can be classified; returns whether to continue.
-    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
-        match self.state {
+    fn step(&mut self, ended: bool, parts: &mut Vec<Part>) -> bool {
+        match &mut self.state {
             CallState::Text => self.text(parts),
             CallState::Plain => {
                 parts.push(Part::Text(std::mem::take(&mut self.held)));
                 false
             }
-            CallState::Header => self.header(parts),
-            CallState::Arguments(mut scan) => {
-                let end = scan.take(&self.held);
-                let rest = self.held.split_off(end.unwrap_or(self.held.len()));
-                parts.push(Part::Arguments(std::mem::replace(&mut self.held, rest)));
-                self.state = match end {
-                    Some(_) => CallState::After,
-                    None => CallState::Arguments(scan),
-                };
-                true
+            CallState::Arguments(_) => self.arguments(ended, parts),
+            CallState::Members(scan) => {
+                let end = scan.end(&self.held);
+                self.held.drain(..end.unwrap_or(self.held.len()));
+                if end.is_some() {
+                    self.state = CallState::After;
+                }
+                end.is_some()
             }
-            CallState::Elements(count) => self.element(count, parts),
-            CallState::After => self.after(),
+            CallState::After => self.after(parts),
         }
     }
 
-    /// One argument among elements, or their end.
-    fn element(&mut self, count: usize, parts: &mut Vec<Part>) -> bool {
-        let begin = if count == 0 { "{" } else { ", " };
-        let (text, read) = match elements::argument(&self.held) {
-            Element::Argument(key, value, length) => {
-                let texts = self.texts.get(self.tool);
-                let is_text = texts.is_some_and(|texts| texts.contains(&key));
-                self.state = CallState::Elements(count + 1);
-                (
-                    begin.to_owned() + &elements::member(&key, &value, is_text),
-                    length,
-                )
-            }
-            Element::Unclear => return false,
-            // a call that continues differently ends here
-            found => {
-                self.state = CallState::After;
-                let length = match found {
-                    Element::End(length) => length,
-                    _ => 0,
-                };
-                let end = if count == 0 { "{}" } else { "}" };
-                (end.to_owned(), length)
-            }
-        };
-        self.held.drain(..read);
-        parts.push(Part::Arguments(text));
-        true
+    /// Where calls may begin.
+    fn starts(&self) -> Vec<Start<'_>> {
+        let frames = self.frames.iter().enumerate();
+        let all = frames.flat_map(|(frame, of)| {
+            let lead = of.lead();
+            let starts = of.starts(&lead).into_iter();
+            let starts = starts.filter_map(move |at| {
+                let text = lead[at].text()?;
+                Some(Start {
+                    frame,
+                    lead: at,
+                    text,
+                })
+            });
+            starts.collect::<Vec<_>>()
+        });
+        all.collect()
     }
 
     fn text(&mut self, parts: &mut Vec<Part>) -> bool {
-        let open = self.form.open();
-        if open.is_empty() {
-            let between = |c: char| c.is_whitespace() || (self.calls > 0 && ";,".contains(c));
-            let start = self.held.trim_start_matches(between);
-            if start.is_empty() {
-                return false;
+        if self.frames.iter().any(Frame::is_bare) {
+            return self.bare(parts);
+        }
+        let starts = self.starts();
+        let found = starts.iter().filter_map(|start| self.held.find(start.text));
+        let clear = found.min().unwrap_or_else(|| {
+            let begun = starts.iter().map(|start| begun(&self.held, start.text));
+            self.held.len() - begun.max().unwrap_or(0)
+        });
+        // White space before a call belongs to its format.
+        let clear = self.held[..clear].trim_end().len();
+        self.say(clear, parts);
+        let mut unclear = false;
+        let candidates: Vec<(usize, usize)> = (self.starts().iter())
+            .filter(|start| matches!(begins(&self.held, start.text), Begins::With(_)))
+            .map(|start| (start.frame, start.lead))
+            .collect();
+        for &(frame, lead) in &candidates {
+            match header(&self.frames[frame], &self.held, lead, &self.tools) {
+                Header::Unclear => unclear = true,
+                Header::Other => {}
+                found => {
+                    self.frame = frame;
+                    return self.begin(found, parts);
+                }
             }
-            if start.starts_with('{') {
-                self.held = start.to_owned();
-                self.state = CallState::Header;
-            } else {
-                self.state = CallState::Plain;
-            }
-            return true;
         }
-        let found = self.held.find(open);
-        let clear = found.unwrap_or_else(|| self.held.len() - begun(&self.held, open));
-        let rest = self.held.split_off(clear);
-        let before = std::mem::replace(&mut self.held, rest);
-        if self.calls > 0 && before.trim().is_empty() {
-            // White space between two calls.
-        } else if !before.is_empty() {
-            parts.push(Part::Text(before));
+        if unclear || candidates.is_empty() {
+            return false;
         }
-        if found.is_some() {
-            self.held.drain(..open.len());
-            self.state = CallState::Header;
-        }
-        found.is_some()
+        // It only looks like a call.
+        let blank = self.held.len() - self.held.trim_start().len();
+        let first = self.held[blank..].chars().next();
+        self.say(blank + first.map_or(0, char::len_utf8), parts);
+        true
     }
 
-    fn header(&mut self, parts: &mut Vec<Part>) -> bool {
-        let found = match self.form {
-            CallFormat::Tagged | CallFormat::Bare => header(&self.held),
-            CallFormat::Elements => match elements::function(&self.held) {
-                Element::Function(name, at) => Header::Call { name, at },
-                Element::Unclear => Header::Unclear,
-                _ => Header::Other,
-            },
-            CallFormat::Listed => listed_header(&self.held),
-            CallFormat::Named | CallFormat::Harmony => named_header(&self.held),
-        };
+    /// The first bytes are text outside of calls; white space between two calls is none.
+    fn say(&mut self, length: usize, parts: &mut Vec<Part>) {
+        let rest = self.held.split_off(length);
+        let text = std::mem::replace(&mut self.held, rest);
+        if !text.is_empty() && !(self.calls > 0 && text.trim().is_empty()) {
+            parts.push(Part::Text(text));
+        }
+    }
+
+    /// A call instead of a text, without a mark before it.
+    fn bare(&mut self, parts: &mut Vec<Part>) -> bool {
+        let start = self.held.trim_start();
+        if start.is_empty() {
+            return false;
+        }
+        let frame = self.frames.iter().position(Frame::is_bare).unwrap_or(0);
+        match header(&self.frames[frame], &self.held, 0, &self.tools) {
+            Header::Unclear => return false,
+            Header::Other => self.state = CallState::Plain,
+            found => {
+                self.frame = frame;
+                return self.begin(found, parts);
+            }
+        }
+        true
+    }
+
+    /// Begins a call, or takes a whole one.
+    fn begin(&mut self, found: Header, parts: &mut Vec<Part>) -> bool {
         match found {
-            Header::Unclear if self.held.len() <= MAX_HEADER => false,
-            Header::Call { name, at } if self.names.contains(&name) => {
+            Header::Call { tool, at } => {
                 self.held.drain(..at);
-                self.tool = (self.names.iter().position(|other| *other == name)).unwrap_or(0);
-                parts.push(Part::Call(name));
                 self.calls += 1;
-                self.state = match self.form {
-                    CallFormat::Elements => CallState::Elements(0),
-                    _ => CallState::Arguments(Scan::default()),
-                };
-                true
+                self.tell(Part::Call(self.tools[tool].name.clone()), parts);
+                let frame = &self.frames[self.frame];
+                self.state = CallState::Arguments(Arguments::new(frame, tool));
             }
-            // Only looks like a call.
-            _ => {
-                let held = std::mem::take(&mut self.held);
-                let open = match self.form {
-                    // The opening marker precedes only the first call of a list.
-                    CallFormat::Listed if self.calls > 0 => "",
-                    form => form.open(),
-                };
-                parts.push(Part::Text(open.to_owned() + &held));
-                self.state = match self.form {
-                    CallFormat::Bare => CallState::Plain,
-                    _ => CallState::Text,
-                };
-                false
+            Header::Whole {
+                tool,
+                arguments,
+                end,
+            } => {
+                self.held.drain(..end);
+                self.calls += 1;
+                self.tell(Part::Call(self.tools[tool].name.clone()), parts);
+                self.tell(Part::Arguments(arguments), parts);
+                self.state = CallState::After;
             }
+            Header::Other | Header::Unclear => {}
         }
-    }
-
-    /// After the arguments in a list: the end of the call, then another call or the end of the list.
-    fn after_listed(&mut self) -> bool {
-        let Some(at) = self.held.find('}') else {
-            return false;
-        };
-        let next = self.held[at + 1..].trim_start();
-        let Some(sign) = next.chars().next() else {
-            return false;
-        };
-        let left = next.trim_start_matches([',', ']']).len();
-        self.held.drain(..self.held.len() - left);
-        self.state = match sign {
-            ',' => CallState::Header,
-            _ => CallState::Text,
-        };
         true
     }
 
-    fn after(&mut self) -> bool {
-        let close = match self.form {
-            CallFormat::Tagged | CallFormat::Elements => self.form.close(),
-            CallFormat::Bare => "}",
-            CallFormat::Listed => return self.after_listed(),
-            CallFormat::Named | CallFormat::Harmony => {
-                self.state = CallState::Text;
-                return true;
-            }
-        };
-        let Some(at) = self.held.find(close) else {
+    /// A part of a call, unless the call does not count.
+    fn tell(&self, part: Part, parts: &mut Vec<Part>) {
+        if self.calls() == self.calls {
+            parts.push(part);
+        }
+    }
+
+    fn arguments(&mut self, ended: bool, parts: &mut Vec<Part>) -> bool {
+        let CallState::Arguments(arguments) = &mut self.state else {
             return false;
         };
-        self.held.drain(..at + close.len());
-        self.state = CallState::Text;
+        let frame = &self.frames[self.frame];
+        let mut json = String::new();
+        let progress = arguments.take(frame, &self.tools, &mut self.held, ended, &mut json);
+        if !json.is_empty() {
+            self.tell(Part::Arguments(json), parts);
+        }
+        match progress {
+            Progress::More => return false,
+            Progress::Wrong => self.state = CallState::Text,
+            Progress::Done => {
+                self.state = match &self.frames[self.frame].members {
+                    Some(_) => CallState::Members(Scan::inside()),
+                    None => CallState::After,
+                };
+            }
+        }
         true
     }
-}
 
-/// Parses the text before the arguments in a list: `[` or `,`, then as in other forms.
-fn listed_header(text: &str) -> Header {
-    let between = |c: char| c.is_whitespace() || "[,".contains(c);
-    let start = text.trim_start_matches(between);
-    let skipped = text.len() - start.len();
-    match header(start) {
-        Header::Call { name, at } => Header::Call {
-            name,
-            at: at + skipped,
-        },
-        other => other,
-    }
-}
-
-/// Parses `NAME[ARGS]{` or `NAME[CALL_ID]ID[ARGS]{`.
-fn named_header(text: &str) -> Header {
-    let Some((before, _)) = text.split_once("[ARGS]") else {
-        return Header::Unclear;
-    };
-    let start = before.len() + "[ARGS]".len();
-    let rest = text[start..].trim_start();
-    let name = before.split("[CALL_ID]").next().unwrap_or_default();
-    match rest.chars().next() {
-        Some('{') => Header::Call {
-            name: name.trim().to_owned(),
-            at: text.len() - rest.len(),
-        },
-        Some(_) => Header::Other,
-        None => Header::Unclear,
-    }
-}
-
-/// Length of the longest suffix of `text` that is a prefix of `tag`.
-pub fn begun(text: &str, tag: &str) -> usize {
-    let most = tag.len().min(text.len());
-    let lengths = (1..=most).rev();
-    lengths
-        .filter(|&n| tag.is_char_boundary(n))
-        .find(|&n| text.ends_with(&tag[..n]))
-        .unwrap_or(0)
-}
-
-/// Result of parsing the text before the arguments.
-#[derive(Debug, PartialEq, Eq)]
-enum Header {
-    /// A call whose arguments begin at offset `at`.
-    Call { name: String, at: usize },
-    /// Not a call.
-    Other,
-    /// More text is needed.
-    Unclear,
-}
-
-/// Parses `{"name": "…", "arguments": {`, and other members with string values.
-fn header(text: &str) -> Header {
-    let mut at = 0;
-    let mut name = None;
-    let expect = |at: &mut usize, wanted: char| {
-        *at += text[*at..].len() - text[*at..].trim_start().len();
-        match text[*at..].chars().next() {
-            Some(c) if c == wanted => {
-                *at += c.len_utf8();
-                Ok(())
-            }
-            Some(_) => Err(Header::Other),
-            None => Err(Header::Unclear),
+    /// After a call: its end, the end of all calls, or another call.
+    fn after(&mut self, parts: &mut Vec<Part>) -> bool {
+        let frame = &self.frames[self.frame];
+        let mut ends = frame.ends();
+        ends.extend(frame.between.iter().flat_map(|between| chunks(between)));
+        if frame.members.is_some() {
+            ends.extend(["]", ",", ";"]);
         }
-    };
-    let mut read = || -> Result<Header, Header> {
-        expect(&mut at, '{')?;
-        loop {
-            expect(&mut at, '"')?;
-            let key = string(text, &mut at)?;
-            expect(&mut at, ':')?;
-            if key == "arguments" || key == "parameters" {
-                expect(&mut at, '{')?;
-                let name = name.take().ok_or(Header::Other)?;
-                return Ok(Header::Call { name, at: at - 1 });
+        let mut unclear = self.held.trim().is_empty();
+        for end in ends {
+            match begins(&self.held, end) {
+                Begins::With(length) => {
+                    self.held.drain(..length);
+                    return true;
+                }
+                Begins::Unclear => unclear = true,
+                Begins::Not => {}
             }
-            expect(&mut at, '"')?;
-            let value = string(text, &mut at)?;
-            if key == "name" {
-                name = Some(value);
-            }
-            expect(&mut at, ',')?;
         }
-    };
-    read().unwrap_or_else(|other| other)
-}
-
-/// Parses the rest of a JSON string after its opening quote.
-fn string(text: &str, at: &mut usize) -> Result<String, Header> {
-    let start = *at;
-    let mut escaped = false;
-    for (offset, byte) in text[start..].bytes().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => {
-                *at = start + offset + 1;
-                let quoted = &text[start - 1..*at];
-                return serde_json::from_str(quoted).map_err(|_| Header::Other);
-            }
-            _ => {}
+        let lead = frame.lead_of_next();
+        match header(frame, &self.held, lead, &self.tools) {
+            Header::Unclear => unclear = true,
+            Header::Other => {}
+            found => return self.begin(found, parts),
         }
+        if !unclear {
+            self.state = match frame.is_bare() {
+                true => CallState::Plain,
+                false => CallState::Text,
+            };
+        }
+        !unclear
     }
-    Err(Header::Unclear)
 }

@@ -96,5 +96,16 @@ mod tests {
             "Hi",
         ];
         assert_eq!(counted(harmony, false, &channels), 2);
+        let messages = [
+            "<|think|>",
+            "We",
+            " see",
+            "<|end|>",
+            "<|begin|>",
+            "assistant",
+            "<|content|>",
+            "Hi",
+        ];
+        assert_eq!(counted(ReasoningFormat::Solar, false, &messages), 2);
     }
 }

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::super::calls::{HARMONY, special};
 use super::super::rules::Preface;
+use super::solar::SOLAR;
 
 /// Tags around reasoning.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,10 +31,12 @@ pub enum ReasoningFormat {
     Tags(&'static Signs),
     /// gpt-oss: `<|channel|>analysis<|message|>…<|end|>`, then a channel with the answer or a call.
     Harmony,
+    /// Solar Open: `<|think|>…<|end|>`, then a message with the answer or calls.
+    Solar,
 }
 
 /// Tags of some model families.
-const SIGNS: [Signs; 7] = [
+const SIGNS: [Signs; 8] = [
     Signs {
         open: "<think>",
         close: "</think>",
@@ -41,6 +44,10 @@ const SIGNS: [Signs; 7] = [
     Signs {
         open: "[THINK]",
         close: "[/THINK]",
+    },
+    Signs {
+        open: "<think:opensource>",
+        close: "</think:opensource>",
     },
     Signs {
         open: "<seed:think>",
@@ -71,9 +78,29 @@ impl ReasoningFormat {
         if has("<|channel|>") && has("<|message|>") {
             return Some(Self::Harmony);
         }
+        if has("<|think|>") && has("<|content|>") {
+            return Some(Self::Solar);
+        }
+        // Hy3's template inserts the end of its tags: `'<think{}>'.format(':opensource')`.
+        let formatted = |tag: &str| {
+            let parts = tag.rsplit_once(':');
+            parts.is_some_and(|(name, end)| {
+                has(&format!("{name}{{}}>")) && has(&format!(":{}", end.trim_end_matches('>')))
+            })
+        };
+        let writes = |tag: &str| has(tag) || formatted(tag);
         let signs = SIGNS.iter();
-        let mut known = signs.filter(|signs| has(signs.open) || has(signs.close));
+        let mut known = signs.filter(|signs| writes(signs.open) || writes(signs.close));
         known.next().map(Self::Tags)
+    }
+
+    /// Whether a special token with this text is a tag, so that it appears in texts to be parsed.
+    pub fn shows(self, special: &str) -> bool {
+        match self {
+            Self::Tags(signs) => [signs.token(), signs.close].contains(&special),
+            Self::Harmony => HARMONY.contains(&special),
+            Self::Solar => SOLAR.contains(&special),
+        }
     }
 
     /// Tags that are special tokens.
@@ -85,6 +112,7 @@ impl ReasoningFormat {
         match self {
             Self::Tags(signs) => of(&[signs.token(), signs.close]),
             Self::Harmony => of(&HARMONY),
+            Self::Solar => of(&SOLAR),
         }
     }
 }
@@ -104,7 +132,7 @@ impl Opening {
         let form = ReasoningFormat::of_template(template)?;
         let opened = match form {
             ReasoningFormat::Tags(signs) => prompt.trim_end().ends_with(signs.open),
-            ReasoningFormat::Harmony => false,
+            ReasoningFormat::Harmony | ReasoningFormat::Solar => false,
         };
         Some(Self { form, opened })
     }
@@ -158,6 +186,14 @@ impl Opening {
                 format!(
                     "start: thought? {answer} @text\nthought: {channel} \"analysis\" {message} before \
                      {start} \"assistant\"\n{before}{text}"
+                )
+            }
+            ReasoningFormat::Solar => {
+                let [begin, think, content, _, _] = SOLAR.map(sign);
+                let answer = if called { "" } else { &*content };
+                let before = before("<|end|>");
+                format!(
+                    "start: thought? {answer} @text\nthought: {think} before {begin} \"assistant\"\n{before}{text}"
                 )
             }
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::calls::{Part, begun};
+use super::super::calls::{CallReader, Part, begun};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -20,6 +20,8 @@ enum Body {
     Answer,
     /// Arguments of a call.
     Call,
+    /// Arguments of a call that does not count.
+    Extra,
 }
 
 /// State of the parser.
@@ -36,16 +38,19 @@ enum HarmonyState {
 pub struct Harmony {
     /// Known tools.
     names: Option<Arc<[String]>>,
+    /// Whether only the first call counts.
+    single: bool,
     state: HarmonyState,
     held: String,
     calls: usize,
 }
 
 impl Harmony {
-    /// A parser for calls of the tools `names`.
-    pub fn new(names: Option<Arc<[String]>>) -> Self {
+    /// A parser for the calls that `calls` would parse.
+    pub fn new(calls: Option<CallReader>) -> Self {
         Self {
-            names,
+            names: calls.as_ref().map(CallReader::names),
+            single: calls.is_some_and(|calls| calls.single()),
             state: HarmonyState::Begin,
             held: String::new(),
             calls: 0,
@@ -121,13 +126,15 @@ impl Harmony {
             (Some(to), _) if to != "assistant" && to != "user" => {
                 let name = to.strip_prefix("functions.").unwrap_or(to);
                 let known = self.names.as_ref();
-                if known.is_some_and(|names| names.iter().any(|known| known == name)) {
+                if !known.is_some_and(|names| names.iter().any(|known| known == name)) {
+                    // A tool that gpt-oss was trained with, but that the request does not have.
+                    Body::Thought
+                } else if self.single && self.calls > 0 {
+                    Body::Extra
+                } else {
                     parts.push(Part::Call(name.to_owned()));
                     self.calls += 1;
                     Body::Call
-                } else {
-                    // A tool that gpt-oss was trained with, but that the request does not have.
-                    Body::Thought
                 }
             }
             (_, "analysis") => Body::Thought,
@@ -159,6 +166,7 @@ impl Harmony {
 fn text(body: Body, text: String) -> Option<Part> {
     match body {
         _ if text.is_empty() => None,
+        Body::Extra => None,
         Body::Thought => Some(Part::Thought(text)),
         Body::Answer => Some(Part::Text(text)),
         Body::Call => Some(Part::Arguments(text)),

@@ -4,13 +4,17 @@
 //! tool calls, piece by piece.
 
 mod count;
+mod drafts;
 mod form;
 mod harmony;
 mod options;
+mod solar;
 mod tags;
 
 use super::calls::{CallReader, Part};
+use drafts::Drafts;
 use harmony::Harmony;
+use solar::Solar;
 use tags::Tags;
 
 pub use count::ThoughtTokens;
@@ -23,6 +27,8 @@ pub struct Reading {
     thoughts: Thoughts,
     /// Parser of calls outside of the reasoning.
     calls: Option<CallReader>,
+    /// Parser of calls inside of it.
+    drafts: Option<Drafts>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -31,6 +37,7 @@ enum Thoughts {
     None,
     Tags(Tags),
     Harmony(Harmony),
+    Solar(Solar),
 }
 
 impl Reading {
@@ -38,14 +45,18 @@ impl Reading {
     pub fn new(opening: Option<Opening>, calls: Option<CallReader>) -> Self {
         match opening {
             None => Self {
-                thoughts: Thoughts::None,
                 calls,
+                ..Self::default()
             },
             Some(Opening {
                 form: ReasoningFormat::Tags(tags),
                 opened,
             }) => Self {
                 thoughts: Thoughts::Tags(Tags::new(tags, opened)),
+                drafts: calls
+                    .as_ref()
+                    .filter(|calls| calls.marks())
+                    .map(Drafts::new),
                 calls,
             },
             // In Harmony, calls are channels too.
@@ -53,8 +64,16 @@ impl Reading {
                 form: ReasoningFormat::Harmony,
                 ..
             }) => Self {
-                thoughts: Thoughts::Harmony(Harmony::new(calls.map(|calls| calls.names()))),
-                calls: None,
+                thoughts: Thoughts::Harmony(Harmony::new(calls)),
+                ..Self::default()
+            },
+            Some(Opening {
+                form: ReasoningFormat::Solar,
+                ..
+            }) => Self {
+                thoughts: Thoughts::Solar(Solar::default()),
+                calls,
+                ..Self::default()
             },
         }
     }
@@ -73,6 +92,7 @@ impl Reading {
             Thoughts::None => vec![Part::Text(piece.to_owned())],
             Thoughts::Tags(tags) => tags.push(piece),
             Thoughts::Harmony(harmony) => harmony.push(piece),
+            Thoughts::Solar(solar) => solar.push(piece),
         };
         self.for_calls(parts)
     }
@@ -83,9 +103,20 @@ impl Reading {
             Thoughts::None => Vec::new(),
             Thoughts::Tags(tags) => tags.finish(),
             Thoughts::Harmony(harmony) => harmony.finish(),
+            Thoughts::Solar(solar) => solar.finish(),
         };
         let mut parts = self.for_calls(parts);
-        parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut)));
+        let ended = match &self.thoughts {
+            Thoughts::Tags(tags) if tags.is_inside() => self.drafts.as_mut(),
+            _ => None,
+        };
+        match ended.map(|drafts| drafts.finish(cut)) {
+            Some(ended) => {
+                parts.extend(ended.parts);
+                self.calls = Some(ended.calls);
+            }
+            None => parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut))),
+        }
         parts
     }
 
@@ -93,8 +124,9 @@ impl Reading {
     pub fn holds(&self) -> bool {
         match &self.thoughts {
             Thoughts::None => false,
-            Thoughts::Tags(tags) => tags.holds(),
+            Thoughts::Tags(tags) => tags.holds() || self.drafts.as_ref().is_some_and(Drafts::holds),
             Thoughts::Harmony(harmony) => harmony.holds(),
+            Thoughts::Solar(solar) => solar.holds(),
         }
     }
 
@@ -102,11 +134,23 @@ impl Reading {
         let Some(calls) = &mut self.calls else {
             return parts;
         };
-        let read = parts.into_iter().flat_map(|part| match part {
-            Part::Text(text) => calls.push(&text),
-            other => vec![other],
-        });
-        read.collect()
+        let mut read = Vec::new();
+        for part in parts {
+            match (part, &mut self.drafts) {
+                (Part::Thought(text), Some(drafts)) => read.extend(drafts.push(&text)),
+                (Part::Text(text), drafts) => {
+                    read.extend(drafts.as_mut().and_then(Drafts::close));
+                    read.extend(calls.push(&text));
+                }
+                (other, _) => read.push(other),
+            }
+        }
+        if let (Thoughts::Tags(tags), Some(drafts)) = (&self.thoughts, &mut self.drafts)
+            && !tags.is_inside()
+        {
+            read.extend(drafts.close());
+        }
+        read
     }
 }
 

@@ -41,6 +41,11 @@ impl Tags {
         }
     }
 
+    /// Whether the text is in its reasoning.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.state, TagState::Opened | TagState::Inside)
+    }
+
     /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         if self.state == TagState::Answer {

@@ -3,13 +3,13 @@
 use emberflow_engine::Constraint;
 use serde_json::{Value, json};
 
-use super::super::calls::{Part, ToolOptions};
+use super::super::calls::{CallFormat, Part, ToolOptions};
 use super::super::rules::Rules;
 use super::super::rules::tests::{compiled_behind, demo};
 use super::{Opening, Reading, ReasoningFormat, ReasoningOptions};
 
 /// Reasoning, answer, and calls with their arguments.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Read {
     thoughts: String,
     answer: String,
@@ -31,7 +31,8 @@ fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
     let (model, _) = demo();
     let tools = json!({"tools": [{"type": "function", "function": {"name": "get"}}]});
     let calls: ToolOptions = serde_json::from_value(tools).unwrap();
-    let plan = calls.plan(template, model.tokenizer()).unwrap().unwrap();
+    let format = CallFormat::of(template, &[], &|_| None);
+    let plan = calls.plan(&format, model.tokenizer()).unwrap().unwrap();
     let mut reading = Reading::new(Opening::behind(prompt, template), Some(plan.reader()));
     let chars: Vec<char> = text.chars().collect();
     let mut parts = Vec::new();
@@ -54,7 +55,7 @@ fn read(template: &str, prompt: &str, text: &str, length: usize) -> Read {
 
 #[test]
 fn pieces_of_any_length_give_the_same_thoughts() {
-    const THINK: &str = "{% if enable_thinking %}<think>\n{% endif %}</think>";
+    const THINK: &str = "<tool_call>{% if enable_thinking %}<think>\n{% endif %}</think>";
     let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
     for length in [1, 2, 5, 1000] {
         let think = |prompt: &str, text: &str| read(THINK, prompt, text, length);
@@ -83,6 +84,85 @@ fn pieces_of_any_length_give_the_same_thoughts() {
             length,
         );
         assert_eq!(found, Read::new("I look.", "Yes"));
+    }
+}
+
+/// Hy3's template formats its tags, and writes a closed pair by default.
+#[test]
+fn thoughts_of_hy3_are_separated() {
+    const HY3: &str = "{% set HYTK = ':opensource' %}{% set open = '<think{}>'.format(HYTK) %}\
+        {% set close = '</think{}>'.format(HYTK) %}{{ '<｜hy_Assistant{}｜>'.format(HYTK) ~ open }}";
+    for length in [1, 2, 5, 1000] {
+        let hy3 = |prompt: &str, text: &str| read(HY3, prompt, text, length);
+        let opened = "Q<｜hy_Assistant:opensource｜><think:opensource>";
+        let both = Read::new("I look <think>.", "It is 4.");
+        assert_eq!(
+            hy3(opened, "I look <think>.</think:opensource>It is 4."),
+            both
+        );
+        let closed = format!("{opened}</think:opensource>");
+        assert_eq!(hy3(&closed, "It is 4."), Read::new("", "It is 4."));
+        // The same tags, written out.
+        let plain = "{{ '<think:opensource></think:opensource>' }}";
+        let text = "<think:opensource>I look <think>.</think:opensource>\n\nIt is 4.";
+        assert_eq!(read(plain, "Q", text, length), both);
+    }
+    assert_eq!(
+        ReasoningFormat::of_template("{{ '<tool{}>'.format(':opensource') }}"),
+        None
+    );
+}
+
+const SOLAR: &str = "<|begin|>assistant<|think|><|end|><|begin|>assistant<|content|><|tool_calls|>";
+
+#[test]
+fn messages_of_solar_open_are_thoughts_answers_and_calls() {
+    for length in [1, 2, 5, 1000] {
+        let solar = |text: &str| read(SOLAR, "<|begin|>assistant", text, length);
+        let both = Read::new("I < look.", "It is <4.");
+        for between in ["<|begin|>assistant", "", "\n<|begin|>assistant"] {
+            for end in ["", "<|end|>"] {
+                let text =
+                    format!("<|think|>\nI < look.\n<|end|>{between}<|content|>It is <4.{end}");
+                assert_eq!(solar(&text), both, "{text}");
+            }
+        }
+        assert_eq!(solar("<|content|> A "), Read::new("", " A "));
+        // Text without a header, and cut-off texts.
+        assert_eq!(solar("plain <|x"), Read::new("", "plain <|x"));
+        assert_eq!(solar("<|think|>I <|e"), Read::new("I <|e", ""));
+        assert_eq!(solar("<|think|>I<|end|><|begin|>assis"), Read::new("I", ""));
+        let mut called = Read::new("I", "");
+        called
+            .calls
+            .push(("get".to_owned(), "{\"a\": 1}".to_owned()));
+        let call = "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>get<|tool_call:args|>{\"a\": 1}";
+        let text = format!("<|think|>I<|end|><|begin|>assistant{call}<|tool_call:end|><|calls|>");
+        assert_eq!(solar(&text), called);
+    }
+}
+
+/// A call ends a reasoning that is not closed; one in a reasoning that is closed later is only considered.
+#[test]
+fn calls_end_thoughts_that_are_not_closed() {
+    const THINK: &str = "<think><tool_call>";
+    let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let mut called = Read::new("I look.", "");
+    called
+        .calls
+        .push(("get".to_owned(), "{\"a\": 1}".to_owned()));
+    for length in [1, 2, 5, 1000] {
+        let think = |text: &str| read(THINK, "Q<think>\n", text, length);
+        assert_eq!(think(&format!("I look.\n{call}")), called);
+        let draft = Read::new(&format!("I could {call} it."), "No.");
+        assert_eq!(think(&format!("I could {call} it.</think>No.")), draft);
+        let mention = Read::new("I write <tool_call> then", "");
+        assert_eq!(think("I write <tool_call> then"), mention);
+        // The call after the reasoning counts, the one in it does not.
+        let text = format!("I could {call}\n</think>\n{call}");
+        let mut both = called.clone();
+        both.thoughts = format!("I could {call}");
+        assert_eq!(think(&text), both);
     }
 }
 
@@ -130,6 +210,8 @@ fn rules_hold_the_answer_behind_thoughts() {
         (think, "<think>\n", "I < look.\n</think>\n\n"),
         (think, "", "<think>I</think>"),
         (think, "", ""),
+        (SOLAR, "", "<|content|>"),
+        (SOLAR, "", "<|think|>I<|end|><|begin|>assistant<|content|>"),
         (HARMONY, "", "<|channel|>final<|message|>"),
         (
             HARMONY,

@@ -1,0 +1,245 @@
+//! The formats of tool calls of a model.
+//!
+//! The chat template decides: two calls are rendered, and the format is read off them (`derive.rs`). If the template
+//! writes no calls, or not so that they come back, marks in its source decide (`table.rs`).
+
+use std::sync::Arc;
+
+use emberflow_engine::Text;
+use emberflow_models::chat::{Conversation, Message};
+use emberflow_models::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::derive::{IDS, KEYS, NAMES, NUMBERS, TEXTS, derive, inside_of_tag, whole_tags_before};
+use super::frame::{Frame, Notation};
+use super::header::Callee;
+use super::reader::{CallReader, Part};
+use super::table;
+use super::types::Kinds;
+use crate::template::Renderer;
+
+/// How a model writes calls.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CallFormat {
+    /// The formats that its texts may have; none if the template has no calls that are known.
+    pub frames: Arc<[Frame]>,
+    /// Whether calls are messages of gpt-oss.
+    pub harmony: bool,
+    /// Special tokens of calls, which appear in texts to be parsed.
+    pub signs: Arc<[u32]>,
+}
+
+/// Marker tokens of gpt-oss.
+pub const HARMONY: [&str; 5] = [
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+];
+
+/// Text of the sample's question and answer.
+const QUESTION: &str = "What is it?";
+const ANSWER: &str = "Answer";
+
+/// Renders a conversation, if the template accepts it.
+pub type Render<'a> = dyn Fn(&Conversation) -> Option<String> + 'a;
+
+impl CallFormat {
+    /// The format of a chat template with this source. `ends`: texts of tokens that end a text.
+    pub fn of(source: &str, ends: &[String], render: &Render<'_>) -> Self {
+        let harmony = source.contains("<|channel|>") && source.contains("<|message|>");
+        let rendered = match harmony {
+            true => Rendered::Nothing,
+            false => rendered(ends, render),
+        };
+        let mut frames = match rendered {
+            Rendered::Calls(frame) => vec![*frame],
+            Rendered::Unknown => Vec::new(),
+            Rendered::Nothing => table::of_source(source),
+        };
+        for frame in &mut frames {
+            if let Notation::Tags(tags) = &mut frame.arguments {
+                tags.cdata = source.contains("<![CDATA[");
+            }
+        }
+        Self {
+            frames: frames.into(),
+            harmony,
+            signs: Arc::default(),
+        }
+    }
+
+    /// The format of a model.
+    pub fn of_model(text: &Text, template: &Renderer) -> Self {
+        let tokenizer = text.tokenizer();
+        let ends = text.config().eos.iter();
+        let ends = ends.filter_map(|&end| tokenizer.token_bytes(end));
+        let ends: Vec<String> = ends.filter_map(|end| String::from_utf8(end).ok()).collect();
+        let render = |asked: &Conversation| template.render(asked).ok();
+        Self::of(template.source(true), &ends, &render).with_signs(tokenizer)
+    }
+
+    /// The same with the special tokens of this tokenizer.
+    pub fn with_signs(mut self, tokenizer: &Tokenizer) -> Self {
+        let all = (0..tokenizer.vocab_size()).filter(|&token| tokenizer.is_special(token));
+        let shown = all.filter(|&token| {
+            let text = tokenizer.token_bytes(token).unwrap_or_default();
+            String::from_utf8(text).is_ok_and(|text| self.shows(&text))
+        });
+        self.signs = shown.collect();
+        self
+    }
+
+    /// The format for forced calls: the model's, or Hermes' if it has none.
+    pub fn forced(&self, tokenizer: &Tokenizer) -> Self {
+        if !self.frames.is_empty() {
+            return self.clone();
+        }
+        let plain = Self {
+            frames: table::plain().into_iter().collect(),
+            ..Self::default()
+        };
+        plain.with_signs(tokenizer)
+    }
+
+    /// Whether a special token with this text belongs to calls, so that it appears in texts to be parsed.
+    pub fn shows(&self, special: &str) -> bool {
+        let mut texts = self.frames.iter().flat_map(Frame::texts);
+        let harmony = self.harmony && HARMONY.contains(&special);
+        !special.is_empty() && (harmony || texts.any(|text| text.contains(special)))
+    }
+}
+
+/// The special token with this text, if there is one.
+pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
+    let token = tokenizer.token_to_id(text);
+    token.filter(|&token| tokenizer.is_special(token))
+}
+
+/// What a template writes for calls.
+enum Rendered {
+    /// Calls in this format.
+    Calls(Box<Frame>),
+    /// Calls that are not understood.
+    Unknown,
+    /// Not the calls.
+    Nothing,
+}
+
+/// Reads the format of calls off a template, and checks that they come back as they went in.
+fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
+    let Some(answer) = render(&conversation(json!({"content": ANSWER}))) else {
+        return Rendered::Nothing;
+    };
+    let mut written = false;
+    // Some templates allow one call only, and some write arguments that are text.
+    for asked in [[2, 0], [2, 1], [1, 0], [1, 1]] {
+        let [count, text] = asked;
+        let calls: Vec<Value> = (0..count).map(|number| call(number, text == 1)).collect();
+        let Some(whole) = render(&conversation(json!({"content": "", "tool_calls": calls}))) else {
+            continue;
+        };
+        let sample = without_surroundings(&whole, &answer);
+        let end = ends.iter().filter(|end| !end.is_empty());
+        let end = end.filter_map(|end| sample.rfind(&end[..])).min();
+        let sample = &sample[..end.unwrap_or(sample.len())];
+        written |= sample.contains(NAMES[0]);
+        if let Some(frame) = derive(sample)
+            && comes_back(&frame, sample, count)
+        {
+            return Rendered::Calls(Box::new(frame));
+        }
+    }
+    match written {
+        true => Rendered::Unknown,
+        false => Rendered::Nothing,
+    }
+}
+
+/// A question and an answer with these members.
+fn conversation(answer: Value) -> Conversation {
+    let mut said = Message::new("assistant", "");
+    for (name, value) in answer.as_object().into_iter().flatten() {
+        said.set(name, value.clone());
+    }
+    let tools = NAMES.map(|name| {
+        let properties: serde_json::Map<String, Value> = (KEYS.iter().zip(["string", "string", "integer"]))
+            .map(|(key, kind)| ((*key).to_owned(), json!({"type": kind, "description": kind})))
+            .collect();
+        let parameters = json!({"type": "object", "properties": properties, "required": KEYS, "additionalProperties": false});
+        json!({"type": "function", "function": {"name": name, "description": name, "parameters": parameters}})
+    });
+    Conversation {
+        messages: vec![Message::new("user", QUESTION), said],
+        tools: tools.to_vec(),
+        ..Conversation::default()
+    }
+}
+
+/// A call of the sample; its arguments as an object, or as `text`.
+fn call(number: usize, text: bool) -> Value {
+    let [one, two, three] = KEYS;
+    let [first, second] = TEXTS[number];
+    let last: i64 = NUMBERS[number].parse().unwrap_or_default();
+    let arguments = json!({one: first, two: second, three: last});
+    let arguments = match text {
+        true => Value::from(arguments.to_string()),
+        false => arguments,
+    };
+    let function = json!({"name": NAMES[number], "arguments": arguments});
+    json!({"id": IDS[number], "type": "function", "function": function})
+}
+
+/// A rendered conversation without what it has in common with another one around its last message, and without an
+/// empty reasoning.
+fn without_surroundings<'a>(whole: &'a str, other: &str) -> &'a str {
+    let same = whole.chars().zip(other.chars()).take_while(|(a, b)| a == b);
+    let start: usize = same.map(|(a, _)| a.len_utf8()).sum();
+    let start = whole_tags_before(&whole[..start]).len();
+    let rest = &whole[start..];
+    let ends = rest.chars().rev().zip(other.chars().rev());
+    let length: usize = (ends.take_while(|(a, b)| a == b))
+        .map(|(a, _)| a.len_utf8())
+        .sum();
+    let end = &rest[rest.len() - length..];
+    let sample = &rest[..rest.len() - length + inside_of_tag(end)];
+    let name = sample.find(NAMES[0]).unwrap_or(0);
+    let lead = sample[..name].to_ascii_lowercase();
+    let thoughts = lead.rfind("think").map_or(0, |at| {
+        let close = lead[at..].find(['>', ']']);
+        close.map_or(0, |close| at + close + 1)
+    });
+    &sample[thoughts..]
+}
+
+/// Whether a sample's calls are read from it.
+fn comes_back(frame: &Frame, sample: &str, count: usize) -> bool {
+    let parameters = KEYS.map(|key| (key.to_owned(), Kinds::ANY)).to_vec();
+    let tools = NAMES.map(|name| Callee {
+        name: name.to_owned(),
+        parameters: parameters.clone(),
+    });
+    let mut reader = CallReader::new([frame.clone()].into(), tools.into(), false);
+    let mut parts = reader.push(sample);
+    parts.extend(reader.finish(false));
+    let mut calls: Vec<Value> = Vec::new();
+    let mut text = String::new();
+    for part in parts {
+        match part {
+            Part::Call(name) => {
+                calls.extend(serde_json::from_str(&text).ok());
+                calls.push(name.into());
+                text.clear();
+            }
+            Part::Arguments(more) => text += &more,
+            Part::Text(_) | Part::Thought(_) => return false,
+        }
+    }
+    calls.extend(serde_json::from_str(&text).ok());
+    let wanted = (0..count).flat_map(|number| {
+        let function = &call(number, false)["function"];
+        [function["name"].clone(), function["arguments"].clone()]
+    });
+    calls == wanted.collect::<Vec<Value>>()
+}

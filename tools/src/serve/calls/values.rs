@@ -1,0 +1,437 @@
+//! Grammars of arguments in each notation.
+
+use serde_json::{Map, Value, json};
+
+use super::frame::{Middle, Notation, Tags};
+use super::types::Kinds;
+use super::writer::{Member, Sequence, Writer, json_of, quoted};
+
+/// Maximum nesting of values that keep the family's notation; deeper ones are JSON.
+const MAX_DEPTH: usize = 6;
+
+/// Keywords of a schema that the rules here express, besides annotations.
+const EXPRESSED: [&str; 11] = [
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "title",
+    "description",
+    "default",
+    "$defs",
+    "definitions",
+    "x-guidance",
+];
+
+/// Definitions of a schema, which its parts may refer to.
+const DEFINITIONS: [&str; 3] = ["$defs", "definitions", "x-guidance"];
+
+/// Arguments of a tool.
+pub struct Parameters<'a> {
+    /// Prefix of the names of rules.
+    pub name: &'a str,
+    /// JSON schema of the arguments.
+    pub schema: &'a Value,
+}
+
+impl Parameters<'_> {
+    /// The expression of the arguments.
+    pub fn write(&self, notation: &Notation, writer: &Writer<'_>) -> String {
+        match notation {
+            Notation::Json => json_of(self.schema),
+            Notation::Tags(tags) => self.tagged(tags, writer),
+            Notation::Python => self.literal(&Python, writer),
+            Notation::Bare { quote } => self.literal(&Bare { quote }, writer),
+        }
+    }
+
+    /// Properties: name, schema, and whether each is required. `None` if the schema names none.
+    fn properties(&self) -> Option<Vec<Property<'_>>> {
+        properties(self.schema)
+    }
+
+    fn tagged(&self, tags: &Tags, writer: &Writer<'_>) -> String {
+        let value = writer.until("value", &tags.close);
+        let (before, after) = match &tags.middle {
+            Middle::Plain(text) => (text.clone(), None),
+            Middle::Typed { before, after, .. } => (before.clone(), Some(after)),
+        };
+        let Some(properties) = self.properties() else {
+            let (open, middle) = (writer.text(&tags.open), writer.text(&before));
+            writer.rule("KEY", "/[^<>\"\\n]+/");
+            let any = match (&tags.middle, after) {
+                (Middle::Typed { text, number, .. }, Some(after)) => format!(
+                    "{open} KEY {middle} ({} | {}) {} {value}",
+                    quoted(text),
+                    quoted(number),
+                    writer.text(after)
+                ),
+                _ => format!("{open} KEY {middle} {value}"),
+            };
+            writer.rule("any", &any);
+            return "any*".to_owned();
+        };
+        let members = properties.iter().enumerate().map(|(at, property)| {
+            let kinds = Kinds::of(property.schema, self.schema);
+            let one = |says: &str, value: String| {
+                let open = format!("{}{}{before}{says}", tags.open, property.name);
+                let after = after.map_or("", |after| &after[..]);
+                format!("{} {value}", writer.text(&(open + after)))
+            };
+            let words = [&tags.middle].map(|middle| match middle {
+                Middle::Plain(_) => ["", ""],
+                Middle::Typed { text, number, .. } => [&text[..], number],
+            });
+            let [[text, number]] = words;
+            let of_text = || match words_of(property.schema) {
+                Some(all) => format!("({}) {}", all.join(" | "), writer.text(&tags.close)),
+                None => value.clone(),
+            };
+            let expression = if kinds.only_text() {
+                one(text, of_text())
+            } else {
+                let name = format!("{}_j{at}", self.name);
+                writer.rule(
+                    &name,
+                    &json_of(&with_definitions(property.schema, self.schema)),
+                );
+                one(number, format!("{name} {}", writer.text(&tags.close)))
+            };
+            Member {
+                expression,
+                required: property.required,
+            }
+        });
+        let separator = (!tags.between.is_empty()).then(|| writer.text(&tags.between));
+        Sequence {
+            name: self.name,
+            members: members.collect(),
+            separator,
+        }
+        .write(writer)
+    }
+
+    fn literal(&self, style: &dyn Style, writer: &Writer<'_>) -> String {
+        style.rules(writer);
+        let [open, close] = style.brackets().map(quoted);
+        let Some(properties) = self.properties() else {
+            return "anyarguments".to_owned();
+        };
+        let values = Values {
+            style,
+            writer,
+            root: self.schema,
+        };
+        let members = properties.iter().enumerate().map(|(at, property)| {
+            let name = format!("{}_{at}", self.name);
+            let value = values.value(&name, property.schema, MAX_DEPTH);
+            Member {
+                expression: format!("{} ({value})", quoted(&style.parameter(property.name))),
+                required: property.required,
+            }
+        });
+        let sequence = Sequence {
+            name: self.name,
+            members: members.collect(),
+            separator: Some(quoted(style.comma())),
+        };
+        format!("{open} {} {close}", sequence.write(writer))
+    }
+}
+
+struct Property<'a> {
+    name: &'a str,
+    schema: &'a Value,
+    required: bool,
+}
+
+/// The properties of an object's schema.
+fn properties(schema: &Value) -> Option<Vec<Property<'_>>> {
+    let required = schema["required"].as_array();
+    let properties = schema.get("properties").and_then(Value::as_object)?;
+    let all = properties.iter().map(|(name, schema)| Property {
+        name,
+        schema,
+        required: required.is_some_and(|all| all.iter().any(|other| other == name)),
+    });
+    Some(all.collect())
+}
+
+/// The strings of an `enum`, in quotes.
+fn words_of(schema: &Value) -> Option<Vec<String>> {
+    let values = schema["enum"].as_array()?;
+    let words = values.iter().filter(|value| value.is_string());
+    let words: Vec<String> = words.map(Value::to_string).collect();
+    (!words.is_empty()).then_some(words)
+}
+
+/// A part of `root` with the definitions that it may refer to.
+fn with_definitions(schema: &Value, root: &Value) -> Value {
+    let mut schema = schema.clone();
+    for key in DEFINITIONS {
+        if let (Some(map), Some(definitions)) = (schema.as_object_mut(), root.get(key)) {
+            map.entry(key).or_insert_with(|| definitions.clone());
+        }
+    }
+    schema
+}
+
+/// A notation of literals.
+trait Style {
+    /// Brackets of the arguments.
+    fn brackets(&self) -> [&'static str; 2];
+    /// Between two members.
+    fn comma(&self) -> &'static str;
+    /// What precedes an argument's value.
+    fn parameter(&self, name: &str) -> String;
+    /// What precedes the value of a nested member.
+    fn key(&self, name: &str) -> String;
+    /// A string, `true`, `false` and `null`.
+    fn text(&self, text: &str) -> String;
+    fn words(&self) -> [&'static str; 3];
+    /// Adds the rules `anytext`, `anyvalue` and `anyarguments`.
+    fn rules(&self, writer: &Writer<'_>);
+}
+
+struct Python;
+
+impl Style for Python {
+    fn brackets(&self) -> [&'static str; 2] {
+        ["(", ")"]
+    }
+
+    fn comma(&self) -> &'static str {
+        ", "
+    }
+
+    fn parameter(&self, name: &str) -> String {
+        format!("{name}=")
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}: ", quoted(name))
+    }
+
+    fn text(&self, text: &str) -> String {
+        quoted(text)
+    }
+
+    fn words(&self) -> [&'static str; 3] {
+        ["True", "False", "None"]
+    }
+
+    fn rules(&self, writer: &Writer<'_>) {
+        writer.rule(
+            "PTEXT",
+            r#"/'([^'\\\n]|\\[\\'"nrt])*'|"([^"\\\n]|\\[\\'"nrt])*"/"#,
+        );
+        writer.rule("anytext", "PTEXT");
+        writer.rule("PKEY", "/[A-Za-z_][A-Za-z0-9_]*/");
+        writer.rule(
+            "NUMBER",
+            r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+        );
+        writer.rule("anymember", "anytext \": \" anyvalue");
+        any(writer, self);
+        writer.rule(
+            "anyarguments",
+            "\"(\" (PKEY \"=\" anyvalue (\", \" PKEY \"=\" anyvalue)*)? \")\"",
+        );
+    }
+}
+
+struct Bare<'a> {
+    quote: &'a str,
+}
+
+impl Style for Bare<'_> {
+    fn brackets(&self) -> [&'static str; 2] {
+        ["{", "}"]
+    }
+
+    fn comma(&self) -> &'static str {
+        ","
+    }
+
+    fn parameter(&self, name: &str) -> String {
+        self.key(name)
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{name}:")
+    }
+
+    fn text(&self, text: &str) -> String {
+        format!("{0}{text}{0}", self.quote)
+    }
+
+    fn words(&self) -> [&'static str; 3] {
+        ["true", "false", "null"]
+    }
+
+    fn rules(&self, writer: &Writer<'_>) {
+        let end = writer.until("btext", self.quote);
+        writer.rule("anytext", &format!("{} {end}", writer.text(self.quote)));
+        writer.rule("PKEY", "/[A-Za-z_][A-Za-z0-9_]*/");
+        writer.rule(
+            "NUMBER",
+            r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+        );
+        writer.rule("anymember", "PKEY \":\" anyvalue");
+        any(writer, self);
+        writer.rule("anyarguments", "anymap");
+    }
+}
+
+/// Rules of arbitrary values.
+fn any(writer: &Writer<'_>, style: &dyn Style) {
+    let (words, comma) = (style.words().map(quoted), quoted(style.comma()));
+    writer.rule(
+        "anyvalue",
+        &format!(
+            "anytext | NUMBER | {} | anylist | anymap",
+            words.join(" | ")
+        ),
+    );
+    writer.rule(
+        "anylist",
+        &format!("\"[\" (anyvalue ({comma} anyvalue)*)? \"]\""),
+    );
+    writer.rule(
+        "anymap",
+        &format!("\"{{\" (anymember ({comma} anymember)*)? \"}}\""),
+    );
+}
+
+/// Values of one tool.
+struct Values<'a> {
+    style: &'a dyn Style,
+    writer: &'a Writer<'a>,
+    root: &'a Value,
+}
+
+impl Values<'_> {
+    /// The expression of values that are valid against `schema`.
+    fn value(&self, name: &str, schema: &Value, depth: usize) -> String {
+        let schema = self.resolved(schema);
+        if depth == 0 {
+            return self.json(name, schema);
+        }
+        if let Some(values) = schema["enum"].as_array() {
+            let words: Option<Vec<String>> = values.iter().map(|value| self.word(value)).collect();
+            return match words {
+                Some(words) => words.join(" | "),
+                None => self.json(name, schema),
+            };
+        }
+        for key in ["anyOf", "oneOf"] {
+            if let (Some(all), 1) = (schema[key].as_array(), constraints(schema)) {
+                let all = all.iter().enumerate();
+                let all = all.map(|(at, of)| self.value(&format!("{name}_{at}"), of, depth - 1));
+                return all
+                    .map(|one| format!("({one})"))
+                    .collect::<Vec<_>>()
+                    .join(" | ");
+            }
+        }
+        if constraints(schema) > 0 {
+            return self.json(name, schema);
+        }
+        match &schema["type"] {
+            Value::String(kind) => self.kind(name, kind, schema, depth),
+            Value::Array(kinds) => {
+                let kinds = kinds.iter().filter_map(Value::as_str);
+                let all = kinds.map(|kind| format!("({})", self.kind(name, kind, schema, depth)));
+                all.collect::<Vec<_>>().join(" | ")
+            }
+            _ => "anyvalue".to_owned(),
+        }
+    }
+
+    fn kind(&self, name: &str, kind: &str, schema: &Value, depth: usize) -> String {
+        let [yes, no, null] = self.style.words().map(quoted);
+        let comma = quoted(self.style.comma());
+        match kind {
+            "string" => "anytext".to_owned(),
+            "boolean" => format!("{yes} | {no}"),
+            "null" => null,
+            "integer" => self.json(&format!("{name}_i"), &json!({"type": "integer"})),
+            "number" => self.json(&format!("{name}_n"), &json!({"type": "number"})),
+            "array" => match schema.get("items") {
+                None => "anylist".to_owned(),
+                Some(items) => {
+                    let item = self.value(&format!("{name}_e"), items, depth - 1);
+                    format!("\"[\" (({item}) ({comma} ({item}))*)? \"]\"")
+                }
+            },
+            _ => match properties(schema) {
+                None => "anymap".to_owned(),
+                Some(all) => self.object(name, &all, depth),
+            },
+        }
+    }
+
+    fn object(&self, name: &str, properties: &[Property<'_>], depth: usize) -> String {
+        let members = properties.iter().enumerate().map(|(at, property)| {
+            let value = self.value(&format!("{name}_{at}"), property.schema, depth - 1);
+            Member {
+                expression: format!("{} ({value})", quoted(&self.style.key(property.name))),
+                required: property.required,
+            }
+        });
+        let sequence = Sequence {
+            name,
+            members: members.collect(),
+            separator: Some(quoted(self.style.comma())),
+        };
+        format!("\"{{\" {} \"}}\"", sequence.write(self.writer))
+    }
+
+    /// A value of an `enum`; `None` for lists and objects.
+    fn word(&self, value: &Value) -> Option<String> {
+        let [yes, no, null] = self.style.words();
+        Some(match value {
+            Value::String(text) => self.writer.text(&self.style.text(text)),
+            Value::Bool(true) => quoted(yes),
+            Value::Bool(false) => quoted(no),
+            Value::Null => quoted(null),
+            Value::Number(number) => quoted(&number.to_string()),
+            Value::Array(_) | Value::Object(_) => return None,
+        })
+    }
+
+    /// The value as JSON, which all readers of calls take too.
+    fn json(&self, name: &str, schema: &Value) -> String {
+        let rule = format!("{name}_j");
+        let mut schema = with_definitions(schema, self.root);
+        if let (Some(map), Some(options)) = (schema.as_object_mut(), self.root.get("x-guidance")) {
+            map.insert("x-guidance".to_owned(), options.clone());
+        }
+        self.writer.rule(&rule, &json_of(&schema));
+        rule
+    }
+
+    fn resolved<'b>(&'b self, schema: &'b Value) -> &'b Value {
+        let mut schema = schema;
+        for _ in 0..MAX_DEPTH {
+            let path = schema["$ref"]
+                .as_str()
+                .and_then(|path| path.strip_prefix('#'));
+            match path.and_then(|path| self.root.pointer(path)) {
+                Some(target) => schema = target,
+                None => break,
+            }
+        }
+        schema
+    }
+}
+
+/// Number of keywords that are neither annotations nor expressed here.
+fn constraints(schema: &Value) -> usize {
+    let none = Map::new();
+    let map = schema.as_object().unwrap_or(&none);
+    map.keys()
+        .filter(|key| !EXPRESSED.contains(&&key[..]))
+        .count()
+}

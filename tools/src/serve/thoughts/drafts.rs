@@ -1,0 +1,83 @@
+//! Calls inside of the reasoning.
+//!
+//! Some models call a tool without closing their reasoning, which then ends. Others write calls in their reasoning that
+//! they only consider: those stay reasoning, since it is closed later. So a call is held until that is known.
+
+use super::super::calls::{CallReader, Part};
+
+/// Parser of the reasoning.
+#[derive(Debug, Clone)]
+pub struct Drafts {
+    fresh: CallReader,
+    reader: CallReader,
+    /// Text whose parts have not been returned.
+    held: String,
+    /// A call, and what follows it.
+    parts: Vec<Part>,
+}
+
+impl Drafts {
+    /// A parser for the same calls as `calls`.
+    pub fn new(calls: &CallReader) -> Self {
+        Self {
+            fresh: calls.clone(),
+            reader: calls.clone(),
+            held: String::new(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// Parses the next piece of the reasoning: what is certainly reasoning.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        self.held.push_str(piece);
+        let found = self.reader.push(piece);
+        let mut thoughts = Vec::new();
+        for part in found {
+            match part {
+                Part::Text(text) if self.parts.is_empty() => {
+                    self.held.drain(..text.len().min(self.held.len()));
+                    thoughts.push(Part::Thought(text));
+                }
+                part => self.parts.push(part),
+            }
+        }
+        thoughts
+    }
+
+    /// Whether the last pieces are held back until it is clear whether they are a call.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The reasoning is closed: the rest of it.
+    pub fn close(&mut self) -> Option<Part> {
+        let held = std::mem::take(&mut self.held);
+        self.parts.clear();
+        self.reader = self.fresh.clone();
+        (!held.is_empty()).then_some(Part::Thought(held))
+    }
+
+    /// The text ended inside of the reasoning: the rest of it, or calls; and the parser that has read them. `cut`: it
+    /// ended at its length limit.
+    pub fn finish(&mut self, cut: bool) -> Ended {
+        let rest = self.reader.finish(cut);
+        let mut parts = std::mem::take(&mut self.parts);
+        let called = !parts.is_empty();
+        parts.extend(rest.into_iter().map(|part| match part {
+            Part::Text(text) if !called => Part::Thought(text),
+            part => part,
+        }));
+        Ended {
+            parts,
+            calls: self.reader.clone(),
+        }
+    }
+}
+
+/// The end of the reasoning.
+pub struct Ended {
+    /// The rest of the text.
+    pub parts: Vec<Part>,
+    /// The parser that has read it.
+    pub calls: CallReader,
+}

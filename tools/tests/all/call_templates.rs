@@ -1,0 +1,195 @@
+//! Chat templates of public models: what a template writes for a call, a model says, and the server reads it back.
+//!
+//! The templates are not in this repository. `.ci/templates` fetches them and sets `EMBERFLOW_CALL_TEMPLATES` to
+//! their folders, separated by `:`; without it the test says SKIPPED.
+
+mod cases;
+mod cut;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use emberflow::serve::spoken::{Listener, Spoken};
+use serde_json::Value;
+
+use cases::{Case, Written, cases, plain, tools};
+use cut::Author;
+
+/// Lengths of the pieces in which a text comes. The last one is the whole text.
+const LENGTHS: [usize; 7] = [1, 2, 3, 5, 8, 13, usize::MAX];
+
+/// Cases that do not come back, and why: template, case, reason.
+const KNOWN: [(&str, &str, &str); 0] = [];
+
+/// How a template fared.
+#[derive(Debug, Default)]
+struct Outcome {
+    passed: usize,
+    /// Cases that the template cannot write.
+    unwritten: Vec<&'static str>,
+    /// Failed cases, and what happened.
+    failed: Vec<(&'static str, String)>,
+}
+
+#[test]
+fn calls_that_templates_write_come_back() {
+    let Some(folders) = std::env::var_os("EMBERFLOW_CALL_TEMPLATES") else {
+        println!(
+            "SKIPPED: EMBERFLOW_CALL_TEMPLATES does not name folders of chat templates (see .ci/templates)"
+        );
+        return;
+    };
+    let mut table = String::new();
+    let mut details = String::new();
+    let mut wrong = Vec::new();
+    let (mut templates, mut writers, mut passed) = (0, 0, 0);
+    for path in templates_of(&folders) {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let author = Author::new(&name, &std::fs::read_to_string(&path).unwrap());
+        templates += 1;
+        let Some(begin) = author.writes_calls() else {
+            let _ = writeln!(table, "{name:52} writes no call");
+            continue;
+        };
+        writers += 1;
+        let mut outcome = Outcome::default();
+        for case in cases(&begin.behind_value) {
+            outcome.add(&author, &case);
+        }
+        passed += outcome.passed;
+        let failed: Vec<&str> = outcome.failed.iter().map(|(case, _)| *case).collect();
+        let cannot = match outcome.unwritten.as_slice() {
+            [] => String::new(),
+            all => format!(", cannot write: {}", all.join(" ")),
+        };
+        let missed = match failed.as_slice() {
+            [] => String::new(),
+            all => format!(", FAILED: {}", all.join(" ")),
+        };
+        let count = outcome.passed + failed.len();
+        let frame = begin.frame();
+        let _ = writeln!(
+            table,
+            "{name:52} {frame:40} {}/{count}{missed}{cannot}",
+            outcome.passed
+        );
+        for (case, what) in &outcome.failed {
+            let _ = writeln!(details, "{name}, {case}: {what}\n");
+        }
+        for case in failed {
+            let known = KNOWN
+                .iter()
+                .any(|known| (known.0, known.1) == (&*name, case));
+            if !known {
+                wrong.push(format!("{name}: {case}"));
+            }
+        }
+        let fared = |case: &str| outcome.failed.iter().any(|(failed, _)| *failed == case);
+        for (_, case, _) in KNOWN.iter().filter(|known| known.0 == name) {
+            assert!(
+                fared(case),
+                "{name}: {case} comes back; remove it from the list"
+            );
+        }
+    }
+    println!("{details}{table}");
+    println!("{templates} templates, {writers} write calls, {passed} cases came back");
+    for (template, case, why) in KNOWN {
+        println!("known: {template}, {case}: {why}");
+    }
+    assert!(wrong.is_empty(), "do not come back: {}", wrong.join(", "));
+    assert!(
+        writers >= 50,
+        "{writers} templates that write calls; 50 or more are expected"
+    );
+}
+
+/// The templates in these folders, by name.
+fn templates_of(folders: &std::ffi::OsStr) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for folder in std::env::split_paths(folders) {
+        let entries = std::fs::read_dir(&folder);
+        let entries = entries.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        let files = entries.map(|entry| entry.unwrap().path());
+        all.extend(files.filter(|path| path.extension() == Some("jinja".as_ref())));
+    }
+    all.sort_by(|a: &PathBuf, b: &PathBuf| Path::file_name(a).cmp(&Path::file_name(b)));
+    all
+}
+
+impl Outcome {
+    fn add(&mut self, author: &Author, case: &Case) {
+        let written = match author.write(case) {
+            Ok(written) => written,
+            Err(why) if case.name == plain().name => {
+                self.failed
+                    .push((case.name, format!("not rendered: {why}")));
+                return;
+            }
+            Err(_) => {
+                self.unwritten.push(case.name);
+                return;
+            }
+        };
+        match read_back(author, case, &written) {
+            Ok(()) => self.passed += 1,
+            Err(why) => self.failed.push((case.name, why)),
+        }
+    }
+}
+
+/// Reads the text in pieces of every length and compares the parts with what was put in.
+fn read_back(author: &Author, case: &Case, written: &Written) -> Result<(), String> {
+    let tools = tools();
+    let signs = written.signs();
+    let listener = Listener {
+        template: &author.template,
+        specials: &signs,
+        tools: &tools,
+        prompt: &written.prompt,
+    };
+    for length in LENGTHS {
+        let spoken = listener.read(&written.text, length)?;
+        let same = same(case, written, &spoken);
+        same.map_err(|why| {
+            let pieces = match length {
+                usize::MAX => "whole".to_owned(),
+                length => format!("in pieces of {length}"),
+            };
+            let tail: String = written.prompt.chars().rev().take(40).collect();
+            let tail: String = tail.chars().rev().collect();
+            format!(
+                "{why}, {pieces}\n  prompt …{tail:?}\n  text   {:?}\n  read   {spoken:?}",
+                written.text
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether the parts are what was put in.
+fn same(case: &Case, written: &Written, spoken: &Spoken) -> Result<(), String> {
+    let names: Vec<&str> = spoken.calls.iter().map(|call| &*call.name).collect();
+    let wanted: Vec<&str> = case.calls.iter().map(|(name, _)| *name).collect();
+    if names != wanted {
+        return Err(format!("calls of {names:?} instead of {wanted:?}"));
+    }
+    for (call, (_, arguments)) in spoken.calls.iter().zip(&case.calls) {
+        let read: Result<Value, _> = serde_json::from_str(&call.arguments);
+        match read {
+            Ok(read) if read == *arguments => {}
+            Ok(read) => return Err(format!("arguments {read} instead of {arguments}")),
+            Err(e) => return Err(format!("arguments are no JSON ({e}): {}", call.arguments)),
+        }
+    }
+    let [thoughts, text] = [&spoken.thoughts, &spoken.text].map(|text| text.trim());
+    // Some templates write the content before a call as thoughts.
+    let (said, thought) = (written.content(case), &*written.thoughts);
+    let plan = format!("{thought}{said}");
+    if (text, thoughts) == (said, thought) || (text, thoughts) == ("", &*plan) {
+        return Ok(());
+    }
+    Err(format!(
+        "text {text:?}, thoughts {thoughts:?} instead of {said:?}, {thought:?}"
+    ))
+}

@@ -1,0 +1,264 @@
+//! Cuts what a model says out of what a template writes.
+
+use emberflow_models::chat::{ChatTemplate, Conversation, Message};
+use serde_json::{Value, json};
+
+use super::cases::{CONTENT, Case, THOUGHTS, Written, plain, tools};
+
+/// Ends of messages, which models write as end tokens.
+const ENDS: [&str; 24] = [
+    "</s>",
+    "<|im_end|>",
+    "<｜end▁of▁sentence｜>",
+    "<｜Assistant｜>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
+    "<|end_of_text|>",
+    "<|end_of_msg|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+    "<|role_end|>",
+    "<|message_sep|>",
+    "<SPECIAL_12>",
+    "<end_of_sentence>",
+    "</assistant>",
+    "<sep>",
+    "<seed:eos>",
+];
+
+/// A template that writes messages.
+pub struct Author {
+    pub template: ChatTemplate,
+    /// Calls in words, if the template leaves them to the content.
+    words: Option<Words>,
+}
+
+/// Writes a message's calls.
+type Words = fn(&Case) -> String;
+
+/// Models whose templates pass on the content but no calls, and how they were trained to write these.
+const WORDS: [(&str, Words); 4] = [
+    ("SmolLM3", tagged),
+    ("LFM2-8B", pythonic),
+    ("LFM2.5-Instruct", pythonic),
+    ("granite-3.3", listed),
+];
+
+/// The plain call as a template writes it.
+pub struct Begin {
+    text: String,
+    /// What follows the argument, if it is a tag.
+    pub behind_value: String,
+}
+
+impl Begin {
+    /// What stands before the arguments, and after.
+    pub fn frame(&self) -> String {
+        let one_line = self.text.replace('\n', "⏎");
+        let short: String = one_line.chars().take(40).collect();
+        short
+    }
+}
+
+impl Author {
+    /// # Panics
+    /// The template does not compile.
+    pub fn new(name: &str, source: &str) -> Self {
+        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let template = ChatTemplate::new(source, &tokens);
+        let template = template.unwrap_or_else(|e| panic!("{name}: {e}"));
+        let words = WORDS.iter().find(|(part, _)| name.contains(part));
+        Self {
+            template,
+            words: words.map(|(_, words)| *words),
+        }
+    }
+
+    /// The plain call, if the template writes one.
+    pub fn writes_calls(&self) -> Option<Begin> {
+        let text = match self.write(&plain()) {
+            Ok(written) => written.text,
+            // Also a template that could write the call, but fails.
+            Err(why) if why == UNWRITTEN => return None,
+            Err(_) => String::new(),
+        };
+        let behind = text.split("Paris").nth(1).unwrap_or_default().trim_start();
+        let tag = behind.find('>').filter(|_| behind.starts_with('<'));
+        Some(Begin {
+            behind_value: tag.map_or(String::new(), |end| behind[..=end].to_owned()),
+            text,
+        })
+    }
+
+    /// The prompt and what a model says.
+    ///
+    /// # Errors
+    /// What the template says, or that it does not write a part of the calls.
+    pub fn write(&self, case: &Case) -> Result<Written, String> {
+        let before = self.render(None, false)?;
+        let prompt = self.render(None, true)?;
+        let opened = prompt.strip_prefix(&*before).unwrap_or_default().to_owned();
+        // A prompt that opens the reasoning is followed by some.
+        let mut failure = String::new();
+        for thinks in [case.thinks, true] {
+            match self.answer(case, thinks, &before) {
+                Ok((answer, thoughts)) => {
+                    if let Some(text) = answer.strip_prefix(&*opened) {
+                        let text = text.to_owned();
+                        return Ok(Written {
+                            prompt,
+                            text,
+                            thoughts,
+                        });
+                    }
+                }
+                Err(why) => failure = why,
+            }
+        }
+        let Ok((answer, thoughts)) = self.answer(case, false, &before) else {
+            return Err(failure);
+        };
+        // The template writes past messages without the reasoning that its prompt opens or closes.
+        let same = opened.chars().zip(answer.chars());
+        let same: String = same.take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
+        let begin = same.rfind(['>', '\n', ':']).map_or(0, |at| at + 1);
+        let thinking = opened[begin..].trim();
+        let text = &answer[begin..];
+        let is_open = thinking.starts_with('<') && !thinking.contains("</") && thinking.len() > 1;
+        let (text, thoughts) = match is_open {
+            true => {
+                let close = thinking.replacen('<', "</", 1);
+                let text = format!("{THOUGHTS}\n{close}\n\n{}", text.trim_start());
+                (text, THOUGHTS.to_owned())
+            }
+            false => (text.to_owned(), thoughts),
+        };
+        Ok(Written {
+            prompt,
+            text,
+            thoughts,
+        })
+    }
+
+    /// What the template writes for the assistant's message, without its end, and the reasoning in it.
+    fn answer(&self, case: &Case, thinks: bool, before: &str) -> Result<(String, String), String> {
+        let mut message =
+            json!({"role": "assistant", "content": if case.says { CONTENT } else { "" }});
+        match self.words {
+            Some(words) => {
+                let content = if case.says { CONTENT } else { "" };
+                message["content"] = (content.to_owned() + &words(case)).into();
+            }
+            None => {
+                let calls = case.calls.iter().enumerate().map(|(at, (name, arguments))| {
+                    let function = json!({"name": name, "arguments": arguments});
+                    json!({"id": format!("abcdefgh{at}"), "type": "function", "function": function})
+                });
+                message["tool_calls"] = calls.collect();
+            }
+        }
+        if thinks {
+            message["reasoning_content"] = THOUGHTS.into();
+        }
+        let all = self.render(Some(message), false)?;
+        let same = all.strip_prefix(before);
+        let answer = same.ok_or("the template changes the messages before")?;
+        let missing = case.calls.iter().any(|(name, arguments)| {
+            let texts = arguments.as_object().into_iter().flatten();
+            let mut texts = texts.filter_map(|(_, value)| value.as_str());
+            let plain = |text: &str| text.chars().all(char::is_alphanumeric);
+            !answer.contains(name) || texts.any(|text| plain(text) && !answer.contains(text))
+        });
+        if missing {
+            return Err(UNWRITTEN.to_owned());
+        }
+        let thoughts = match answer.contains(THOUGHTS) {
+            true => THOUGHTS,
+            false => "",
+        };
+        Ok((without_end(answer).to_owned(), thoughts.to_owned()))
+    }
+
+    /// The conversation up to the user's message, or up to the assistant's.
+    fn render(&self, answer: Option<Value>, opens: bool) -> Result<String, String> {
+        let question = json!({"role": "user", "content": "Hi there"});
+        let messages = [Some(question), answer].into_iter().flatten();
+        let messages: Result<Vec<Message>, _> = messages.map(serde_json::from_value).collect();
+        let conversation = Conversation {
+            messages: messages.map_err(|e| e.to_string())?,
+            tools: tools().into(),
+            add_generation_prompt: opens,
+            ..Conversation::default()
+        };
+        self.template
+            .render(&conversation)
+            .map_err(|e| e.to_string())
+    }
+}
+
+const UNWRITTEN: &str = "the template does not write the calls";
+
+fn without_end(text: &str) -> &str {
+    let mut text = text.trim_end();
+    while let Some(rest) = ENDS.iter().find_map(|end| text.strip_suffix(end)) {
+        text = rest.trim_end_matches('\n');
+    }
+    text
+}
+
+fn json_call(name: &str, arguments: &Value) -> String {
+    format!("{{\"name\": \"{name}\", \"arguments\": {arguments}}}")
+}
+
+fn tagged(case: &Case) -> String {
+    let call = |(name, arguments): &(&str, Value)| {
+        format!("<tool_call>\n{}\n</tool_call>", json_call(name, arguments))
+    };
+    case.calls.iter().map(call).collect::<Vec<_>>().join("\n")
+}
+
+fn listed(case: &Case) -> String {
+    let call = |(name, arguments): &(&str, Value)| json_call(name, arguments);
+    let calls: Vec<String> = case.calls.iter().map(call).collect();
+    format!("<|tool_call|>[{}]", calls.join(", "))
+}
+
+fn pythonic(case: &Case) -> String {
+    let call = |(name, arguments): &(&str, Value)| {
+        let members = arguments.as_object().into_iter().flatten();
+        let members: Vec<String> = members
+            .map(|(key, value)| format!("{key}={}", literal(value)))
+            .collect();
+        format!("{name}({})", members.join(", "))
+    };
+    let calls: Vec<String> = case.calls.iter().map(call).collect();
+    format!("<|tool_call_start|>[{}]<|tool_call_end|>", calls.join(", "))
+}
+
+/// A value as Python writes it.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Null => "None".to_owned(),
+        Value::Bool(true) => "True".to_owned(),
+        Value::Bool(false) => "False".to_owned(),
+        Value::Array(all) => {
+            let all: Vec<String> = all.iter().map(literal).collect();
+            format!("[{}]", all.join(", "))
+        }
+        Value::Object(all) => {
+            let all = all.iter();
+            let all: Vec<String> = all
+                .map(|(key, value)| format!("{}: {}", json!(key), literal(value)))
+                .collect();
+            format!("{{{}}}", all.join(", "))
+        }
+        value => value.to_string(),
+    }
+}
