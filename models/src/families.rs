@@ -8,18 +8,21 @@ mod cohere;
 mod deepseek;
 mod deepseek4;
 mod experts;
+mod further;
 mod gemma;
 mod gemma_names;
 mod gguf_names;
 mod granite;
 mod hf_names;
 mod hunyuan;
+mod hybrids;
 mod keys;
 mod kimi;
 mod layer_norm;
 mod lfm2;
 mod llama;
 mod llama4;
+mod mamba_names;
 mod mixtures;
 mod nemotron;
 mod qwen;
@@ -27,6 +30,7 @@ mod qwen_names;
 mod routed;
 
 pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy, Shared};
+pub(crate) use self::further::FurtherTokens;
 pub(crate) use self::gguf_names::{DOWN_T, DOWN_T_BIAS, POSITIONS};
 pub(crate) use self::keys::{Absent, By, Key};
 
@@ -34,7 +38,7 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 15] = [
+const GROUPS: &[&[Family]] = &[
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
@@ -50,6 +54,7 @@ const GROUPS: [&[Family]; 15] = [
     &layer_norm::FAMILIES,
     &gemma::FAMILIES,
     &lfm2::FAMILIES,
+    &hybrids::FAMILIES,
 ];
 
 /// Alternative key names: (usual, alternative).
@@ -185,6 +190,8 @@ pub(crate) struct Arch {
     pub(crate) windows: Windows,
     /// Layers without rotary positions.
     pub(crate) unrotated: Option<EveryNth>,
+    /// A part of each head may be rotated, though the family's class rotates all of it (Bamba).
+    pub(crate) part_rotated: bool,
     /// `rope.scaling.finetuned` decides whether there are rotary positions.
     pub(crate) rotated_by_key: bool,
     /// The ends of YaRN's ramp are rounded outwards.
@@ -196,35 +203,6 @@ pub(crate) struct Arch {
     pub(crate) without_sigmoids: Option<&'static Family>,
     /// Further keys that are read for it, after the architecture.
     pub(crate) reads: &'static [&'static str],
-}
-
-/// Location of weights for multi-token prediction in a family's releases.
-#[derive(Clone, Copy)]
-pub(crate) enum FurtherTokens {
-    /// None.
-    Absent,
-    /// Layers after the last one of the decoder.
-    PastLast,
-    /// Tensors with one of these in their names.
-    Named(&'static [&'static str]),
-    /// Layers after the last one of the decoder; also, tensors with this in their names are
-    /// skipped.
-    PastLastOr(&'static str),
-}
-
-impl FurtherTokens {
-    /// Whether a tensor is one of them: `layer` is the layer in its name, `layers` the number in
-    /// the decoder.
-    pub(crate) fn have(self, name: &str, layer: Option<u32>, layers: u32) -> bool {
-        match self {
-            Self::Absent => false,
-            Self::PastLast => layer.is_some_and(|layer| layer >= layers),
-            Self::Named(parts) => parts.iter().any(|part| name.contains(part)),
-            Self::PastLastOr(part) => {
-                name.contains(part) || layer.is_some_and(|layer| layer >= layers)
-            }
-        }
-    }
 }
 
 /// The value of a missing key.
@@ -346,6 +324,7 @@ pub(crate) enum Check {
     Words(&'static str, &'static [&'static str]),
     /// `hidden_size`.
     Width(&'static str),
+    Number(&'static str, f32),
     /// At most this.
     AtMost(&'static str, f32),
     /// Any but null, which differs from an absent key.
@@ -382,6 +361,8 @@ pub(crate) enum Quirk {
     ShortConv,
     /// Some layers have a gated DeltaNet instead of attention, whose output has gates (Qwen3-Next).
     DeltaNet(ValueHeads),
+    /// Some layers have a gated DeltaNet instead of attention; the others norm outputs instead of inputs (OLMo Hybrid).
+    OlmoHybrid,
     /// Every layer with attention has latent attention (DeepSeek-V2).
     Latent,
     /// Every layer has attention over a window and over pools, and SiLU is clamped (DeepSeek-V4).
@@ -403,6 +384,12 @@ pub(crate) enum Quirk {
     NtkAlpha,
     /// Some layers have Mamba-2 instead of attention (Granite 4 H).
     Mamba,
+    /// All layers but those of this list have Mamba-2 instead of attention (Bamba).
+    MambaBut(&'static str),
+    /// Every layer has Mamba-2 beside attention, and keys give factors of matrices (Falcon-H1).
+    Beside,
+    /// Some layers have Mamba-1 instead of attention, and none has rotary positions (Jamba).
+    Mamba1,
     /// Each layer is only a mixer or only an FFN, without rotary positions (Nemotron-H).
     Sublayers,
     /// Queries and keys are rotated only if `position_embedding_type` is `rope` (Granite 4).
@@ -419,6 +406,10 @@ pub(crate) enum Quirk {
     OriginalContextBeside,
     /// Biases for choosing experts are stored as a matrix of one row (Ernie 4.5).
     ChoiceRow,
+    /// Attention's output has gates (AFMoE).
+    OutputGate,
+    /// Embeddings are multiplied by `sqrt(d_model)` only if a key is set (AFMoE).
+    WidthScaleBy(&'static str),
     /// Keys that are refused in a folder of this family.
     Lacks(&'static [&'static str]),
 }
@@ -492,6 +483,7 @@ const PLAIN_ARCH: Arch = Arch {
     usual_eps: None,
     windows: Windows::Never,
     unrotated: None,
+    part_rotated: false,
     rotated_by_key: false,
     yarn_truncate: true,
     widest: None,
@@ -501,7 +493,7 @@ const PLAIN_ARCH: Arch = Arch {
 
 /// All families.
 pub(crate) fn all() -> impl Iterator<Item = &'static Family> {
-    GROUPS.into_iter().flatten()
+    GROUPS.iter().copied().flatten()
 }
 
 /// The family that `model_type` names.

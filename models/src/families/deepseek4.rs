@@ -146,6 +146,7 @@ const NAMES: NameTable = NameTable {
         ],
     },
     fused: &[],
+    parts: &[],
 };
 
 /// Those of llama.cpp.
@@ -191,6 +192,7 @@ const GGUF_NAMES: NameTable = NameTable {
         ..gguf_names::NO_EXPERTS
     },
     fused: &[],
+    parts: &[],
 };
 
 pub(super) const FAMILIES: [Family; 1] = [DEEPSEEK_V4];

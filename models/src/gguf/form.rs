@@ -1,6 +1,7 @@
 //! Metadata for deviations from the plain decoder.
 
 use super::delta_net::delta_nets;
+use super::mamba::mamba_layers;
 use super::value::Metadata;
 use super::{ngrams, streams};
 use crate::config::{Form, Parallel, QueryScale};
@@ -18,6 +19,8 @@ pub(super) struct Shape {
     pub(super) ffn_bias: bool,
     /// There is a second norm before attention (Falcon 40B).
     pub(super) two_norms: bool,
+    /// The output of Mamba-2 has norms.
+    pub(super) mamba_norm: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
     /// Sizes of the residual streams.
@@ -129,6 +132,13 @@ pub(super) fn form(
                 form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
                 form.output_gate = true;
             }
+            Quirk::Beside => {
+                let mut mambas = mamba_layers(metadata, arch, (0..shape.layers).collect())?;
+                mambas.beside = true;
+                mambas.shape.unnormed = !shape.mamba_norm;
+                form.mamba = Some(mambas);
+            }
+            Quirk::OutputGate => form.output_gate = true,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
             Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
@@ -157,6 +167,7 @@ mod tests {
             head_dim: 8,
             ffn_bias: false,
             two_norms: false,
+            mamba_norm: false,
             windowed: true,
             streams: streams::Sizes::of(|_| None),
         };

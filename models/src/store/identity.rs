@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that were added later, with their defaults.
-const LATER: [&str; 29] = [
+const LATER: [&str; 35] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -37,6 +37,14 @@ const LATER: [&str; 29] = [
     ", pooled: None",
     // of a query scale
     ", unrotated: false",
+    ", mamba1: None",
+    ", late_norms: false",
+    // of a DeltaNet
+    ", signed: false",
+    ", norm_eps: None",
+    // of Mamba-2
+    ", unnormed: false",
+    ", beside: false",
 ];
 
 /// A configuration as part of a fingerprint. Fields added later count only if they are set, so that

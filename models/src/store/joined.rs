@@ -19,7 +19,10 @@ impl Store {
     ) -> Result<Vec<LaterRows>, Error> {
         let mut parts = Vec::new();
         let mut number = first.id.expert + 1;
-        while let Some(next) = by_id.remove(&TensorId::numbered(first.id.role, number)) {
+        while let Some(next) = by_id.remove(&TensorId {
+            expert: number,
+            ..first.id
+        }) {
             let of_one =
                 |tensor: &Found| (tensor.dtype, tensor.shape.len(), tensor.scales.is_none());
             let alike = of_one(&next) == (first.dtype, 2, true) && first.scales.is_none();

@@ -12,7 +12,9 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 57] = [
+const CASES: [&str; 59] = [
+    "afmoe",
+    "flex_olmo",
     "glm4_moe",
     "glm4_moe_air",
     "dots1",

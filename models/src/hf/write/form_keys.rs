@@ -18,6 +18,7 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
             Check::Flag(key, value) => config[key] = json!(value),
             Check::Zero(key) => config[key] = json!(0),
             Check::One(key) => config[key] = json!(1),
+            Check::Number(key, only) => config[key] = json!(only),
             Check::Word(key, word) => config[key] = json!(word),
             Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
             Check::Width(key) => config[key] = json!(c.d_model),
@@ -57,10 +58,15 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 config["position_embedding_type"] = json!(if rotated { "rope" } else { "nope" });
             }
             (Quirk::DeltaNet(_), _) => mixer_keys::delta_nets(c, config),
+            (Quirk::OlmoHybrid, _) => mixer_keys::olmo_hybrid(c, config),
             (Quirk::Latent, _) => mixer_keys::latent(c, config),
             (Quirk::Kda, _) => mixer_keys::kda(c, family.has(Quirk::Bounded), config),
-            (Quirk::Mamba, _) => mixer_keys::mamba(c, config),
+            (Quirk::Mamba, _) => mixer_keys::mamba(c, None, config),
+            (Quirk::MambaBut(key), _) => mixer_keys::mamba(c, Some(key), config),
+            (Quirk::Mamba1, _) => mixer_keys::mamba1(c, config),
+            (Quirk::Beside, _) => mixer_keys::beside(c, config),
             (Quirk::Sublayers, _) => mixer_keys::sublayers(c, config),
+            (Quirk::WidthScaleBy(key), _) => config[*key] = json!(c.form.embedding_scale != 1.0),
             (Quirk::Pooled, _) => pooled_keys::add(c, config),
             (Quirk::Hyper, _) => hyper_keys::add(c, config),
             // the indexer is left out: in this context it would choose everything
@@ -71,7 +77,8 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::OriginalContextBeside
                 | Quirk::Bounded
                 | Quirk::NtkAlpha
-                | Quirk::ChoiceRow,
+                | Quirk::ChoiceRow
+                | Quirk::OutputGate,
                 _,
             ) => {}
         }
