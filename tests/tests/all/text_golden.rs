@@ -392,6 +392,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("bamba", "chatml"),
     ("falcon_h1", "chatml"),
     ("afmoe", "chatml"),
+    ("jamba", "chatml"),
     ("smollm3", "chatml"),
     ("nemotron", "chatml"),
     ("gemma2", "gemma"),

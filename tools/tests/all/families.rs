@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::common::{cache, call, json, save_rates};
 
 /// The families with a mixer or a mixture of their own, and checkpoints in FP8 and FP4.
-const MODELS: [&str; 31] = [
+const MODELS: [&str; 32] = [
     "afmoe",
     "bailing_hybrid",
     "bamba",
@@ -27,6 +27,7 @@ const MODELS: [&str; 31] = [
     "gpt_oss",
     "granitemoehybrid",
     "hy_v3",
+    "jamba",
     "kimi_k25",
     "kimi_linear",
     "lfm2_moe",
