@@ -369,14 +369,8 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
         MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
         MixerKind::Mamba1(shape) => {
             let [channels, rank] = [shape.channels, shape.rank].map(|n| n as usize);
-            let between = [[shape.mixed(), channels], [channels, rank]];
-            [
-                [2 * channels, d],
-                [d, channels],
-                between[0],
-                between[1],
-                NONE,
-            ]
+            let [mix, steps] = [[shape.mixed(), channels], [channels, rank]];
+            [[2 * channels, d], [d, channels], mix, steps, NONE]
         }
         MixerKind::None => [NONE; 5],
     }

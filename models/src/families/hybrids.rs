@@ -212,3 +212,28 @@ const JAMBA: Family = Family {
 };
 
 pub(super) const FAMILIES: [Family; 4] = [BAMBA, FALCON_H1, OLMO_HYBRID, JAMBA];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Named, TensorId};
+
+    #[test]
+    fn parts_of_a_delta_net_have_numbers() {
+        let parse = |rest: &str| OLMO_HYBRID_NAMES.parse(&format!("model.layers.5.{rest}"), 1);
+        for (rest, role, expert) in [
+            ("linear_attn.q_proj.weight", Role::DeltaIn, 0),
+            ("linear_attn.v_proj.weight", Role::DeltaIn, 2),
+            ("linear_attn.conv1d.weight", Role::DeltaConv, 0),
+            ("linear_attn.k_conv1d.weight", Role::DeltaConv, 1),
+            ("attention_layer_norm.weight", Role::AttnNorm, 0),
+        ] {
+            let expected = TensorId {
+                role,
+                layer: 5,
+                expert,
+            };
+            assert_eq!(parse(rest), Some(Named::One(expected)), "{rest}");
+        }
+    }
+}

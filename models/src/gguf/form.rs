@@ -125,6 +125,18 @@ pub(super) fn form(
             Parallel::OneNorm
         };
     }
+    of_quirks(metadata, family, arch, shape, &mut form)?;
+    Ok(form)
+}
+
+/// Properties that have no field in the family.
+fn of_quirks(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    shape: Shape,
+    form: &mut Form,
+) -> Result<(), Error> {
     for quirk in family.quirks {
         let table = shape.streams;
         match *quirk {
@@ -141,12 +153,12 @@ pub(super) fn form(
             Quirk::OutputGate => form.output_gate = true,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
-            Quirk::Hyper => ngrams::form(metadata, arch.name, table, &mut form)?,
-            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, &mut form)?,
+            Quirk::Hyper => ngrams::form(metadata, arch.name, table, form)?,
+            Quirk::Streams => streams::form(metadata, arch.name, shape.layers, table, form)?,
             _ => {}
         }
     }
-    Ok(form)
+    Ok(())
 }
 
 #[cfg(test)]

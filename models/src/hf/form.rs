@@ -78,14 +78,20 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
         read(keys, key, sizes, &mut form)?;
     }
+    of_quirks(keys, family, sizes, &mut form)?;
+    Ok(form)
+}
+
+/// Properties that have no field in the family.
+fn of_quirks(keys: &Keys, family: &Family, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     for quirk in family.quirks {
         match quirk {
             Quirk::Falcon => form.parallel = falcon(keys)?,
-            Quirk::Streams => streams(keys, sizes, &mut form)?,
+            Quirk::Streams => streams(keys, sizes, form)?,
             Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::Temperature => form.query_scale = temperature(keys)?,
-            Quirk::Latent => latent(keys, &mut form, family.has(Quirk::Bounded))?,
+            Quirk::Latent => latent(keys, form, family.has(Quirk::Bounded))?,
             Quirk::Pooled => {
                 form.pooled = Some(pooled(keys, sizes.layers)?);
                 form.hyper = Some(hyper_connections(keys)?);
@@ -94,9 +100,9 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
                 form.delta_net = delta_nets(keys, sizes.layers, family.indexed().is_some())?;
                 form.output_gate = true;
             }
-            Quirk::OlmoHybrid => olmo_hybrid(keys, sizes, &mut form)?,
+            Quirk::OlmoHybrid => olmo_hybrid(keys, sizes, form)?,
             Quirk::Kda if family.has(Quirk::Bounded) => form.kda = bounded_kda(keys, sizes)?,
-            Quirk::Hyper => ngrams::form(keys, sizes, &mut form)?,
+            Quirk::Hyper => ngrams::form(keys, sizes, form)?,
             Quirk::Kda => {
                 form.kda = kda_layers(keys, sizes.layers)?;
                 form.nope_layers = (0..sizes.layers).collect();
@@ -112,14 +118,14 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
                 form.nope_layers = (0..sizes.layers).collect();
             }
             Quirk::Beside => form.mamba = Some(beside(keys, sizes)?),
-            Quirk::Sublayers => sublayers::read(keys, &mut form)?,
+            Quirk::Sublayers => sublayers::read(keys, form)?,
             Quirk::RotatedByName if !is_rotated(keys)? => {
                 form.nope_layers = (0..sizes.layers).collect();
             }
             _ => {}
         }
     }
-    Ok(form)
+    Ok(())
 }
 
 /// Scaling of queries by position, from the rotary parameters.

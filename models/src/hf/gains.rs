@@ -12,7 +12,7 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::families::{self, Quirk};
 use crate::names::Role;
-use crate::store::Gains;
+use crate::store::{Found, Gains};
 
 /// The factors of rows, by role.
 pub(super) struct RoleGains(BTreeMap<Role, Gains>);
@@ -62,9 +62,12 @@ impl RoleGains {
         ))
     }
 
-    /// The factors of a tensor's rows.
-    pub(super) fn of(&self, role: Role) -> Gains {
-        self.0.get(&role).cloned().unwrap_or_default()
+    /// The tensors with their factors.
+    pub(super) fn apply(&self, mut found: Vec<Found>) -> Vec<Found> {
+        for tensor in &mut found {
+            tensor.gains = self.0.get(&tensor.id.role).cloned().unwrap_or_default();
+        }
+        found
     }
 }
 

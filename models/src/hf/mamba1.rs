@@ -37,14 +37,14 @@ impl Periodic {
 
     /// The distances at which exactly the layers of `list` lie, of this many.
     pub(super) fn of(list: &[u32], layers: u32) -> Option<Self> {
-        let all = (1..=layers + 1)
+        let mut all = (1..=layers + 1)
             .flat_map(|period| (0..period).map(move |offset| Self { period, offset }));
         let fits = |of: &Self| {
             (0..layers)
                 .filter(|&layer| of.has(layer))
                 .eq(list.iter().copied())
         };
-        all.into_iter().find(fits)
+        all.find(fits)
     }
 }
 

@@ -134,8 +134,8 @@ fn open_with(
                 continue;
             }
             raw.name = name.into_owned();
-            for mut tensor in identify(raw, &file.path, files.len(), &config, scales)? {
-                tensor.gains = gains.of(tensor.id.role);
+            let of_raw = identify(raw, &file.path, files.len(), &config, scales)?;
+            for tensor in gains.apply(of_raw) {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
                 } else {

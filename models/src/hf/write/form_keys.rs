@@ -32,6 +32,11 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
     if let Some(local) = local.filter(|_| family.two_ropes) {
         two_ropes(&c.rope, local, config);
     }
+    of_quirks(c, family, config);
+}
+
+/// The keys of properties that have no field in the family.
+fn of_quirks(c: &ModelConfig, family: &Family, config: &mut Value) {
     for quirk in family.quirks {
         match (quirk, &c.rope.scaling) {
             (Quirk::NoPadding, _) => config["pad_token_id"] = Value::Null,
