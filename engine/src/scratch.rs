@@ -2,8 +2,8 @@
 
 use emberflow_kernels::{Activations, GROUP};
 use emberflow_models::config::{
-    DeltaNetShape, KdaShape, LatentSizes, MambaShape, Mixing, ModelConfig, NGrams, Parallel,
-    PooledAttention,
+    DeltaNetShape, KdaShape, LatentSizes, Mamba1Shape, MambaShape, Mixing, ModelConfig, NGrams,
+    Parallel, PooledAttention,
 };
 
 use crate::lanes::ProductRoom;
@@ -64,7 +64,7 @@ pub(crate) struct Scratch {
     /// Output of a block, `[rows × d_model]`.
     pub out: Vec<f32>,
     /// Attention's output in layers whose FFN reads the same input (parallel blocks),
-    /// `[rows × d_model]`, or the output of a parallel dense FFN; otherwise empty.
+    /// or Mamba-2's beside attention, `[rows × d_model]`, or the output of a parallel dense FFN; otherwise empty.
     pub parallel: Vec<f32>,
     /// Queries, `[rows × heads·head_dim]`, or the projected input of another mixer, later the outputs
     /// of a DeltaNet, head by head; in the FFN, the projected input of experts of another width.
@@ -173,6 +173,7 @@ fn partials_len(c: &ModelConfig, context: usize) -> usize {
 fn parallel(c: &ModelConfig) -> usize {
     match c.form.parallel {
         Parallel::No if c.mixture.as_ref().is_some_and(|m| m.parallel_dense) => c.d_model as usize,
+        Parallel::No if c.form.mamba.as_ref().is_some_and(|of| of.beside) => c.d_model as usize,
         Parallel::No => 0,
         Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
     }
@@ -189,6 +190,8 @@ fn projected(c: &ModelConfig) -> usize {
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
         .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::inputs))
+        // and the outputs of its channels
+        .max(3 * channels(c))
 }
 
 /// Width of [`Scratch::attended`].
@@ -205,6 +208,7 @@ fn mixed(c: &ModelConfig) -> usize {
         .max(delta_net(c).map_or(0, DeltaNetShape::channels))
         .max(kda(c).map_or(0, |kda| 3 * kda.values()))
         .max(mamba(c).map_or(0, MambaShape::channels))
+        .max(channels(c))
 }
 
 /// Width of [`Scratch::k`] and [`Scratch::v`].
@@ -216,6 +220,7 @@ fn kv_width(c: &ModelConfig) -> usize {
         .max(pooled)
         .max(delta_net(c).map_or(0, |net| net.value_heads as usize))
         .max(kda(c).map_or(0, |kda| kda.heads.max(2 * kda.dim) as usize))
+        .max(mamba1(c).map_or(0, Mamba1Shape::mixed))
 }
 
 /// Width of [`Scratch::gate`].
@@ -230,6 +235,7 @@ fn output_gates(c: &ModelConfig) -> usize {
         .max(delta_net(c).map_or(0, DeltaNetShape::values))
         .max(kda(c).map_or(0, KdaShape::values))
         .max(mamba(c).map_or(0, MambaShape::values))
+        .max(channels(c))
 }
 
 /// Columns of the widest matrix outside the FFN.
@@ -247,6 +253,8 @@ pub(crate) fn widest_input(c: &ModelConfig) -> usize {
     });
     let delta = delta_net(c).map_or(0, DeltaNetShape::values);
     let mamba = mamba(c).map_or(0, MambaShape::values);
+    let steps = mamba1(c).map_or(0, |of| of.channels.max(of.rank) as usize);
+    let mamba = mamba.max(steps);
     let kda = kda(c).map_or(0, KdaShape::values);
     let hyper = hyper(c);
     let experts = narrow_sizes::room(c)[2];
@@ -297,6 +305,15 @@ fn kda(c: &ModelConfig) -> Option<KdaShape> {
 
 fn mamba(c: &ModelConfig) -> Option<MambaShape> {
     c.form.mamba.as_ref().map(|mambas| mambas.shape)
+}
+
+fn mamba1(c: &ModelConfig) -> Option<Mamba1Shape> {
+    c.form.mamba1.as_ref().map(|mambas| mambas.shape)
+}
+
+/// Channels of Mamba-1.
+fn channels(c: &ModelConfig) -> usize {
+    mamba1(c).map_or(0, |of| of.channels as usize)
 }
 
 fn widths(c: &ModelConfig) -> [usize; 4] {

@@ -11,8 +11,10 @@ mod hyper;
 mod kda;
 mod latent;
 mod mamba;
+mod mamba1;
 mod mixture;
 mod ngrams;
+mod norms;
 mod pooled;
 mod reach;
 mod rope;
@@ -26,6 +28,7 @@ pub use hyper::{HyperConnections, MAX_STREAMS, Mixing};
 pub use kda::{KdaLayers, KdaShape};
 pub use latent::{LatentShape, LatentSizes};
 pub use mamba::{MambaLayers, MambaShape};
+pub use mamba1::{Mamba1Layers, Mamba1Shape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub use ngrams::NGrams;
 pub use pooled::{PooledAttention, PooledShape};
@@ -283,7 +286,14 @@ impl ModelConfig {
         }
         let mambas = self.form.mamba.as_ref();
         if let Some(of) = mambas.filter(|of| of.layers.binary_search(&layer).is_ok()) {
-            return MixerKind::Mamba(of.shape);
+            return match of.beside {
+                true => MixerKind::Beside(of.shape),
+                false => MixerKind::Mamba(of.shape),
+            };
+        }
+        let mamba1 = self.form.mamba1.as_ref();
+        if let Some(of) = mamba1.filter(|of| of.layers.binary_search(&layer).is_ok()) {
+            return MixerKind::Mamba1(of.shape);
         }
         let kda = self.form.kda.as_ref();
         if let Some(of) = kda.filter(|of| of.layers.binary_search(&layer).is_ok()) {
@@ -307,11 +317,15 @@ impl ModelConfig {
     /// Whether layer `layer` has attention, and not a mixer of recurrent state.
     pub(crate) fn has_keys(&self, layer: u32) -> bool {
         match self.mixer_of(layer) {
-            MixerKind::Attention | MixerKind::Latent(_) | MixerKind::Pooled(_) => true,
+            MixerKind::Attention
+            | MixerKind::Latent(_)
+            | MixerKind::Pooled(_)
+            | MixerKind::Beside(_) => true,
             MixerKind::ShortConv { .. }
             | MixerKind::DeltaNet(_)
             | MixerKind::Kda(_)
             | MixerKind::Mamba(_)
+            | MixerKind::Mamba1(_)
             | MixerKind::None => false,
         }
     }
@@ -493,9 +507,11 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
+        let bad = bad.or_else(|| self.bad_norms());
         let bad = (bad.or_else(|| self.bad_streams())).or_else(|| form.hyper?.bad(self));
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
+        let bad = bad.or_else(|| self.bad_mamba1());
         let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
         let bad = (bad.or_else(|| form.pooled.as_ref()?.bad(self)))
             .or_else(|| form.ngrams.as_ref()?.bad(self));
@@ -553,6 +569,11 @@ impl ModelConfig {
         if nets.layers.is_empty() || !self.are_layers(&nets.layers) {
             let expected = format!("layers below {}, ascending", self.layers);
             return BadField::some("layers with DeltaNets", &nets.layers, expected);
+        }
+        if let Some(eps) = net.norm_eps
+            && !(eps.is_finite() && eps > 0.0 && eps < 1.0)
+        {
+            return BadField::some("epsilon of DeltaNets", &eps, "above 0 and below 1");
         }
         if self.form.shared_kv > 0 || self.form.short_conv.is_some() {
             let expected = "absent, with shared keys or short convolutions";

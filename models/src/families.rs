@@ -18,6 +18,7 @@ mod gpt;
 mod granite;
 mod hf_names;
 mod hunyuan;
+mod hybrids;
 mod keys;
 mod kimi;
 mod layer_norm;
@@ -25,6 +26,7 @@ mod layers;
 mod lfm2;
 mod llama;
 mod llama4;
+mod mamba_names;
 mod mixtures;
 mod nemotron;
 mod olmo;
@@ -42,7 +44,7 @@ use crate::config::{Activation, Parallel};
 use crate::names::NameTable;
 
 /// All families, group by group.
-const GROUPS: [&[Family]; 21] = [
+const GROUPS: &[&[Family]] = &[
     &llama::FAMILIES,
     &llama4::FAMILIES,
     &qwen::FAMILIES,
@@ -64,6 +66,7 @@ const GROUPS: [&[Family]; 21] = [
     &stablelm::FAMILIES,
     &gpt::FAMILIES,
     &apertus::FAMILIES,
+    &hybrids::FAMILIES,
 ];
 
 /// Alternative key names: (usual, alternative).
@@ -199,6 +202,8 @@ pub(crate) struct Arch {
     pub(crate) windows: Windows,
     /// Layers without rotary positions.
     pub(crate) unrotated: Option<EveryNth>,
+    /// A part of each head may be rotated, though the family's class rotates all of it (Bamba).
+    pub(crate) part_rotated: bool,
     /// `rope.scaling.finetuned` decides whether there are rotary positions.
     pub(crate) rotated_by_key: bool,
     /// The ends of YaRN's ramp are rounded outwards.
@@ -269,6 +274,7 @@ pub(crate) enum Check {
     Words(&'static str, &'static [&'static str]),
     /// `hidden_size`.
     Width(&'static str),
+    Number(&'static str, f32),
     /// At most this.
     AtMost(&'static str, f32),
     /// Any but null, which differs from an absent key.
@@ -305,6 +311,8 @@ pub(crate) enum Quirk {
     ShortConv,
     /// Some layers have a gated DeltaNet instead of attention, whose output has gates (Qwen3-Next).
     DeltaNet(ValueHeads),
+    /// Some layers have a gated DeltaNet instead of attention; the others norm outputs instead of inputs (OLMo Hybrid).
+    OlmoHybrid,
     /// Every layer with attention has latent attention (DeepSeek-V2).
     Latent,
     /// Every layer has attention over a window and over pools, and SiLU is clamped (DeepSeek-V4).
@@ -326,6 +334,12 @@ pub(crate) enum Quirk {
     NtkAlpha,
     /// Some layers have Mamba-2 instead of attention (Granite 4 H).
     Mamba,
+    /// All layers but those of this list have Mamba-2 instead of attention (Bamba).
+    MambaBut(&'static str),
+    /// Every layer has Mamba-2 beside attention, and keys give factors of matrices (Falcon-H1).
+    Beside,
+    /// Some layers have Mamba-1 instead of attention, and none has rotary positions (Jamba).
+    Mamba1,
     /// Each layer is only a mixer or only an FFN, without rotary positions (Nemotron-H).
     Sublayers,
     /// Queries and keys are rotated only if `position_embedding_type` is `rope` (Granite 4).
@@ -357,6 +371,10 @@ pub(crate) enum Quirk {
     Prefix(&'static str),
     /// Folders have the keys under their alternative names.
     OtherNames,
+    /// Attention's output has gates (AFMoE).
+    OutputGate,
+    /// Embeddings are multiplied by `sqrt(d_model)` only if a key is set (AFMoE).
+    WidthScaleBy(&'static str),
     /// Keys that are refused in a folder of this family.
     Lacks(&'static [&'static str]),
 }
@@ -430,6 +448,7 @@ const PLAIN_ARCH: Arch = Arch {
     usual_eps: None,
     windows: Windows::Never,
     unrotated: None,
+    part_rotated: false,
     rotated_by_key: false,
     yarn_truncate: true,
     widest: None,
@@ -440,7 +459,7 @@ const PLAIN_ARCH: Arch = Arch {
 
 /// All families.
 pub(crate) fn all() -> impl Iterator<Item = &'static Family> {
-    GROUPS.into_iter().flatten()
+    GROUPS.iter().copied().flatten()
 }
 
 /// The family that `model_type` names.

@@ -3,6 +3,7 @@
 //! A checkpoint's own names exist only in the readers' tables; all later code uses [`TensorId`].
 
 mod mixers;
+mod parts;
 mod stored;
 
 pub use crate::role::Role;
@@ -10,7 +11,7 @@ pub use crate::tensor_id::{TensorId, UnknownName};
 
 use crate::config::{Bank, MixerKind, Mixture, ModelConfig, NGrams, Parallel, Streams};
 use crate::tensor_id::split_index;
-use mixers::{hyper_roles, of_kda, of_latent, of_pooled};
+use mixers::{hyper_roles, of_kda, of_latent, of_mamba, of_mamba1, of_pooled};
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
 pub(crate) struct NameTable {
@@ -28,6 +29,9 @@ pub(crate) struct NameTable {
     pub(crate) experts: ExpertNames,
     /// Tensors with several matrices, inside a layer.
     pub(crate) fused: &'static [(Fused, &'static str)],
+    /// Tensors with rows of a matrix, inside a layer: the matrix, their number among those that it consists of, and
+    /// their names.
+    pub(crate) parts: &'static [(Role, u32, &'static str)],
 }
 
 /// Matrices stored as one, row after row.
@@ -133,6 +137,10 @@ impl Named {
         let Self::One(id) = self else {
             return self;
         };
+        if id.role == Role::FfnNorm && config.form.late_norms && config.post_norm(id.layer) {
+            // a name of norms of inputs in some layers, and of outputs in others
+            return Self::One(TensorId::layer(Role::AttnPostNorm, id.layer));
+        }
         let mixture = config.mixture.as_ref();
         let apart = mixture.is_some_and(|m| m.width > 0) && id.expert == config.experts;
         let role = match id.role {
@@ -200,6 +208,10 @@ impl NameTable {
             if let Some((head, "weight")) = rest.strip_prefix(prefix).and_then(split_index) {
                 return Some(one(*role, head));
             }
+        }
+        let mut parts = self.parts.iter();
+        if let Some((role, number, _)) = parts.find(|(.., name)| *name == rest) {
+            return Some(one(*role, *number));
         }
         if let Some(fused) = find(self.fused, rest) {
             return Some(Named::Fused(fused, layer));
@@ -371,10 +383,10 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         rows: 1,
         cols: d,
     };
-    if form.pre_norm {
+    if config.pre_norm(layer) {
         list.push(norm(Role::AttnNorm));
     }
-    if form.pre_norm && form.norm_bias {
+    if config.pre_norm(layer) && form.norm_bias {
         list.push(norm(Role::AttnNormBias));
     }
     match config.mixer_of(layer) {
@@ -407,21 +419,14 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             push_all(list, layer, &all);
         }
         MixerKind::Kda(kda) => push_all(list, layer, &of_kda(kda, d)),
-        MixerKind::Mamba(mamba) => {
-            let all = [
-                (Role::MambaIn, mamba.inputs(), d),
-                (Role::MambaConv, mamba.channels(), mamba.taps as usize),
-                (Role::MambaConvBias, 1, mamba.channels()),
-                (Role::MambaStep, 1, mamba.heads as usize),
-                (Role::MambaRate, 1, mamba.heads as usize),
-                (Role::MambaSkip, 1, mamba.heads as usize),
-                (Role::MambaNorm, 1, mamba.values()),
-                (Role::MambaOut, d, mamba.values()),
-            ];
-            push_all(list, layer, &all);
+        MixerKind::Mamba(mamba) => push_all(list, layer, &of_mamba(mamba, d)),
+        MixerKind::Mamba1(mamba) => push_all(list, layer, &of_mamba1(mamba, d)),
+        MixerKind::Beside(mamba) => {
+            of_attention(config, layer, list);
+            push_all(list, layer, &of_mamba(mamba, d));
         }
     }
-    if form.post_norm {
+    if config.post_norm(layer) {
         list.push(norm(Role::AttnPostNorm));
     }
 }
@@ -507,7 +512,7 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         return;
     }
     let (d, form) = (config.d_model as usize, &config.form);
-    let own_norm = form.pre_norm && form.parallel != Parallel::OneNorm;
+    let own_norm = config.pre_norm(layer) && form.parallel != Parallel::OneNorm;
     let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
     let at = |role| TensorId::layer(role, layer);
     if own_norm {
@@ -564,7 +569,7 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         }
         push(at(Role::DownBias), banks, d);
     }
-    if form.post_norm {
+    if config.post_norm(layer) {
         push(at(Role::FfnPostNorm), 1, d);
     }
     if form.layer_scale {

@@ -230,6 +230,19 @@ pub enum Role {
     MambaNorm,
     /// Its output projection, `[d_model × values]`.
     MambaOut,
+    /// Mamba-1, whose other tensors are those of Mamba-2 with a head for each channel: projection of the channels to
+    /// the input of their steps and to `B` and `C`, `[rank + 2·state_dim × channels]`.
+    MambaMix,
+    /// Its projection to the channels' steps, `[channels × rank]`.
+    MambaSteps,
+    /// Its factors of the decays, below 0, `[channels × state_dim]`.
+    MambaRates,
+    /// RMSNorm weight of the input of its steps, `[1 × rank]`.
+    MambaStepNorm,
+    /// RMSNorm weight of its `B`, `[1 × state_dim]`.
+    MambaWriteNorm,
+    /// RMSNorm weight of its `C`, `[1 × state_dim]`.
+    MambaReadNorm,
     /// Weight of the norm before the FFN, `[1 × d_model]`.
     FfnNorm,
     /// Its bias, `[1 × d_model]`.
@@ -288,7 +301,7 @@ pub(crate) enum Place {
 }
 
 /// Every role with its name, the only such list.
-pub(crate) const ROLES: [(Role, Place, &str); 128] = [
+pub(crate) const ROLES: [(Role, Place, &str); 134] = [
     (Role::Embed, Place::Global, "embed"),
     (Role::Head, Place::Global, "head"),
     (Role::HeadBias, Place::Global, "head_bias"),
@@ -395,6 +408,12 @@ pub(crate) const ROLES: [(Role, Place, &str); 128] = [
     (Role::MambaSkip, Place::Layer, "mamba.skip"),
     (Role::MambaNorm, Place::Layer, "mamba.norm"),
     (Role::MambaOut, Place::Layer, "mamba.out"),
+    (Role::MambaMix, Place::Layer, "mamba.mix"),
+    (Role::MambaSteps, Place::Layer, "mamba.steps"),
+    (Role::MambaRates, Place::Layer, "mamba.rates"),
+    (Role::MambaStepNorm, Place::Layer, "mamba.step_norm"),
+    (Role::MambaWriteNorm, Place::Layer, "mamba.write_norm"),
+    (Role::MambaReadNorm, Place::Layer, "mamba.read_norm"),
     (Role::FfnNorm, Place::Layer, "ffn.norm"),
     (Role::FfnNormBias, Place::Layer, "ffn.norm_bias"),
     (Role::FfnPostNorm, Place::Layer, "ffn.post_norm"),
@@ -458,21 +477,23 @@ impl Role {
             | InputGate | InputProj | ConvIn | Conv | ConvOut | QGate | DeltaIn | DeltaGate
             | DeltaBeta | DeltaDecay | DeltaConv | DeltaOut | LatentQ | LatentKv | LatentKeys
             | LatentValues | DeltaDecayIn | DeltaGateIn | DeltaDecays | DeltaConvQ | DeltaConvK
-            | DeltaConvV | MambaIn | MambaConv | MambaOut | ExpertsIn | ExpertsOut | SharedIn
-            | SharedUp | SharedOut | NGramTable | NGramKey | NGramValue | NGramConv
-            | HyperMixerDown | HyperMixerUp | HyperMixerInject | HyperFfnDown | HyperFfnUp
-            | HyperFfnInject | HyperHeadDown | HyperHeadUp | PooledOut | PoolKv | PoolGate
-            | PoolBias | TokenExperts | HyperMixerMix | HyperFfnMix | HyperHeadMix => false,
+            | DeltaConvV | MambaIn | MambaConv | MambaOut | MambaMix | MambaSteps | MambaRates
+            | ExpertsIn | ExpertsOut | SharedIn | SharedUp | SharedOut | NGramTable | NGramKey
+            | NGramValue | NGramConv | HyperMixerDown | HyperMixerUp | HyperMixerInject
+            | HyperFfnDown | HyperFfnUp | HyperFfnInject | HyperHeadDown | HyperHeadUp
+            | PooledOut | PoolKv | PoolGate | PoolBias | TokenExperts | HyperMixerMix
+            | HyperFfnMix | HyperHeadMix => false,
             HeadBias | FinalNorm | FinalNormBias | AttnNorm | AttnNormBias | AttnPostNorm
             | QBias | KBias | VBias | OBias | QNorm | KNorm | FfnNorm | FfnNormBias
             | LayerInputsNorm | StreamRouterNorm | StreamScale | LaurelNorm | InputNorm
             | FfnPostNorm | SharedGate | Sinks | RouterBias | ChoiceBias | GateBias | UpBias
             | DownBias | DeltaStep | DeltaRate | DeltaNorm | LatentQNorm | LatentKvNorm
-            | MambaConvBias | MambaStep | MambaRate | MambaSkip | MambaNorm | RouterScale
-            | ExpertScale | ExpertsNorm | DensePostNorm | ExpertsPostNorm | LayerScale
-            | NGramKeyNorm | NGramQueryNorm | NGramConvNorm | HyperMixerNorm | HyperFfnNorm
-            | HyperHeadNorm | PoolNorm | HyperMixerBase | HyperMixerScale | HyperFfnBase
-            | HyperFfnScale | HyperHeadBase | HyperHeadScale => true,
+            | MambaStepNorm | MambaWriteNorm | MambaReadNorm | MambaConvBias | MambaStep
+            | MambaRate | MambaSkip | MambaNorm | RouterScale | ExpertScale | ExpertsNorm
+            | DensePostNorm | ExpertsPostNorm | LayerScale | NGramKeyNorm | NGramQueryNorm
+            | NGramConvNorm | HyperMixerNorm | HyperFfnNorm | HyperHeadNorm | PoolNorm
+            | HyperMixerBase | HyperMixerScale | HyperFfnBase | HyperFfnScale | HyperHeadBase
+            | HyperHeadScale => true,
         }
     }
 }

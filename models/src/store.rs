@@ -10,7 +10,7 @@ mod joined;
 mod read;
 
 pub(crate) use self::found::{
-    Found, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
+    Found, Gains, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
 };
 
 use std::cell::RefCell;
@@ -85,6 +85,8 @@ struct Place {
     scales: Option<Scales>,
     /// For a tensor stored as several.
     rest: Vec<LaterRows>,
+    /// Factors of its presented rows.
+    gains: Gains,
 }
 
 impl Store {
@@ -152,7 +154,7 @@ impl Store {
         };
         let own = tensor.shape.first().copied().unwrap_or(0);
         let rest = match id.role {
-            Role::NGramTable | Role::QNorm | Role::KNorm => {
+            Role::NGramTable | Role::QNorm | Role::KNorm | Role::DeltaIn | Role::DeltaConv => {
                 self.join(by_id, &mut tensor, wanted)?
             }
             _ => Vec::new(),
@@ -187,6 +189,7 @@ impl Store {
             row_bytes,
             scales: tensor.scales,
             rest,
+            gains: tensor.gains,
         });
         self.infos.push(TensorInfo {
             id,
@@ -315,6 +318,10 @@ impl Store {
                 part(&(other.file as u64).to_le_bytes());
                 part(&other.offset.to_le_bytes());
             }
+            for (row, gain) in &place.gains {
+                part(&(*row as u64).to_le_bytes());
+                part(&gain.to_le_bytes());
+            }
         }
         // The name may come from the folder; the fingerprint must not depend on the path.
         let config = ModelConfig {
@@ -430,6 +437,7 @@ impl Checkpoint for Store {
             Layout::EveryRow(place) => self.read_every_row(at, first, out, place)?,
             Layout::EveryElement(place) => self.read_every_element(at, first, out, place)?,
         }
+        self.places[at].apply_gains(first, cols, out);
         match out.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
             Some(index) => Err(Error::NotFinite {

@@ -24,6 +24,10 @@ pub enum Kind {
     Latent,
     /// With Mamba-2 layers: a fixture.
     Mamba,
+    /// With Mamba-1 layers: a fixture.
+    Mamba1,
+    /// With attention and Mamba-2 in every layer: a fixture.
+    Beside,
     /// Attention with two kinds of heads, shared keys, and per-layer inputs: a fixture.
     TwoHeads,
     /// With attention to chunks of the text, and experts whose inputs are scaled: a fixture.
@@ -37,7 +41,7 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 12] = [
+pub const KINDS: [Kind; 14] = [
     Kind::Attention,
     Kind::ShortConv,
     Kind::DeltaNet,
@@ -45,6 +49,8 @@ pub const KINDS: [Kind; 12] = [
     Kind::BoundedKda,
     Kind::Latent,
     Kind::Mamba,
+    Kind::Mamba1,
+    Kind::Beside,
     Kind::TwoHeads,
     Kind::Chunked,
     Kind::Pooled,
@@ -69,6 +75,8 @@ impl Kind {
             Self::BoundedKda => fixture("bailing_hybrid"),
             Self::Latent => fixture("deepseek_v3"),
             Self::Mamba => fixture("granitehybrid_dense"),
+            Self::Mamba1 => fixture("jamba_dense"),
+            Self::Beside => fixture("falcon_h1"),
             Self::TwoHeads => fixture("gemma4_inputs"),
             Self::Chunked => fixture("llama4_text"),
             Self::Pooled => fixture("deepseek_v4"),

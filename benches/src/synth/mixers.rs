@@ -98,7 +98,9 @@ impl Stream {
             }
             (Role::ConvOut, _) => Some(self.output(id, row, self.config.d_model as usize, 1.0)),
             (_, MixerKind::DeltaNet(net)) => self.delta_row(id, row, net),
-            (_, MixerKind::Mamba(mamba)) => self.mamba_row(id, row, mamba),
+            (_, MixerKind::Mamba(mamba) | MixerKind::Beside(mamba)) => {
+                self.mamba_row(id, row, mamba)
+            }
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! [q, k, v] = silu(conv(In · x))        q ← q / (|q|·√key_dim)        k ← k / |k|        per key head
-//! α = exp(rate · softplus(Decay·x + step))        β = σ(Beta·x)                          per value head
+//! α = exp(rate · softplus(Decay·x + step))        β = σ(Beta·x), or twice that           per value head
 //! S ← α·S        S ← S + k ⊗ β·(v − kᵀ·S)        y = qᵀ·S
 //! out = Out · (rmsnorm(y) ∘ silu(Gate · x)), or σ in place of silu (Qwen3.8-Flash-Next)
 //! ```
@@ -45,6 +45,8 @@ pub(crate) struct DeltaNet {
     /// By value head: the factor of the decay, below 0, and the bias of its projection.
     rate: Vec<f32>,
     step: Vec<f32>,
+    /// Limit of β.
+    most_beta: f32,
     /// RMSNorm over each head's output.
     norm: Vec<f32>,
     unit: Units,
@@ -83,6 +85,7 @@ impl DeltaNet {
             weights: by_tap(&from.rows(Role::DeltaConv, l, channels, taps)?, taps),
             rate: from.vector(Role::DeltaRate, l, heads)?,
             step: from.vector(Role::DeltaStep, l, heads)?,
+            most_beta: if shape.signed { 2.0 } else { 1.0 },
             norm: from.vector(Role::DeltaNorm, l, shape.value_dim as usize)?,
             unit: Units::new(dim),
             part: at..at + state_floats(shape),
@@ -104,7 +107,8 @@ impl DeltaNet {
             self.span(on, span, first, s);
             first += span.tokens.len();
         }
-        self.norm_and_gate(on, at.config.rms_eps, spans, s);
+        let eps = self.shape.norm_eps.unwrap_or(at.config.rms_eps);
+        self.norm_and_gate(on, eps, spans, s);
         let mixed = &s.attended[..rows * self.shape.values()];
         let input = Input::new(on.cpu, mixed, rows, &mut s.input);
         self.output.matmul(on, input, &mut s.rows, &mut s.out);
@@ -220,7 +224,7 @@ impl Rows<'_> {
             key: &qkv[keys + key_head * key_dim..][..key_dim],
             value: &qkv[2 * keys + head * dim..][..dim],
             decay: Decay::One(math::exp(self.net.rate[head] * step)),
-            beta: 1.0 / (1.0 + math::exp(-beta)),
+            beta: self.net.most_beta / (1.0 + math::exp(-beta)),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! out = Out · rmsnorm(y ∘ silu(z))
 //! ```
 //!
-//! The heads of a group share `B` and `C`, and the norm is per group. The state is the convolution's,
+//! The heads of a group share `B` and `C`, and the norm is per group; Falcon-H1 may have none. The state is the convolution's,
 //! then `S` of each head, `[state_dim × head_dim]`. Heads are independent; the tokens of a head are
 //! processed in order, so no bit depends on chunks.
 
@@ -44,7 +44,7 @@ pub(crate) struct Mamba {
     rate: Vec<f32>,
     step: Vec<f32>,
     skip: Vec<f32>,
-    /// Weights of the RMSNorms over the groups, `values` in all.
+    /// Weights of the RMSNorms over the groups, `values` in all; empty without norms.
     norm: Vec<f32>,
     /// Its part of a sequence's recurrent state.
     part: Range<usize>,
@@ -79,7 +79,11 @@ impl Mamba {
             rate: from.vector(Role::MambaRate, l, heads)?,
             step: from.vector(Role::MambaStep, l, heads)?,
             skip: from.vector(Role::MambaSkip, l, heads)?,
-            norm: from.vector(Role::MambaNorm, l, values)?,
+            norm: if shape.unnormed {
+                Vec::new()
+            } else {
+                from.vector(Role::MambaNorm, l, values)?
+            },
             part: at..at + state_floats(shape),
         })
     }

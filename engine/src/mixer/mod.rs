@@ -6,6 +6,7 @@
 //! buffers.
 
 mod attention;
+mod beside;
 mod blockwise;
 mod conv;
 mod delta_net;
@@ -13,6 +14,7 @@ mod kda;
 mod latent;
 mod layer_pass;
 mod mamba;
+mod mamba1;
 mod pooled;
 mod short_conv;
 
@@ -28,12 +30,14 @@ use crate::state::{HeadLayers, KvShape, PoolShape, Span, StateShape};
 
 use attention::Attention;
 pub(crate) use attention::HeadRows;
+use beside::Beside;
 pub(crate) use conv::{Convolution, by_tap};
 use delta_net::DeltaNet;
 use kda::Kda;
 use latent::LatentAttention;
 pub(crate) use layer_pass::LayerPass;
 use mamba::Mamba;
+use mamba1::Mamba1;
 use pooled::PooledAttention;
 use short_conv::ShortConv;
 
@@ -70,6 +74,8 @@ pub(crate) enum Mixer {
     DeltaNet(DeltaNet),
     Kda(Box<Kda>),
     Mamba(Mamba),
+    Mamba1(Box<Mamba1>),
+    Beside(Box<Beside>),
     /// No mixer.
     None,
 }
@@ -109,6 +115,14 @@ impl Mixer {
                 let at = recurrent_floats(c, layer);
                 Self::Mamba(Mamba::load(from, c, layer, shape, at)?)
             }
+            MixerKind::Mamba1(shape) => {
+                let at = recurrent_floats(c, layer);
+                Self::Mamba1(Box::new(Mamba1::load(from, c, layer, shape, at)?))
+            }
+            MixerKind::Beside(shape) => {
+                let at = recurrent_floats(c, layer);
+                Self::Beside(Box::new(Beside::load(from, c, layer, shape, at)?))
+            }
         })
     }
 
@@ -123,6 +137,8 @@ impl Mixer {
             Self::DeltaNet(net) => net.run(on, at, spans, s),
             Self::Kda(kda) => kda.run(on, at, spans, s),
             Self::Mamba(mamba) => mamba.run(on, at, spans, s),
+            Self::Mamba1(mamba) => mamba.run(on, at, spans, s),
+            Self::Beside(both) => both.run(on, at, spans, s),
             Self::None => {}
         }
     }
@@ -131,6 +147,7 @@ impl Mixer {
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
             Self::Attention(of) => rows * of.stored(),
+            Self::Beside(of) => rows * of.attention.stored(),
             _ => 0,
         };
         let width = self.output().map_or(0, Matrix::cols);
@@ -172,6 +189,12 @@ impl Mixer {
                 [Some(q), Some(k), Some(v), Some(gate), decays]
             }
             Self::Mamba(of) => [Some(&of.input), None, None, None, None],
+            Self::Mamba1(of) => [Some(&of.input), None, None, None, None],
+            Self::Beside(of) => {
+                let Attention { q, k, v, gate, .. } = &of.attention;
+                let input = Some(&of.mamba.input);
+                [Some(q), k.as_ref(), v.as_ref(), gate.as_ref(), input]
+            }
             Self::None => [None; 5],
         };
         all.into_iter().flatten()
@@ -186,6 +209,9 @@ impl Mixer {
             }
             Self::Pooled(of) => [Some(&of.q), Some(&of.low), None],
             Self::Kda(of) if of.gate.first.is_some() => [Some(&of.gate.last), None, None],
+            Self::Mamba1(of) => [Some(&of.mix), Some(&of.steps), None],
+            // beside that of attention
+            Self::Beside(of) => [Some(&of.mamba.output), None, None],
             _ => [None; 3],
         };
         all.into_iter().flatten()
@@ -201,6 +227,8 @@ impl Mixer {
             Self::DeltaNet(of) => Some(&of.output),
             Self::Kda(of) => Some(&of.output),
             Self::Mamba(of) => Some(&of.output),
+            Self::Mamba1(of) => Some(&of.output),
+            Self::Beside(of) => Some(&of.attention.o),
             Self::None => None,
         }
     }
@@ -253,6 +281,21 @@ impl Mixer {
                 [Some(q), Some(k), Some(v), None, None, Some(output)]
             }
             Self::Mamba(of) => of_input(&mut of.input, &mut of.output),
+            Self::Mamba1(of) => {
+                let Mamba1 { input, output, .. } = &mut **of;
+                of_input(input, output)
+            }
+            Self::Beside(of) => {
+                let Beside { attention, mamba } = &mut **of;
+                [
+                    Some(&mut attention.q),
+                    attention.k.as_mut(),
+                    attention.v.as_mut(),
+                    Some(&mut attention.o),
+                    Some(&mut mamba.input),
+                    Some(&mut mamba.output),
+                ]
+            }
             Self::None => [const { None }; 6],
         };
         all.into_iter().flatten()
@@ -274,13 +317,12 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
         MixerKind::Attention => {
             let gated = 1 + usize::from(c.form.output_gate);
             let stored = 2 - usize::from(of.key_is_value);
-            [
-                [(gated * heads + stored * kv) * hd, d],
-                [d, heads * hd],
-                NONE,
-                NONE,
-                NONE,
-            ]
+            let rows = (gated * heads + stored * kv) * hd;
+            [[rows, d], [d, heads * hd], NONE, NONE, NONE]
+        }
+        MixerKind::Beside(shape) => {
+            let rows = (heads + 2 * kv) * hd + shape.inputs();
+            [[rows, d], [d, heads * hd], [d, shape.values()], NONE, NONE]
         }
         MixerKind::Latent(shape) => {
             let of = LatentSizes::new(c, shape);
@@ -325,6 +367,11 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
             [[rows, d], [d, values], deeper, NONE, NONE]
         }
         MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
+        MixerKind::Mamba1(shape) => {
+            let [channels, rank] = [shape.channels, shape.rank].map(|n| n as usize);
+            let [mix, steps] = [[shape.mixed(), channels], [channels, rank]];
+            [[2 * channels, d], [d, channels], mix, steps, NONE]
+        }
         MixerKind::None => [NONE; 5],
     }
 }
@@ -415,7 +462,8 @@ pub(crate) fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
         MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
         MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
         MixerKind::Kda(shape) => kda::state_floats(shape),
-        MixerKind::Mamba(shape) => mamba::state_floats(shape),
+        MixerKind::Mamba(shape) | MixerKind::Beside(shape) => mamba::state_floats(shape),
+        MixerKind::Mamba1(shape) => mamba1::state_floats(shape),
     };
     (0..layer).map(floats).sum()
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Activation, GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs,
-    MambaLayers, MambaShape, Mixing, NGrams, PooledAttention, PooledShape, Rope, Streams,
+    Mamba1Layers, Mamba1Shape, MambaLayers, MambaShape, Mixing, NGrams, PooledAttention,
+    PooledShape, Rope, Streams,
 };
 
 /// Order of attention and FFN in a layer.
@@ -40,6 +41,9 @@ pub struct Form {
     pub pre_norm: bool,
     /// Outputs of attention and of the FFN are normed before they are added to the residual stream.
     pub post_norm: bool,
+    /// Layers with attention norm the outputs of attention and FFN instead of their inputs (OLMo Hybrid).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub late_norms: bool,
     /// Order of attention and FFN.
     pub parallel: Parallel,
     /// A learned vector is added for each position; this many rows precede that of position 0 (OPT:
@@ -120,6 +124,9 @@ pub struct Form {
     /// Layers with Mamba-2 instead of attention (Granite 4 H).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mamba: Option<MambaLayers>,
+    /// Layers with Mamba-1 instead of attention (Jamba).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mamba1: Option<Mamba1Layers>,
     /// Attention's output is multiplied by sigmoids of gates, which are computed from its input.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_gate: bool,
@@ -204,12 +211,16 @@ pub enum MixerKind {
     Kda(KdaShape),
     /// Mamba-2.
     Mamba(MambaShape),
+    /// Mamba-1.
+    Mamba1(Mamba1Shape),
+    /// Attention and Mamba-2, whose outputs are added.
+    Beside(MambaShape),
     /// None: the layer is only an FFN.
     None,
 }
 
 /// Gated DeltaNets instead of attention.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeltaNets {
     /// The layers that have one, ascending.
     pub layers: Vec<u32>,
@@ -218,7 +229,7 @@ pub struct DeltaNets {
 }
 
 /// Sizes of a gated DeltaNet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DeltaNetShape {
     /// Taps of its convolution, including the current token.
     pub taps: u32,
@@ -237,6 +248,12 @@ pub struct DeltaNetShape {
     /// The output gates are sigmoids, not SiLU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sigmoid_gate: bool,
+    /// β is up to 2, not 1, so that the state's eigenvalues are from −1 to 1 (OLMo Hybrid).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub signed: bool,
+    /// Epsilon of the norm of its output, if it differs from that of the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f32>,
 }
 
 impl DeltaNetShape {
@@ -285,6 +302,7 @@ impl Default for Form {
             norm_bias: false,
             pre_norm: true,
             post_norm: false,
+            late_norms: false,
             parallel: Parallel::No,
             learned_positions: None,
             nope_layers: Vec::new(),
@@ -313,6 +331,7 @@ impl Default for Form {
             qk_layer_norms: false,
             chunked: false,
             mamba: None,
+            mamba1: None,
             output_gate: false,
             without_mixer: Vec::new(),
             without_ffn: Vec::new(),

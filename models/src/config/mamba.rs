@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig};
+use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig, Parallel};
 
 /// Mamba-2 layers instead of attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,6 +11,9 @@ pub struct MambaLayers {
     pub layers: Vec<u32>,
     /// Its sizes.
     pub shape: MambaShape,
+    /// These layers have attention too: both read the layer's input, and their outputs are added (Falcon-H1).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beside: bool,
 }
 
 /// Sizes of a Mamba-2 layer.
@@ -26,6 +29,9 @@ pub struct MambaShape {
     pub groups: u32,
     /// State elements for each element of a head.
     pub state_dim: u32,
+    /// Its gated output has no norm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unnormed: bool,
 }
 
 impl MambaShape {
@@ -79,6 +85,10 @@ impl ModelConfig {
             return BadField::some("layers with Mamba", &mambas.layers, expected);
         }
         let form = &self.form;
+        if mambas.beside && (form.parallel != Parallel::No || form.output_gate) {
+            let expected = "absent, with attention and Mamba in one layer";
+            return BadField::some("parallel layers or output gates", &true, expected);
+        }
         let others = form.short_conv.is_some() || form.delta_net.is_some() || form.kda.is_some();
         if form.shared_kv > 0 || others || form.latent.is_some() {
             let expected = "absent, with shared keys or mixers of other kinds";

@@ -147,6 +147,7 @@ const NAMES: NameTable = NameTable {
     },
     by_head: &[],
     fused: &[],
+    parts: &[],
 };
 
 /// Those of llama.cpp.
@@ -193,6 +194,7 @@ const GGUF_NAMES: NameTable = NameTable {
     },
     by_head: &[],
     fused: &[],
+    parts: &[],
 };
 
 pub(super) const FAMILIES: [Family; 1] = [DEEPSEEK_V4];

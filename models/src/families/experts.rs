@@ -97,6 +97,9 @@ pub(crate) enum Dense {
     Steps,
     /// All but those of a list; without it, all but every n-th, with n from the second key, or 1.
     But(&'static str, &'static str),
+    /// All but those at a distance of each other, of which two keys (with defaults) give it and the first; 1 expert means
+    /// that every layer has a dense FFN.
+    Periodic([(&'static str, u32); 2]),
     /// Those that the list of sublayers marks.
     Sublayers,
 }

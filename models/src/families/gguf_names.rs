@@ -1,5 +1,6 @@
 //! Names of tensors in GGUF.
 
+use super::mamba_names;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.
@@ -102,6 +103,7 @@ pub(super) const PLAIN: NameTable = NameTable {
     },
     by_head: &[],
     fused: &[],
+    parts: &[],
 };
 
 /// Its own converter may store Down transposed.
@@ -332,17 +334,8 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
         ATTENTION,
         NORMS,
         FFN,
-        &[
-            (Role::MambaIn, "ssm_in.weight"),
-            (Role::MambaConv, "ssm_conv1d.weight"),
-            (Role::MambaConvBias, "ssm_conv1d.bias"),
-            (Role::MambaStep, "ssm_dt.bias"),
-            (Role::MambaRate, "ssm_a"),
-            (Role::MambaSkip, "ssm_d"),
-            (Role::MambaNorm, "ssm_norm.weight"),
-            (Role::MambaOut, "ssm_out.weight"),
-            (Role::Router, "ffn_gate_inp.weight"),
-        ],
+        mamba_names::GGUF,
+        &[(Role::Router, "ffn_gate_inp.weight")],
     ],
     ..PLAIN
 };
@@ -354,7 +347,7 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
         NORMS,
         TWO_MATRICES,
         ROUTER,
-        GRANITE_HYBRID.layers[3],
+        mamba_names::GGUF,
         &[
             (Role::ExpertsIn, "ffn_latent_down.weight"),
             (Role::ExpertsOut, "ffn_latent_up.weight"),

@@ -3,6 +3,7 @@
 use super::Preset::{Float, Int, Text};
 use super::experts::{EXPERTS, Experts, Renormalise, Shared};
 use super::keys::{By, Key, Sets, Spelled};
+use super::mamba_names::GGUF_KEYS;
 use super::{
     Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names, hf_names,
 };
@@ -39,7 +40,7 @@ const GRANITE: Family = Family {
         interleaved: true,
         rotated_by_key: true,
         // in files of Granite 4 without Mamba-2 layers
-        reads: MAMBA_KEYS,
+        reads: GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
@@ -78,7 +79,7 @@ const GRANITE_MOE_SHARED: Family = Family {
         interleaved: true,
         rotated_by_key: true,
         // in files of Granite 4 without Mamba-2 layers
-        reads: MAMBA_KEYS,
+        reads: GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
@@ -96,15 +97,6 @@ const SOFTMAX: Experts = Experts {
     shared: Some(Shared::Plain("shared_intermediate_size")),
     ..EXPERTS
 };
-
-/// Sizes of Mamba-2 layers in GGUF.
-const MAMBA_KEYS: &[&str] = &[
-    "ssm.conv_kernel",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-    "ssm.group_count",
-];
 
 /// `modeling_granitemoehybrid.py`: Granite 4, with or without Mamba-2 layers, with experts and a shared
 /// one, or with a dense FFN of that one's size.
@@ -128,8 +120,10 @@ const GRANITE_HYBRID: Family = Family {
         name: "granitehybrid",
         names: &gguf_names::GRANITE_HYBRID,
         interleaved: true,
+        // in files of Bamba
+        part_rotated: true,
         rotated_by_key: true,
-        reads: MAMBA_KEYS,
+        reads: GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,

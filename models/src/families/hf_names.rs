@@ -1,5 +1,6 @@
 //! Names of tensors in safetensors.
 
+use super::mamba_names;
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 const OUTSIDE: Spellings = &[
@@ -88,6 +89,7 @@ pub(super) const PLAIN: NameTable = NameTable {
     },
     by_head: &[],
     fused: &[],
+    parts: &[],
 };
 
 pub(super) const MIXTRAL: NameTable = NameTable {
@@ -294,6 +296,7 @@ pub(super) const FALCON: NameTable = NameTable {
     experts: NO_EXPERTS,
     by_head: &[],
     fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
+    parts: &[],
 };
 
 /// Falcon 40B for writing: the names of its norms come first.
@@ -533,15 +536,8 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
+        mamba_names::HF,
         &[
-            (Role::MambaIn, "mamba.in_proj.weight"),
-            (Role::MambaConv, "mamba.conv1d.weight"),
-            (Role::MambaConvBias, "mamba.conv1d.bias"),
-            (Role::MambaStep, "mamba.dt_bias"),
-            (Role::MambaRate, "mamba.A_log"),
-            (Role::MambaSkip, "mamba.D"),
-            (Role::MambaNorm, "mamba.norm.weight"),
-            (Role::MambaOut, "mamba.out_proj.weight"),
             (Role::Down, "shared_mlp.output_linear.weight"),
             (Role::Router, "block_sparse_moe.router.layer.weight"),
             (Role::Router, "block_sparse_moe.router.weight"),

@@ -2,9 +2,12 @@
 
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, ScoringBy};
 use super::keys::{Key, Sets};
-use super::{Arch, Bias, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Unrotated};
+use super::{
+    Arch, Bias, EveryNth, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Unrotated,
+};
 use super::{Windows, gguf_names, hf_names};
 use crate::config::{Activation, SWIGLU_ALPHA, SWIGLU_LIMIT, Scoring};
+use crate::names::NameTable;
 
 /// Norms of whole queries and keys.
 const OLMOE: Family = Family {
@@ -20,6 +23,26 @@ const OLMOE: Family = Family {
     experts: Some(EXPERTS),
     reads: &["clip_qkv"],
     ..PLAIN
+};
+
+/// `modeling_flex_olmo.py`: Olmo 2's norms and OLMoE's experts.
+const FLEX_OLMO: Family = Family {
+    name: "flex_olmo",
+    class: Some("FlexOlmoForCausalLM"),
+    names: &NameTable {
+        layers: &[
+            hf_names::OLMO2.layers[0],
+            hf_names::OLMO2.layers[2],
+            hf_names::ROUTER,
+        ],
+        experts: hf_names::PLAIN.experts,
+        ..hf_names::OLMO2
+    },
+    gguf: None,
+    theta: 500_000.0,
+    experts: Some(EXPERTS),
+    quirks: &[Quirk::NoPadding],
+    ..super::olmo::OLMO2
 };
 
 /// ReLU experts, chosen before attention. Layers without a window are not rotated.
@@ -123,4 +146,4 @@ const PHIMOE: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 4] = [OLMOE, SMALL_THINKER, GPT_OSS, PHIMOE];
+pub(super) const FAMILIES: [Family; 5] = [OLMOE, FLEX_OLMO, SMALL_THINKER, GPT_OSS, PHIMOE];

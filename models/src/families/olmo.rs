@@ -14,7 +14,7 @@ const OLMO: Family = Family {
 };
 
 /// `modeling_olmo2.py`. GGUF files with a window are Olmo 3.
-const OLMO2: Family = Family {
+pub(super) const OLMO2: Family = Family {
     name: "olmo2",
     class: Some("Olmo2ForCausalLM"),
     gguf: Some(Arch {

@@ -277,6 +277,81 @@ const EXAONE_MOE: Family = Family {
     ..PLAIN
 };
 
+/// Norms on both sides, gates of attention's output, biases of experts next to them.
+const AFMOE_NAMES: NameTable = NameTable {
+    layers: &[
+        hf_names::ATTENTION,
+        hf_names::FFN,
+        &[
+            (Role::QGate, "self_attn.gate_proj.weight"),
+            (Role::AttnNorm, "input_layernorm.weight"),
+            (Role::AttnPostNorm, "post_attention_layernorm.weight"),
+            (Role::FfnNorm, "pre_mlp_layernorm.weight"),
+            (Role::FfnPostNorm, "post_mlp_layernorm.weight"),
+            (Role::Router, "mlp.router.gate.weight"),
+            (Role::ChoiceBias, "mlp.expert_bias"),
+        ],
+    ],
+    ..hf_names::ROUTED
+};
+
+/// `modeling_afmoe.py` (Arcee Trinity): gates of attention's output, norms on both sides; layers without a
+/// window are not rotated.
+const AFMOE: Family = Family {
+    name: "afmoe",
+    class: Some("AfmoeForCausalLM"),
+    aliases: &[("sliding_window_pattern", "global_attn_every_n_layers")],
+    names: &AFMOE_NAMES,
+    gguf: Some(Arch {
+        name: "afmoe",
+        names: &NameTable {
+            layers: &[
+                gguf_names::ATTENTION,
+                gguf_names::NORMS,
+                gguf_names::POST_NORMS,
+                gguf_names::FFN,
+                gguf_names::ROUTER,
+                &[(Role::QGate, "attn_gate.weight")],
+            ],
+            ..gguf_names::PLAIN
+        },
+        windows: Windows::Pattern(4),
+        unrotated: Some(EveryNth {
+            first: 3,
+            windowed: true,
+        }),
+        ..ROUTED_ARCH
+    }),
+    bias: OPTIONAL_BIAS,
+    qk_norm: QkNorm::Head,
+    post_norm: true,
+    width_scale: true,
+    kv_heads_default: true,
+    head_dim_default: false,
+    windows: Windows::PatternOf(4, 1024),
+    experts: Some(Experts {
+        count: "num_experts",
+        renormalise: Renormalise::Always,
+        grouped: false,
+        scale: Some(("route_scale", 1.0)),
+        shared: Some(Shared::Experts("num_shared_experts", 2)),
+        dense: Dense::First("num_dense_layers", 1),
+        ..SIGMOID
+    }),
+    checks: &[
+        Check::Flag("route_norm", true),
+        Check::Words("score_func", &["sigmoid"]),
+        Check::NotNull("sliding_window"),
+    ],
+    reads: &["mup_enabled", "sliding_window_pattern"],
+    quirks: &[
+        Quirk::OutputGate,
+        Quirk::FullUnrotated,
+        Quirk::WidthScaleBy("mup_enabled"),
+    ],
+    ..PLAIN
+};
+
 pub(super) const FAMILIES: [Family; 9] = [
     DOTS1,
     GLM4_MOE,
@@ -287,4 +362,5 @@ pub(super) const FAMILIES: [Family; 9] = [
     HY_V3,
     EXAONE4,
     EXAONE_MOE,
+    AFMOE,
 ];

@@ -9,7 +9,7 @@ use super::form::{self, Shape};
 use super::gemma4;
 use super::kda::kda_layers;
 use super::latent::{self, latent};
-use super::mamba::mamba_layers;
+use super::mamba::{mamba_layers, mamba1_layers};
 use super::pooled;
 use super::rope::ropes;
 use super::streams;
@@ -77,6 +77,8 @@ pub(super) struct Facts {
     pub(super) two_norms: bool,
     /// There is a norm before the FFN.
     pub(super) has_ffn_norm: bool,
+    /// The output of Mamba-2 has norms.
+    pub(super) mamba_norm: bool,
     pub(super) has_head: bool,
     /// Experts are chosen by scores plus biases.
     pub(super) has_choice_bias: bool,
@@ -140,6 +142,7 @@ impl Facts {
             qk_norm: self.has_qk_norm,
             two_norms: self.two_norms,
             ffn_norm: self.has_ffn_norm,
+            mamba_norm: self.mamba_norm,
             windowed,
             streams: self.streams,
         }
@@ -254,8 +257,8 @@ fn by_layer(
     Ok((kv_heads, None))
 }
 
-/// The heads of keys and values. Layers without any are short convolutions in LFM2, Mamba-2 in Granite 4 H,
-/// and KDA in Kimi Linear.
+/// The heads of keys and values. Layers without any are short convolutions in LFM2, Mamba-2 in Granite 4 H, Mamba-1 in
+/// Jamba, and KDA in Kimi Linear.
 fn kv_heads(
     metadata: &Metadata,
     family: &Family,
@@ -268,7 +271,7 @@ fn kv_heads(
     if family.has(Quirk::Sublayers) {
         return sublayers::sublayers(metadata, arch, layers, form);
     }
-    let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Kda];
+    let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Mamba1, Quirk::Kda];
     let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
         return if family.has(Quirk::Latent) {
             Ok(None)
@@ -290,6 +293,12 @@ fn kv_heads(
     let without: Vec<u32> = without.map(|(layer, _)| layer).collect();
     if recurrent == Quirk::Mamba && !without.is_empty() {
         form.mamba = Some(mamba_layers(metadata, arch, without)?);
+        return Ok(own);
+    }
+    if recurrent == Quirk::Mamba1 {
+        form.nope_layers = (0..layers).collect();
+        let some = (!without.is_empty()).then(|| mamba1_layers(metadata, arch, without));
+        form.mamba1 = some.transpose()?;
         return Ok(own);
     }
     if recurrent == Quirk::Kda {

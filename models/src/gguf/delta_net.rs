@@ -67,6 +67,8 @@ pub(super) fn delta_nets(
             value_dim: values / value_heads,
             tiled: order == ValueHeads::Tiled,
             sigmoid_gate: false,
+            signed: false,
+            norm_eps: None,
         },
     }))
 }

@@ -41,6 +41,8 @@ pub(super) fn read(
     let key = |rest: &str| format!("{}.{rest}", arch.name);
     let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
     let (of, count) = match (experts_of(family), count) {
+        // files of Jamba with dense FFNs alone have 1 expert
+        ((Some(of), _), Some(1)) if matches!(of.dense, Dense::Periodic(_)) => return Ok(None),
         ((_, false), None) => return Ok(None),
         ((Some(of), true), None) if of.optional || of.parallel_dense.is_some() => return Ok(None),
         ((None, _), Some(_)) => {
@@ -141,7 +143,7 @@ fn dense(
             (0..count.min(layers)).collect()
         }
         // its converter writes no key for them
-        (Dense::Kinds(..), None) => (0..layers)
+        (Dense::Kinds(..), None) | (Dense::Periodic(_), _) => (0..layers)
             .filter(|layer| !routers.contains(layer))
             .collect(),
         _ => Vec::new(),

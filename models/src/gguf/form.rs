@@ -1,6 +1,7 @@
 //! Metadata for deviations from the plain decoder.
 
 use super::delta_net::delta_nets;
+use super::mamba::mamba_layers;
 use super::value::Metadata;
 use super::xielu::activations;
 use super::{ngrams, streams};
@@ -23,6 +24,8 @@ pub(super) struct Shape {
     pub(super) two_norms: bool,
     /// There is a norm before the FFN.
     pub(super) ffn_norm: bool,
+    /// The output of Mamba-2 has norms.
+    pub(super) mamba_norm: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
     /// Sizes of the residual streams.
@@ -140,6 +143,18 @@ fn of_quirks(
             Parallel::OneNorm
         };
     }
+    of_quirks(metadata, family, arch, shape, &mut form)?;
+    Ok(form)
+}
+
+/// Properties that have no field in the family.
+fn of_quirks(
+    metadata: &Metadata,
+    family: &Family,
+    arch: &Arch,
+    shape: Shape,
+    form: &mut Form,
+) -> Result<(), Error> {
     for quirk in family.quirks {
         let table = shape.streams;
         match *quirk {
@@ -161,6 +176,13 @@ fn of_quirks(
                 };
             }
             Quirk::Xielu => form.activations = activations(metadata, arch, shape.layers)?,
+            Quirk::Beside => {
+                let mut mambas = mamba_layers(metadata, arch, (0..shape.layers).collect())?;
+                mambas.beside = true;
+                mambas.shape.unnormed = !shape.mamba_norm;
+                form.mamba = Some(mambas);
+            }
+            Quirk::OutputGate => form.output_gate = true,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
             Quirk::Hyper => ngrams::form(metadata, arch.name, table, form)?,
@@ -191,6 +213,7 @@ mod tests {
             qk_norm: false,
             two_norms: false,
             ffn_norm: true,
+            mamba_norm: false,
             windowed: true,
             streams: streams::Sizes::of(|_| None),
         };

@@ -1,7 +1,7 @@
-//! The Mamba-2 layers of Granite 4 H.
+//! The Mamba-2 layers of Granite 4 H and Falcon-H1, and the Mamba-1 layers of Jamba.
 
 use super::value::Metadata;
-use crate::config::{MambaLayers, MambaShape, ModelConfig};
+use crate::config::{Mamba1Layers, Mamba1Shape, MambaLayers, MambaShape, ModelConfig};
 use crate::error::Error;
 use crate::families::Arch;
 use crate::names::Role;
@@ -31,6 +31,30 @@ pub(super) fn mamba_layers(
             head_dim: values / heads,
             groups: need("group_count")?,
             state_dim: need("state_size")?,
+            unnormed: false,
+        },
+        beside: false,
+    })
+}
+
+/// The sizes of the Mamba-1 layers `layers`.
+pub(super) fn mamba1_layers(
+    metadata: &Metadata,
+    arch: &Arch,
+    layers: Vec<u32>,
+) -> Result<Mamba1Layers, Error> {
+    let need = |rest: &str| {
+        let key = format!("{}.ssm.{rest}", arch.name);
+        let value = metadata.u32(&key)?;
+        value.ok_or_else(|| metadata.missing(&key, "an integer"))
+    };
+    Ok(Mamba1Layers {
+        layers,
+        shape: Mamba1Shape {
+            taps: need("conv_kernel")?,
+            channels: need("inner_size")?,
+            state_dim: need("state_size")?,
+            rank: need("time_step_rank")?,
         },
     })
 }
@@ -82,6 +106,7 @@ mod tests {
             head_dim: 8,
             groups: 3,
             state_dim: 6,
+            unnormed: false,
         };
         assert_eq!((found.layers, found.shape), (vec![0, 2], expected));
         let groups: Vec<u32> = (0..9).map(|head| expected.group_of(head)).collect();

@@ -166,6 +166,7 @@ fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
         has_ffn_bias: some_has(".ffn_up.bias") || some_has(".ffn_up_exps.bias"),
         two_norms: has("blk.0.attn_norm_2.weight"),
         has_ffn_norm: has("blk.0.ffn_norm.weight"),
+        mamba_norm: some_has(".ssm_norm.weight"),
         has_head: has("output.weight"),
         has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),
         routers: (tensors.iter())
@@ -352,6 +353,7 @@ fn identify(
         file: raw.file,
         offset: raw.offset,
         scales: None,
+        gains: Vec::new(),
     };
     match named {
         Some(Named::One(id)) if streams::is_unused(id, config) => Ok(Vec::new()),

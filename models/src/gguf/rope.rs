@@ -56,7 +56,7 @@ fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Res
     // files have the key even if nothing is rotated
     let dims = metadata.u32(&key("dimension_count"))?;
     let dims = dims.filter(|_| family.rotates()).unwrap_or(head_dim);
-    if dims != head_dim && family.rotated.is_none() {
+    if dims != head_dim && family.rotated.is_none() && !arch.part_rotated {
         let why = format!("only {head_dim}, the whole head, is implemented");
         return Err(metadata.unsupported(&key("dimension_count"), &why));
     }

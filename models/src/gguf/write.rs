@@ -142,7 +142,7 @@ impl GgufWriter {
 
     /// Writes the header.
     fn begin(path: &Path, file: GgufFile<'_>, arch: &'static Arch) -> Result<Self, Error> {
-        let tensors = in_file_order(file.config)
+        let tensors = in_file_order(file.config, arch)
             .into_iter()
             .map(|want| stored(want, &file, arch))
             .collect::<Option<Vec<_>>>()
@@ -378,10 +378,11 @@ fn is_stacked(id: TensorId, config: &ModelConfig) -> bool {
         && id.expert < config.experts
 }
 
-/// Every tensor; those stored together are consecutive. The output gates of attention come with Q.
-fn in_file_order(config: &ModelConfig) -> Vec<Required> {
+/// Every tensor; those stored together are consecutive. The output gates of attention may come with Q.
+fn in_file_order(config: &ModelConfig, arch: &Arch) -> Vec<Required> {
     let mut list = required(config);
-    list.retain(|want| want.id.role != Role::QGate);
+    let with_q = arch.names.fused_with(Role::QGate).is_some();
+    list.retain(|want| want.id.role != Role::QGate || !with_q);
     let stacked = |want: &Required| is_stacked(want.id, config);
     let mut first = 0;
     while first < list.len() {

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::json::Keys;
+use super::mamba1::Periodic;
 use super::sublayers::{Sublayer, layers_of, sublayers};
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
@@ -23,6 +24,7 @@ pub(super) struct OfExperts {
 /// Whether a model of a family with optional experts has none.
 fn are_absent(keys: &Keys, of: &Experts) -> Result<bool, Error> {
     Ok(match (of.dense, of.parallel_dense) {
+        (Dense::Periodic(_), _) => keys.u32(of.count)?.is_some_and(|count| count <= 1),
         (Dense::Sublayers, _) => !sublayers(keys)?.contains(&Sublayer::Experts),
         (_, Some(key)) => keys.bool(key)? != Some(true),
         (_, None) => of.optional && keys.u32(of.count)? == Some(0),
@@ -163,6 +165,10 @@ fn dense(keys: &Keys, of: Dense, layers: u32) -> Result<Vec<u32>, Error> {
         Dense::Outside(from, to) => outside(keys, from, to, layers)?,
         Dense::Steps => dense_layers(keys, layers)?,
         Dense::But(list, step) => without_experts(keys, list, step, layers)?,
+        Dense::Periodic(of) => {
+            let with = Periodic::read(keys, of)?;
+            (0..layers).filter(|&layer| !with.has(layer)).collect()
+        }
         Dense::Sublayers => layers_of(&sublayers(keys)?, Sublayer::Ffn),
     })
 }

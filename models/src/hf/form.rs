@@ -2,12 +2,13 @@
 
 use serde_json::Value;
 
-use super::delta_net::delta_nets;
+use super::delta_net::{delta_nets, olmo_hybrid};
 use super::experts::switches;
 use super::json::Keys;
 use super::kda::{bounded_kda, kda_layers};
 use super::latent::latent;
-use super::mamba::{is_rotated, mamba_layers};
+use super::mamba::{beside, is_rotated, mamba_layers};
+use super::mamba1::mamba1_layers;
 use super::ngrams;
 use super::pooled::{hyper_connections, pooled};
 use super::short_conv::short_convs;
@@ -85,7 +86,7 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     Ok(form)
 }
 
-/// Properties that keys of few families set.
+/// Properties that have no field in the family.
 fn of_quirks(keys: &Keys, family: &Family, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     for quirk in family.quirks {
         match quirk {
@@ -106,13 +107,24 @@ fn of_quirks(keys: &Keys, family: &Family, sizes: Sizes, form: &mut Form) -> Res
                 form.delta_net = delta_nets(keys, sizes.layers, family.indexed().is_some())?;
                 form.output_gate = true;
             }
+            Quirk::OlmoHybrid => olmo_hybrid(keys, sizes, form)?,
             Quirk::Kda if family.has(Quirk::Bounded) => form.kda = bounded_kda(keys, sizes)?,
             Quirk::Hyper => ngrams::form(keys, sizes, form)?,
             Quirk::Kda => {
                 form.kda = kda_layers(keys, sizes.layers)?;
                 form.nope_layers = (0..sizes.layers).collect();
             }
-            Quirk::Mamba => form.mamba = mamba_layers(keys, sizes)?,
+            Quirk::OutputGate => form.output_gate = true,
+            Quirk::WidthScaleBy(key) if !keys.bool(key)?.unwrap_or(false) => {
+                form.embedding_scale = 1.0;
+            }
+            Quirk::Mamba => form.mamba = mamba_layers(keys, sizes, None)?,
+            Quirk::MambaBut(list) => form.mamba = mamba_layers(keys, sizes, Some(*list))?,
+            Quirk::Mamba1 => {
+                form.mamba1 = mamba1_layers(keys, sizes)?;
+                form.nope_layers = (0..sizes.layers).collect();
+            }
+            Quirk::Beside => form.mamba = Some(beside(keys, sizes)?),
             Quirk::Sublayers => sublayers::read(keys, form)?,
             Quirk::RotatedByName if !is_rotated(keys)? => {
                 form.nope_layers = (0..sizes.layers).collect();
@@ -196,6 +208,12 @@ fn passes(keys: &Keys, check: Check, sizes: Sizes) -> Result<(), Error> {
         Check::Zero(key) => number(key, 0, ""),
         Check::One(key) => number(key, 1, ""),
         Check::Width(key) => number(key, sizes.d_model, "hidden_size = "),
+        Check::Number(key, only) => match keys.f32(key)? {
+            Some(found) if found != only => {
+                Err(keys.unsupported(key, &format!("only {only} is implemented")))
+            }
+            _ => Ok(()),
+        },
         Check::AtMost(key, most) => match keys.f32(key)? {
             Some(found) if found > most => {
                 Err(keys.unsupported(key, &format!("at most {most:e} is implemented")))

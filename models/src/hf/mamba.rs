@@ -1,9 +1,9 @@
-//! The Mamba-2 layers of Granite 4 H.
+//! The Mamba-2 layers of Granite 4 H and of Bamba, which lists the layers with attention.
 
 use serde_json::Value;
 
 use super::json::Keys;
-use super::short_conv::layers_of;
+use super::short_conv::{attention, layers_of};
 use super::values::Sizes;
 use crate::config::{MambaLayers, MambaShape};
 use crate::error::Error;
@@ -13,43 +13,86 @@ const MAMBA: &[&str] = &["mamba", "linear_attention"];
 /// The same of layers with attention.
 const ATTENTION: &[&str] = &["attention", "full_attention"];
 
-/// The layers with Mamba-2, and its sizes; absent keys have the values of the configuration class.
-pub(super) fn mamba_layers(keys: &Keys, sizes: Sizes) -> Result<Option<MambaLayers>, Error> {
+/// The layers with Mamba-2, and its sizes; absent keys have the values of the configuration class. `but` is
+/// the key of a list of all others, without which they are told by kind.
+pub(super) fn mamba_layers(
+    keys: &Keys,
+    sizes: Sizes,
+    but: Option<&str>,
+) -> Result<Option<MambaLayers>, Error> {
     refuse_limits(keys)?;
-    let with = match layers_of(keys, [MAMBA, ATTENTION], sizes.layers)? {
-        Some(with) => with,
-        None => (0..sizes.layers).collect(),
+    let with = match but {
+        Some(list) => attention(keys, list, sizes.layers)?
+            .map(|others| (0..sizes.layers).filter(|l| !others.contains(l)).collect()),
+        None => layers_of(keys, [MAMBA, ATTENTION], sizes.layers)?,
     };
+    let with: Vec<u32> = with.unwrap_or_else(|| (0..sizes.layers).collect());
     if with.is_empty() {
         return Ok(None);
     }
-    let size = |key, usual| Ok::<_, Error>(keys.u32(key)?.unwrap_or(usual));
-    let heads = size("mamba_n_heads", 128)?;
     Ok(Some(MambaLayers {
         layers: with,
-        shape: MambaShape {
-            taps: size("mamba_d_conv", 4)?,
-            heads,
-            head_dim: head_dim(keys, sizes.d_model, heads)?,
-            groups: size("mamba_n_groups", 1)?,
-            state_dim: size("mamba_d_state", 256)?,
-        },
+        shape: shape(keys, expanded(keys, sizes.d_model)?)?,
+        beside: false,
     }))
 }
 
-/// The width of a head: all heads together are `mamba_expand` times as wide as the residual stream.
-fn head_dim(keys: &Keys, d_model: u32, heads: u32) -> Result<u32, Error> {
+/// The width of a head, of which there are `heads` of `width` elements together.
+fn head_dim(keys: &Keys, width: u32, heads: u32) -> Result<u32, Error> {
     const KEY: &str = "mamba_d_head";
-    let expand = keys.u32("mamba_expand")?.unwrap_or(2);
-    let width = d_model.saturating_mul(expand);
     let fits = |dim: &u32| dim.checked_mul(heads) == Some(width);
     let given = match keys.get(KEY).and_then(Value::as_str) {
         Some("auto") => None,
         _ => keys.u32(KEY)?,
     };
     let dim = given.or_else(|| width.checked_div(heads));
-    let expected = format!("hidden_size * mamba_expand = {width} by mamba_n_heads = {heads}");
+    let expected = format!("the width of Mamba, {width}, by mamba_n_heads = {heads}");
     dim.filter(fits).ok_or_else(|| keys.bad(KEY, &expected))
+}
+
+/// The width of all heads: a multiple of that of the residual stream.
+fn expanded(keys: &Keys, d_model: u32) -> Result<u32, Error> {
+    let expand = keys.u32("mamba_expand")?.unwrap_or(2);
+    Ok(d_model.saturating_mul(expand))
+}
+
+/// The Mamba-2 beside the attention of every layer (Falcon-H1).
+pub(super) fn beside(keys: &Keys, sizes: Sizes) -> Result<MambaLayers, Error> {
+    const WIDTH: &str = "mamba_d_ssm";
+    refuse_limits(keys)?;
+    let width = match keys.u32(WIDTH)? {
+        Some(width) => width,
+        None if keys.map().contains_key(WIDTH) => expanded(keys, sizes.d_model)?,
+        // that of the configuration class
+        None => 1024,
+    };
+    let normed = keys.bool("mamba_rms_norm")?.unwrap_or(false);
+    const ORDER: &str = "mamba_norm_before_gate";
+    if normed && keys.bool(ORDER)?.unwrap_or(true) {
+        return Err(keys.unsupported(ORDER, "only false is implemented with mamba_rms_norm"));
+    }
+    Ok(MambaLayers {
+        layers: (0..sizes.layers).collect(),
+        shape: MambaShape {
+            unnormed: !normed,
+            ..shape(keys, width)?
+        },
+        beside: true,
+    })
+}
+
+/// The sizes of a Mamba-2 whose heads have this width together.
+fn shape(keys: &Keys, width: u32) -> Result<MambaShape, Error> {
+    let size = |key, usual| Ok::<_, Error>(keys.u32(key)?.unwrap_or(usual));
+    let heads = size("mamba_n_heads", 128)?;
+    Ok(MambaShape {
+        taps: size("mamba_d_conv", 4)?,
+        heads,
+        head_dim: head_dim(keys, width, heads)?,
+        groups: size("mamba_n_groups", 1)?,
+        state_dim: size("mamba_d_state", 256)?,
+        unnormed: false,
+    })
 }
 
 /// Refuses limits of the steps, which transformers applies only to prompts. Every step is above 0 and
@@ -87,13 +130,16 @@ mod tests {
 
     use super::*;
 
+    const LIST: &str = "attn_layer_indices";
+
     fn read(value: Value) -> Result<Option<MambaLayers>, Error> {
         let sizes = Sizes {
             d_model: 36,
             layers: 3,
             heads: 6,
         };
-        mamba_layers(&Keys::new(Path::new("config.json"), &value)?, sizes)
+        let but = value.get(LIST).map(|_| LIST);
+        mamba_layers(&Keys::new(Path::new("config.json"), &value)?, sizes, but)
     }
 
     #[test]
@@ -110,6 +156,9 @@ mod tests {
         assert!(layers(["mamba", "conv", "mamba"]).is_err());
         let absent = read(json!({"mamba_n_heads": 9})).unwrap().unwrap();
         assert_eq!(absent.layers, [0, 1, 2]);
+        let listed = json!({"mamba_n_heads": 9, LIST: [1]});
+        assert_eq!(read(listed).unwrap().unwrap().layers, [0, 2]);
+        assert!(read(json!({"mamba_n_heads": 9, LIST: [3]})).is_err());
     }
 
     #[test]
@@ -122,6 +171,7 @@ mod tests {
             head_dim: 8,
             groups: 1,
             state_dim: 256,
+            unnormed: false,
         };
         assert_eq!(usual, expected);
         assert_eq!((usual.values(), usual.channels()), (72, 72 + 2 * 256));
@@ -139,6 +189,34 @@ mod tests {
             json!({}),
         ] {
             assert!(shape(bad.clone()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn beside_attention_the_width_has_a_key_and_a_norm_comes_last() {
+        let sizes = Sizes {
+            d_model: 36,
+            layers: 2,
+            heads: 6,
+        };
+        let read = |value: Value| beside(&Keys::new(Path::new("config.json"), &value)?, sizes);
+        let found = read(json!({"mamba_n_heads": 4, "mamba_d_ssm": 20})).unwrap();
+        assert_eq!((found.layers, found.beside), (vec![0, 1], true));
+        assert_eq!((found.shape.head_dim, found.shape.unnormed), (5, true));
+        let by_expansion = json!({"mamba_n_heads": 4, "mamba_d_ssm": null});
+        assert_eq!(read(by_expansion).unwrap().shape.head_dim, 18);
+        assert_eq!(
+            read(json!({"mamba_n_heads": 4})).unwrap().shape.head_dim,
+            256
+        );
+        let normed = |first: Value| {
+            let key = "mamba_norm_before_gate";
+            read(json!({"mamba_n_heads": 4, "mamba_rms_norm": true, key: first}))
+        };
+        assert!(!normed(json!(false)).unwrap().shape.unnormed);
+        for first in [json!(true), Value::Null] {
+            let refused = normed(first).unwrap_err().to_string();
+            assert!(refused.contains("mamba_norm_before_gate"), "{refused}");
         }
     }
 

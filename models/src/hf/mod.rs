@@ -7,12 +7,14 @@ mod described;
 mod experts;
 mod foreign;
 mod form;
+mod gains;
 mod gemma4;
 mod generation;
 mod json;
 mod kda;
 mod latent;
 mod mamba;
+mod mamba1;
 mod ngrams;
 mod pooled;
 mod rope;
@@ -34,6 +36,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::described::Description;
 pub(crate) use self::described::{describe, describe_text};
+use self::gains::RoleGains;
 use self::json::MAX_CONFIG;
 pub(crate) use self::latent::NORM_EPS as LATENT_EPS;
 use self::safetensors::DTYPES;
@@ -131,7 +134,8 @@ fn open_with(
                 continue;
             }
             raw.name = name.into_owned();
-            for tensor in identify(raw, &file.path, files.len(), &config, scales)? {
+            let of_raw = identify(raw, &file.path, files.len(), &config, scales)?;
+            for tensor in gains.apply(of_raw) {
                 if config.tied_head && tensor.id.role == Role::Head {
                     stored_heads.push(tensor);
                 } else {
@@ -224,6 +228,7 @@ fn identify(
         file: index,
         offset: raw.offset,
         scales,
+        gains: Vec::new(),
     };
     match named {
         Named::One(_) => Ok(vec![whole]),
@@ -256,7 +261,7 @@ fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
     match id.role {
         Role::O | Role::Gate if transposed => Layout::Transposed,
         Role::Down if !transposed => Layout::Transposed,
-        Role::DeltaRate | Role::MambaRate => Layout::NegativeLog,
+        Role::DeltaRate | Role::MambaRate | Role::MambaRates => Layout::NegativeLog,
         role if form::is_less_one(&config.family, role) => Layout::PlusOne,
         _ => Layout::AsIs,
     }

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// The layers without attention: by their kinds or, in older files, all but those of a list.
 pub(super) fn short_convs(keys: &Keys, layers: u32) -> Result<Option<ShortConvs>, Error> {
     let named = layers_of(keys, [&["conv"], &["full_attention"]], layers)?;
-    let convs = match (named, attention(keys, layers)?) {
+    let convs = match (named, attention(keys, "full_attn_idxs", layers)?) {
         (Some(convs), _) => convs,
         (None, Some(attention)) => (0..layers).filter(|l| !attention.contains(l)).collect(),
         (None, None) => Vec::new(),
@@ -48,14 +48,14 @@ pub(super) fn layers_of(
     Ok(kinds.map(|kinds| chosen(kinds).map(|(layer, _)| layer).collect()))
 }
 
-/// The layers that `full_attn_idxs` names.
-fn attention(keys: &Keys, layers: u32) -> Result<Option<Vec<u32>>, Error> {
+/// The layers in the list `key`, which are those with attention.
+pub(super) fn attention(keys: &Keys, key: &str, layers: u32) -> Result<Option<Vec<u32>>, Error> {
     let number = |value: &Value| {
         let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
         number.filter(|&layer| layer < layers)
     };
     let expected = format!("a list of some of {layers} layers");
-    keys.read("full_attn_idxs", &expected, |value| {
+    keys.read(key, &expected, |value| {
         value.as_array()?.iter().map(number).collect()
     })
 }

@@ -109,7 +109,9 @@ pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
             head_dim: size("mamba_head_dim", 64)?,
             groups: size("n_groups", 8)?,
             state_dim: size("ssm_state_size", 128)?,
+            unnormed: false,
         },
+        beside: false,
     });
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! Tensors of mixers and of hyper-connections.
 
-use crate::config::{HyperConnections, KdaShape, LatentShape, Mixing, ModelConfig, PooledShape};
+use crate::config::{
+    HyperConnections, KdaShape, LatentShape, Mamba1Shape, MambaShape, Mixing, ModelConfig,
+    PooledShape,
+};
 use crate::role::Role;
 
 /// A tensor of a layer, with its rows and columns.
@@ -72,6 +75,42 @@ pub(super) fn of_kda(kda: KdaShape, d: usize) -> Vec<Sized> {
     }
     all.extend([(Role::DeltaNorm, 1, dim), (Role::O, d, values)]);
     all
+}
+
+/// The tensors of Mamba-2 over `d` elements.
+pub(super) fn of_mamba(mamba: MambaShape, d: usize) -> Vec<Sized> {
+    let [heads, taps] = [mamba.heads, mamba.taps].map(|n| n as usize);
+    let mut all = vec![
+        (Role::MambaIn, mamba.inputs(), d),
+        (Role::MambaConv, mamba.channels(), taps),
+        (Role::MambaConvBias, 1, mamba.channels()),
+        (Role::MambaStep, 1, heads),
+        (Role::MambaRate, 1, heads),
+        (Role::MambaSkip, 1, heads),
+    ];
+    all.extend((!mamba.unnormed).then_some((Role::MambaNorm, 1, mamba.values())));
+    all.push((Role::MambaOut, d, mamba.values()));
+    all
+}
+
+/// The tensors of Mamba-1 over `d` elements.
+pub(super) fn of_mamba1(mamba: Mamba1Shape, d: usize) -> Vec<Sized> {
+    let [channels, taps, state, rank] =
+        [mamba.channels, mamba.taps, mamba.state_dim, mamba.rank].map(|n| n as usize);
+    vec![
+        (Role::MambaIn, 2 * channels, d),
+        (Role::MambaConv, channels, taps),
+        (Role::MambaConvBias, 1, channels),
+        (Role::MambaMix, mamba.mixed(), channels),
+        (Role::MambaStepNorm, 1, rank),
+        (Role::MambaWriteNorm, 1, state),
+        (Role::MambaReadNorm, 1, state),
+        (Role::MambaSteps, channels, rank),
+        (Role::MambaStep, 1, channels),
+        (Role::MambaRates, channels, state),
+        (Role::MambaSkip, 1, channels),
+        (Role::MambaOut, d, channels),
+    ]
 }
 
 /// The tensors of a layer's latent attention.

@@ -114,7 +114,13 @@ pub(crate) struct Found {
     pub(crate) offset: u64,
     /// Location of separately stored scales.
     pub(crate) scales: Option<Scales>,
+    /// Factors of its presented rows.
+    pub(crate) gains: Gains,
 }
+
+/// Factors of rows as a configuration gives them: from each row number on, up to the next. Rows before the first
+/// have none.
+pub(crate) type Gains = Vec<(usize, f32)>;
 
 /// Separately stored scales of a tensor.
 #[derive(Debug, Clone, Copy)]

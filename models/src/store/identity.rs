@@ -3,7 +3,7 @@
 use crate::config::{Form, ModelConfig};
 
 /// Parts of a form that were added later, with their defaults.
-const LATER: [&str; 31] = [
+const LATER: [&str; 37] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
@@ -39,6 +39,14 @@ const LATER: [&str; 31] = [
     ", pooled: None",
     // of a query scale
     ", unrotated: false",
+    ", mamba1: None",
+    ", late_norms: false",
+    // of a DeltaNet
+    ", signed: false",
+    ", norm_eps: None",
+    // of Mamba-2
+    ", unnormed: false",
+    ", beside: false",
 ];
 
 /// A configuration as part of a fingerprint. Fields added later count only if they are set, so that

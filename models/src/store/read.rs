@@ -36,6 +36,19 @@ impl Place {
             offset,
         }
     }
+
+    /// Multiplies the presented rows from `first` on, of `cols` elements, by their factors.
+    pub(super) fn apply_gains(&self, first: usize, cols: usize, out: &mut [f32]) {
+        if self.gains.is_empty() {
+            return;
+        }
+        for (row, out) in (first..).zip(out.chunks_mut(cols)) {
+            let next = self.gains.partition_point(|(start, _)| *start <= row);
+            if let Some((_, gain)) = next.checked_sub(1).map(|at| self.gains[at]) {
+                out.iter_mut().for_each(|value| *value *= gain);
+            }
+        }
+    }
 }
 
 impl Store {

@@ -12,7 +12,10 @@ use emberflow_storage::container::Container;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
 /// The families with experts.
-const CASES: [&str; 57] = [
+const CASES: [&str; 60] = [
+    "afmoe",
+    "flex_olmo",
+    "jamba",
     "glm4_moe",
     "glm4_moe_air",
     "dots1",

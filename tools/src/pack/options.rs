@@ -165,6 +165,8 @@ impl PackOptions {
             | Role::DeltaOut
             | Role::MambaIn
             | Role::MambaOut
+            | Role::MambaMix
+            | Role::MambaSteps
             | Role::ExpertsIn
             | Role::ExpertsOut
             | Role::SharedIn

@@ -135,6 +135,7 @@ fn eight_sequences_of_every_kind_stay_within_the_budget() {
         "bailing_hybrid",
         "deepseek_v3",
         "deepseek_v4_release",
+        "falcon_h1",
         "gemma3",
         "gemma4_inputs",
         "glm_moe_dsa",

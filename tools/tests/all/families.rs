@@ -7,8 +7,10 @@ use serde_json::Value;
 use crate::common::{cache, call, json, save_rates};
 
 /// The families with a mixer or a mixture of their own, and checkpoints in FP8 and FP4.
-const MODELS: [&str; 28] = [
+const MODELS: [&str; 33] = [
+    "afmoe",
     "bailing_hybrid",
+    "bamba",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -16,6 +18,7 @@ const MODELS: [&str; 28] = [
     "deepseek_v4",
     "deepseek_v4_release",
     "ernie4_5_moe",
+    "falcon_h1",
     "gemma4",
     "gemma4_inputs",
     "gemma4_moe",
@@ -24,6 +27,7 @@ const MODELS: [&str; 28] = [
     "gpt_oss",
     "granitemoehybrid",
     "hy_v3",
+    "jamba",
     "kimi_k25",
     "kimi_linear",
     "lfm2_moe",
@@ -31,6 +35,7 @@ const MODELS: [&str; 28] = [
     "ministral3_fp8",
     "nemotron_h",
     "nemotron_h_moe",
+    "olmo_hybrid",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_moe",

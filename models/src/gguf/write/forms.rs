@@ -62,7 +62,7 @@ pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
         );
     }
     let heads = |layer| match c.mixer_of(layer) {
-        MixerKind::Attention => c.heads_of(layer).kv_heads.cast_signed(),
+        MixerKind::Attention | MixerKind::Beside(_) => c.heads_of(layer).kv_heads.cast_signed(),
         _ => 0,
     };
     let all: Vec<i32> = (0..c.layers).map(heads).collect();

@@ -15,6 +15,11 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
     if let Some(local) = local.filter(|_| family.two_ropes) {
         two_ropes(&c.rope, local, config);
     }
+    of_quirks(c, family, config);
+}
+
+/// The keys of properties that have no field in the family.
+fn of_quirks(c: &ModelConfig, family: &Family, config: &mut Value) {
     for quirk in family.quirks {
         match (quirk, &c.rope.scaling) {
             (Quirk::NoPadding, _) => config["pad_token_id"] = Value::Null,
@@ -44,10 +49,15 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 config["position_embedding_type"] = json!(if rotated { "rope" } else { "nope" });
             }
             (Quirk::DeltaNet(_), _) => mixer_keys::delta_nets(c, config),
+            (Quirk::OlmoHybrid, _) => mixer_keys::olmo_hybrid(c, config),
             (Quirk::Latent, _) => mixer_keys::latent(c, config),
             (Quirk::Kda, _) => mixer_keys::kda(c, family.has(Quirk::Bounded), config),
-            (Quirk::Mamba, _) => mixer_keys::mamba(c, config),
+            (Quirk::Mamba, _) => mixer_keys::mamba(c, None, config),
+            (Quirk::MambaBut(key), _) => mixer_keys::mamba(c, Some(key), config),
+            (Quirk::Mamba1, _) => mixer_keys::mamba1(c, config),
+            (Quirk::Beside, _) => mixer_keys::beside(c, config),
             (Quirk::Sublayers, _) => mixer_keys::sublayers(c, config),
+            (Quirk::WidthScaleBy(key), _) => config[*key] = json!(c.form.embedding_scale != 1.0),
             (Quirk::Pooled, _) => pooled_keys::add(c, config),
             (Quirk::Hyper, _) => hyper_keys::add(c, config),
             // the indexer is left out: in this context it would choose everything
@@ -64,7 +74,8 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
                 | Quirk::Xielu
                 | Quirk::Conv1d
                 | Quirk::Prefix(_)
-                | Quirk::OtherNames,
+                | Quirk::OtherNames
+                | Quirk::OutputGate,
                 _,
             ) => {}
         }

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::config::{MixerKind, ModelConfig, RopeScaling, yarn_attention};
+use super::expert_keys;
+use crate::config::{MambaShape, MixerKind, ModelConfig, RopeScaling, yarn_attention};
+use crate::hf::mamba1::ATTENTION;
 
 /// The kind of each layer: `own` for those of the list, `others` for the rest.
 fn kinds(c: &ModelConfig, with: Option<&Vec<u32>>, [own, others]: [&str; 2]) -> Value {
@@ -37,6 +39,21 @@ pub(super) fn delta_nets(c: &ModelConfig, config: &mut Value) {
         "silu"
     };
     config["output_gate_type"] = json!(gate);
+}
+
+/// The DeltaNets of OLMo Hybrid, and whether attention has rotary positions.
+pub(super) fn olmo_hybrid(c: &ModelConfig, config: &mut Value) {
+    delta_nets(c, config);
+    let signed = c
+        .form
+        .delta_net
+        .as_ref()
+        .is_none_or(|nets| nets.shape.signed);
+    config["linear_allow_neg_eigval"] = json!(signed);
+    if !c.form.nope_layers.is_empty() {
+        config["rope_theta"] = Value::Null;
+        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": null});
+    }
 }
 
 /// Short convolutions.
@@ -116,21 +133,58 @@ pub(super) fn kda(c: &ModelConfig, bounded: bool, config: &mut Value) {
     });
 }
 
-/// Mamba-2 in addition to attention. Without such layers the sizes are values that classes accept.
-pub(super) fn mamba(c: &ModelConfig, config: &mut Value) {
+/// Mamba-2 in addition to attention, whose layers are listed under `but`. Without layers with Mamba-2 the sizes are
+/// values that classes accept.
+pub(super) fn mamba(c: &ModelConfig, but: Option<&str>, config: &mut Value) {
     let of = c.form.mamba.as_ref();
     let layers = of.map(|of| &of.layers);
-    config["layer_types"] = kinds(c, layers, ["mamba", "attention"]);
+    match but {
+        Some(key) => {
+            let has = |layer: &u32| !layers.is_some_and(|with| with.contains(layer));
+            config[key] = (0..c.layers).filter(has).collect();
+        }
+        None => config["layer_types"] = kinds(c, layers, ["mamba", "attention"]),
+    }
     let Some(shape) = of.map(|of| of.shape) else {
         config["mamba_n_heads"] = json!(1);
         return;
     };
+    mamba_sizes(shape, config);
+    config["mamba_expand"] = json!(shape.values() / c.d_model as usize);
+}
+
+/// Mamba-2 beside attention. The factors of matrices are in the matrices.
+pub(super) fn beside(c: &ModelConfig, config: &mut Value) {
+    let Some(shape) = c.form.mamba.as_ref().map(|of| of.shape) else {
+        return;
+    };
+    mamba_sizes(shape, config);
+    config["mamba_d_ssm"] = json!(shape.values());
+    config["mamba_rms_norm"] = json!(!shape.unnormed);
+    config["mamba_norm_before_gate"] = json!(false);
+}
+
+/// Mamba-1, and the layers with attention.
+pub(super) fn mamba1(c: &ModelConfig, config: &mut Value) {
+    let of = c.form.mamba1.as_ref();
+    let has = |layer: &u32| !of.is_some_and(|of| of.layers.contains(layer));
+    let attention: Vec<u32> = (0..c.layers).filter(has).collect();
+    expert_keys::periodic(&attention, ATTENTION, c, config);
+    let Some(shape) = of.map(|of| of.shape) else {
+        return;
+    };
+    config["mamba_d_conv"] = json!(shape.taps);
+    config["mamba_d_state"] = json!(shape.state_dim);
+    config["mamba_dt_rank"] = json!(shape.rank);
+    config["mamba_expand"] = json!(shape.channels / c.d_model);
+}
+
+fn mamba_sizes(shape: MambaShape, config: &mut Value) {
     config["mamba_d_conv"] = json!(shape.taps);
     config["mamba_n_heads"] = json!(shape.heads);
     config["mamba_d_head"] = json!(shape.head_dim);
     config["mamba_n_groups"] = json!(shape.groups);
     config["mamba_d_state"] = json!(shape.state_dim);
-    config["mamba_expand"] = json!(shape.values() / c.d_model as usize);
 }
 
 /// Layers of a single sublayer each, and the sizes of their Mamba-2.

@@ -77,8 +77,39 @@ fn entries(
     let names = names_to_write(config);
     let (mut all, mut known) = (Vec::<FileTensor>::new(), HashSet::new());
     let mut end = 0u64;
+    let mut push = |name: String, shape: Vec<usize>, integers: bool| {
+        let size = if integers { 8 } else { 4 };
+        let product = |len: u64, dim: &usize| len.checked_mul(*dim as u64);
+        let len = shape.iter().try_fold(size, product);
+        let next = len.and_then(|len| Some((len, end.checked_add(len)?)));
+        let Some((len, next)) = next else {
+            let reason = format!("tensor {name} of {shape:?} is too large");
+            return Err(Error::export(path, reason));
+        };
+        if !known.insert(name.clone()) {
+            return Ok(());
+        }
+        let dtype = if integers { "I64" } else { "F32" };
+        let raw = Raw {
+            name,
+            dtype: dtype.into(),
+            shape,
+            offset: end,
+        };
+        all.push(FileTensor { raw, len });
+        end = next;
+        Ok(())
+    };
     for want in tensors {
         let id = want.id;
+        let parts = names.parts_of(id, config);
+        if !parts.is_empty() {
+            // one after the other, so that they are one region
+            for (name, rows) in parts {
+                push(name, vec![rows, want.cols], false)?;
+            }
+            continue;
+        }
         let (name, named) = match id.role {
             Role::NGramTable => (ngrams::table_name(config), Some(Named::One(id))),
             _ => match names.stored(id, config) {
@@ -91,27 +122,7 @@ fn entries(
             Some(Named::Stacked(stack, _)) => stacked::shape(stack, config),
             Some(Named::One(_)) | None => shape_of(want, config),
         };
-        let integers = id.role == Role::TokenExperts;
-        let size = if integers { 8 } else { 4 };
-        let product = |len: u64, dim: &usize| len.checked_mul(*dim as u64);
-        let len = shape.iter().try_fold(size, product);
-        let next = len.and_then(|len| Some((len, end.checked_add(len)?)));
-        let Some((len, next)) = next else {
-            let reason = format!("tensor {name} of {shape:?} is too large");
-            return Err(Error::export(path, reason));
-        };
-        if !known.insert(name.clone()) {
-            continue;
-        }
-        let dtype = if integers { "I64" } else { "F32" };
-        let raw = Raw {
-            name,
-            dtype: dtype.into(),
-            shape,
-            offset: end,
-        };
-        all.push(FileTensor { raw, len });
-        end = next;
+        push(name, shape, id.role == Role::TokenExperts)?;
     }
     Ok(all)
 }
@@ -203,8 +214,18 @@ impl Weights {
         }
         let mut regions = HashMap::new();
         for &want in tensors {
-            let found = found.remove(&want.id);
-            let fits = found.filter(|at| at.shape == stored_shape(config, want, at.layout));
+            let mut of_all = found.remove(&want.id);
+            if let Some(first) = of_all.as_mut().filter(|_| want.id.role == Role::DeltaIn) {
+                for number in 1.. {
+                    let id = TensorId {
+                        expert: number,
+                        ..want.id
+                    };
+                    let Some(next) = found.remove(&id) else { break };
+                    first.shape[0] += next.shape[0];
+                }
+            }
+            let fits = of_all.filter(|at| at.shape == stored_shape(config, want, at.layout));
             let Some(at) = fits else {
                 let reason = format!("tensor {} has no place in this family", want.id);
                 return Err(Error::export(&self.path, reason));

@@ -24,6 +24,8 @@ pub(crate) fn is_calibrated(c: &ModelConfig, role: Role, dtype: DType) -> bool {
     let deeper = match role {
         Role::Q => latent.is_some() || c.form.pooled.is_some(),
         Role::DeltaGate => c.form.kda.is_some(),
+        // beside that of attention, whose input is the one that is gathered
+        Role::MambaOut => c.form.mamba.as_ref().is_some_and(|of| of.beside),
         _ => false,
     };
     ROLES.contains(&role) && !deeper && dtype.is_grouped() && dtype != DType::Mxfp4

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::{
-    DeltaNets, Form, KdaLayers, LayerInputs, MambaLayers, MixerKind, Mixture, ModelConfig, NGrams,
-    PooledAttention, ShortConvs, Streams,
+    DeltaNets, Form, KdaLayers, LayerInputs, Mamba1Layers, MambaLayers, MixerKind, Mixture,
+    ModelConfig, NGrams, PooledAttention, ShortConvs, Streams,
 };
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, TensorInfo};
@@ -252,7 +252,15 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
             _ => None,
         },
         mamba: match c.mixer_of(layer) {
-            MixerKind::Mamba(shape) => Some(MambaLayers {
+            kind @ (MixerKind::Mamba(shape) | MixerKind::Beside(shape)) => Some(MambaLayers {
+                layers: vec![0],
+                shape,
+                beside: matches!(kind, MixerKind::Beside(_)),
+            }),
+            _ => None,
+        },
+        mamba1: match c.mixer_of(layer) {
+            MixerKind::Mamba1(shape) => Some(Mamba1Layers {
                 layers: vec![0],
                 shape,
             }),

@@ -79,13 +79,16 @@ impl Gathered {
         let c = engine.config();
         let d = c.d_model as usize;
         let mixed = match c.mixer_of(0) {
-            MixerKind::Attention => c.heads as usize * c.heads_of(0).head_dim as usize,
+            MixerKind::Attention | MixerKind::Beside(_) => {
+                c.heads as usize * c.heads_of(0).head_dim as usize
+            }
             MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
             MixerKind::Pooled(shape) => (shape.groups * shape.group_rank) as usize,
             MixerKind::ShortConv { .. } => d,
             MixerKind::DeltaNet(net) => net.values(),
             MixerKind::Kda(kda) => kda.values(),
             MixerKind::Mamba(mamba) => mamba.values(),
+            MixerKind::Mamba1(mamba) => mamba.channels as usize,
             MixerKind::None => 0,
         };
         let neurons = c.ffn as usize;
