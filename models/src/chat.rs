@@ -60,7 +60,7 @@ impl Message {
         let named = |name: &&str| Some(((*name).to_owned(), reasoning?.clone()));
         let mut all: Map<String, Json> = REASONING[1..]
             .iter()
-            .filter_map(|name| named(name))
+            .filter_map(&named)
             .collect();
         let given = self.0.iter().filter(|(_, value)| !value.is_null());
         all.extend(given.map(|(name, value)| (name.clone(), value.clone())));

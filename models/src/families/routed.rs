@@ -352,7 +352,7 @@ const AFMOE: Family = Family {
     ..PLAIN
 };
 
-pub(super) const FAMILIES: [Family; 9] = [
+pub(super) const FAMILIES: [Family; 10] = [
     DOTS1,
     GLM4_MOE,
     SOLAR_OPEN,

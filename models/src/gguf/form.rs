@@ -128,7 +128,7 @@ pub(super) fn form(
     Ok(form)
 }
 
-/// Properties of few families.
+/// Properties that have no field in the family.
 fn of_quirks(
     metadata: &Metadata,
     family: &Family,
@@ -143,18 +143,6 @@ fn of_quirks(
             Parallel::OneNorm
         };
     }
-    of_quirks(metadata, family, arch, shape, &mut form)?;
-    Ok(form)
-}
-
-/// Properties that have no field in the family.
-fn of_quirks(
-    metadata: &Metadata,
-    family: &Family,
-    arch: &Arch,
-    shape: Shape,
-    form: &mut Form,
-) -> Result<(), Error> {
     for quirk in family.quirks {
         let table = shape.streams;
         match *quirk {

@@ -118,6 +118,7 @@ fn open_with(
     let mut shards = shards()?;
     xielu::take(&mut shards, &mut config)?;
     let spelled = config.clone();
+    let gains = RoleGains::read(&config_path, &value, &config)?;
     let mut scales = ScaleTensors::take(
         &mut shards,
         &config,

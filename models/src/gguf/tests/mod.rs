@@ -523,6 +523,7 @@ fn caps_of_logits_are_read() {
         qk_norm: false,
         ffn_norm: true,
         two_norms: false,
+        mamba_norm: false,
         windowed: true,
         streams: streams::Sizes::of(|_| None),
     };

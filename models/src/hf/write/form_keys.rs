@@ -92,6 +92,7 @@ fn of_tables(c: &ModelConfig, family: &Family, config: &mut Value) {
             Check::Flag(key, value) => config[key] = json!(value),
             Check::Zero(key) => config[key] = json!(0),
             Check::One(key) => config[key] = json!(1),
+            Check::Number(key, only) => config[key] = json!(only),
             Check::Word(key, word) => config[key] = json!(word),
             Check::AtMost(..) | Check::Words(..) | Check::NotNull(_) => {}
             Check::Width(key) => config[key] = json!(c.d_model),
