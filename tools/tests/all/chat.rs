@@ -69,7 +69,7 @@ fn long_line() -> String {
 fn long_lines_pastes_and_several_lines_are_one_message_each() {
     let dir = tempfile::tempdir().unwrap();
     let model = packed(dir.path());
-    let mut terminal = chat(dir.path(), &model, "-n 4 --context 8192");
+    let mut terminal = chat(dir.path(), &model, "-n 4 --context 8192 --ignore-eos");
     let long = long_line();
     terminal.line(&long);
     terminal.wait("cut after 4 tokens");
@@ -123,7 +123,7 @@ fn long_lines_pastes_and_several_lines_are_one_message_each() {
 fn commands_change_the_conversation() {
     let dir = tempfile::tempdir().unwrap();
     let model = packed(dir.path());
-    let mut terminal = chat(dir.path(), &model, "-n 12");
+    let mut terminal = chat(dir.path(), &model, "-n 12 --ignore-eos");
     let mut does = |line: &str, told: &str| {
         terminal.line(line);
         terminal.wait(told);
