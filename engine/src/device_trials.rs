@@ -13,10 +13,14 @@
 //! bytes, and no text depends on the outcome. Those with a fixed share (`--device NAME=SIZE`) keep it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use serde::Serialize;
+
+use crate::device::InUse;
+use crate::planner::FORECAST_MARGIN;
 
 /// Passes that fill caches before any is counted.
 const FIRST: usize = 4;
@@ -26,10 +30,6 @@ const BLOCK: usize = 4;
 const ROUNDS: usize = 3;
 /// Most counted passes of each way.
 const COUNTED: usize = ROUNDS * (BLOCK - 1);
-/// If all passes of one way are so many times as fast as those of the other, there are no more blocks.
-const CLEAR: f64 = 1.25;
-/// Devices have no part if passes are so many times as fast without them.
-const FASTER: f64 = 1.05;
 /// Numbers of rows with a trial each: 1, 2 to 3, 4 to 7, …
 const CLASSES: usize = 8;
 
@@ -100,7 +100,8 @@ impl Trial {
         }
     }
 
-    /// Ends the trial if one way is clearly faster, or after the last block.
+    /// Ends the trial if all passes of one way are [`FORECAST_MARGIN`] times as fast as all of the other, or after the last
+    /// block. Devices have no part if the median pass is so many times as fast without them.
     fn judge(&mut self) {
         for seconds in &mut self.seconds {
             seconds.sort_unstable_by(f64::total_cmp);
@@ -108,13 +109,14 @@ impl Trial {
         let [with, without] = &self.seconds;
         let ends = [with, without].map(|all| [all.first(), all.last()].map(|s| *s.unwrap_or(&0.0)));
         let [[with_least, with_most], [without_least, without_most]] = ends;
-        let clear = CLEAR * without_most < with_least || CLEAR * with_most < without_least;
+        let clear = FORECAST_MARGIN * without_most < with_least
+            || FORECAST_MARGIN * with_most < without_least;
         if !clear && with.len() < COUNTED {
             return;
         }
         self.ended = true;
         let [with, without] = [with, without].map(|all| all[all.len() / 2]);
-        self.left_out = (FASTER * without < with).then_some(LeftOut {
+        self.left_out = (FORECAST_MARGIN * without < with).then_some(LeftOut {
             rows: self.rows,
             with_ms: 1e3 * with,
             without_ms: 1e3 * without,
@@ -126,11 +128,20 @@ impl Trial {
 #[derive(Debug, Default)]
 pub(crate) struct DeviceTrials {
     /// Whether there are devices that may be left out.
-    pub allowed: bool,
+    allowed: bool,
     by_rows: [Trial; CLASSES],
 }
 
 impl DeviceTrials {
+    /// Of devices that may be left out if no bit changes, the CPU has all bytes, and nobody has given them a size.
+    pub fn of(devices: &[Arc<InUse>], has_size: bool) -> Self {
+        let may = |device: &Arc<InUse>| device.verdict.same_bits && device.facts().unified;
+        Self {
+            allowed: !has_size && devices.iter().all(may),
+            ..Self::default()
+        }
+    }
+
     fn class(rows: usize) -> usize {
         (rows.max(1).ilog2() as usize).min(CLASSES - 1)
     }
@@ -214,13 +225,13 @@ mod tests {
     #[test]
     fn what_is_not_clear_takes_three_rounds() {
         let slower =
-            |without: bool, n: usize| [60, 55][usize::from(without)] + 30 * u64::from(n == 13);
+            |without: bool, n: usize| [60, 50][usize::from(without)] + 30 * u64::from(n == 9);
         let mut all = trials();
         assert_eq!(
             run(&mut all, 1, 30, slower),
             "wwwwwwwwoooowwwwoooowwwwoooooo"
         );
-        assert_eq!(all.left_out()[0].without_ms, 55.0);
+        assert_eq!(all.left_out()[0].without_ms, 50.0);
         let mut all = trials();
         assert_eq!(
             run(&mut all, 1, 30, |_, _| 60),

@@ -11,7 +11,6 @@ use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::device::Devices;
-use crate::device_trials::DeviceTrials;
 use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
@@ -60,7 +59,6 @@ pub struct Engine {
     pub(crate) options: Options,
     pub(crate) planner: Planner,
     pub(crate) first_tokens: FirstTokens,
-    pub(crate) device_trials: DeviceTrials,
     pub(crate) division: Division,
     /// The division for decode, while that for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
@@ -120,10 +118,6 @@ impl Engine {
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
         let decoder = build(parts, c, &division)?;
-        let mut device_trials = DeviceTrials::default();
-        let lane = decoder.ffn.lanes.first();
-        device_trials.allowed =
-            options.device_memory.is_none() && lane.is_some_and(DeviceLane::may_rest);
         Ok(Self {
             decoder,
             pool,
@@ -132,7 +126,6 @@ impl Engine {
             options,
             planner,
             first_tokens: FirstTokens::default(),
-            device_trials,
             division,
             usual: None,
             short_prompts: false,
@@ -270,10 +263,9 @@ impl Engine {
         let rows = check_spans(spans, self.most_rows(), self.config())?;
         let Self { decoder, pass, .. } = self;
         pass.begin(rows);
+        (decoder.ffn.lanes.iter_mut()).for_each(|lane| lane.set_rests(false));
         decoder.run(pass, spans, hooks)?;
-        for span in spans.iter() {
-            span.sequence.check_range()?;
-        }
+        (spans.iter()).try_for_each(|span| span.sequence.check_range())?;
         match wanted {
             Logits::None => {}
             Logits::Last => decoder.head(pass, rows - 1..rows),
@@ -454,14 +446,14 @@ fn lane(
     room: &FfnRoom,
     d: usize,
 ) -> Option<lanes::Setup> {
-    let most = (2 * room.threads).min(room.clusters);
     (!devices.is_empty()).then(|| lanes::Setup {
         devices: devices.clone(),
         clusters: division.needs.device_clusters,
         widths: planner.widths(division, room.threads),
         room: room.of_device(d),
-        at_once: planner.stream_buffers(division).min(most),
+        at_once: (planner.stream_buffers(division)).min((2 * room.threads).min(room.clusters)),
         experts: expert_setup(planner, division),
+        has_size: planner.tier.as_ref().is_some_and(|tier| tier.asked),
     })
 }
 

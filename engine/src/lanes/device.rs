@@ -38,9 +38,9 @@ use super::{LayerRows, Rect, UnitRows, mask};
 use crate::cluster::CLUSTER;
 use crate::device::products::Products;
 use crate::device::{
-    Clusters, DeviceError, DeviceSet, Devices, Failures, InUse, Multiplies, NeuronRows, Part, Sums,
-    Widths,
+    Clusters, DeviceError, DeviceSet, Devices, Failures, Multiplies, NeuronRows, Part, Sums, Widths,
 };
+use crate::device_trials::DeviceTrials;
 use crate::error::Error;
 use crate::schedule::InParts;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
@@ -107,6 +107,8 @@ pub(crate) struct DeviceLane {
     lost: bool,
     /// Its devices compute nothing that the CPU can compute from the same bytes.
     rests: bool,
+    /// Whether that is faster in decoding.
+    pub trials: DeviceTrials,
     /// (neuron, row) pairs that fired, and bytes of weights that it computed with, since it was opened.
     fired: u64,
     bytes: u64,
@@ -166,7 +168,7 @@ impl DeviceLane {
 
     /// How many rows of a pass of `rows` rows, the first ones, it is to compute with all clusters.
     pub fn first_rows(&self, rows: usize) -> usize {
-        match self.takes_all() {
+        match self.takes_all() && !self.rests {
             true => self.widths.streamed(rows),
             false => 0,
         }
@@ -188,27 +190,16 @@ impl DeviceLane {
         self.buffers.is_some_and(|[first, _]| self.set.has(first))
     }
 
-    /// What multiplies matrices that its devices have.
-    pub fn set_multiplies(&self, what: Multiplies) {
-        let devices = self.set.devices().iter();
-        devices.for_each(|device| device.set_multiplies(what));
-    }
-
-    /// Whether passes may do without its devices: no bit changes, and the CPU has all bytes.
-    pub fn may_rest(&self) -> bool {
-        let may = |device: &InUse| device.verdict.same_bits && device.facts().unified;
-        self.set.devices().iter().all(|device| may(device))
-    }
-
     /// Whether the next passes do without its devices. They compute no rows of a pass with all clusters then.
     pub fn set_rests(&mut self, rests: bool) {
         if self.rests != rests {
             // What is outside is told again.
             (self.rests, self.rows) = (rests, PassRows::default());
-            self.set_multiplies(match rests {
+            let what = match rests {
                 true => Multiplies::Cpu,
                 false => Multiplies::Both,
-            });
+            };
+            (self.set.devices().iter()).for_each(|device| device.set_multiplies(what));
         }
     }
 

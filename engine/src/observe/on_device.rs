@@ -188,10 +188,8 @@ impl DeviceReport {
         };
         let (name, driver) = (joined(|of| &of.name), joined(|of| &of.driver));
         let is = |what: fn(&InUse) -> bool| lane.devices().iter().all(|device| what(device));
-        let (unified, same_bits) = (
-            is(|device| device.facts().unified),
-            is(|device| device.verdict.same_bits),
-        );
+        let unified = is(|device| device.facts().unified);
+        let same_bits = is(|device| device.verdict.same_bits);
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
         let (decoder, chunk) = (&engine.decoder, engine.prompt_chunk());
@@ -241,7 +239,7 @@ impl DeviceReport {
                 }
                 None => "it would save no time, or no cluster is hot",
             }),
-            left_out: engine.device_trials.left_out(),
+            left_out: lane.trials.left_out(),
             wait_ms: (lane.waited() + waited + gates_waited).as_secs_f64() * 1e3,
             lost: lane.lost().map(ToString::to_string),
             name,

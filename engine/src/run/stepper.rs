@@ -24,6 +24,7 @@ use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
+use crate::lanes::DeviceLane;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
 use crate::streams;
@@ -230,19 +231,19 @@ impl<'e> Stepper<'e> {
     fn rest_devices(&mut self, rows: usize) -> bool {
         let runs = |text: &&LiveText| self.running.iter().any(|part| part.id == text.id);
         let decodes = (self.texts.iter().filter(runs)).all(|text| text.wants() == Wants::Decode);
-        let rests = decodes && self.engine.device_trials.is_without(rows);
         for lane in &mut self.engine.decoder.ffn.lanes {
-            lane.set_rests(rests);
+            lane.set_rests(decodes && lane.trials.is_without(rows));
         }
         decodes
     }
 
     /// Counts such a pass.
     fn count_for_devices(&mut self, rows: usize, time: Duration) {
-        let trials = &mut self.engine.device_trials;
         let scripted = self.engine.options.lab.pass_seconds;
-        let scripted = scripted.map(|both| both[usize::from(trials.is_without(rows))]);
-        trials.passed(rows, scripted.map_or(time, Duration::from_secs_f64));
+        for DeviceLane { trials, .. } in &mut self.engine.decoder.ffn.lanes {
+            let scripted = scripted.map(|both| both[usize::from(trials.is_without(rows))]);
+            trials.passed(rows, scripted.map_or(time, Duration::from_secs_f64));
+        }
     }
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.

@@ -8,9 +8,6 @@ use emberflow_kernels::{Cpu, DType, GROUP};
 use super::page::Page;
 use super::shape::KvShape;
 
-/// Beyond the largest f16: from here on numbers are rounded to infinity.
-const F16_END: f32 = 65520.0;
-
 const KEYS: usize = 0;
 const VALUES: usize = 1;
 
@@ -149,13 +146,23 @@ impl<'a> PageWriter<'a> {
     }
 }
 
+/// Bits of an infinite f16, and the bit of its sign.
+const INFINITE: u16 = 0x7c00;
+/// See [`INFINITE`].
+const SIGN: u16 = 0x8000;
+
 /// Converts floats to the page format. Returns whether all finite ones stay finite.
 fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) -> bool {
     if dtype == DType::F16 {
         cpu.f32_to_f16_bytes(from, to);
-        let ends = |v: &f32| v.abs() >= F16_END && v.is_finite();
+        let ends = |half: u16, v: f32| half & !SIGN == INFINITE && v.is_finite();
+        let halves = to
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&half| u16::from_le_bytes(half));
         // No early exit, so that it is vectorised.
-        !from.iter().fold(false, |any, v| any | ends(v))
+        !(halves.zip(from)).fold(false, |any, (half, &v)| any | ends(half, v))
     } else {
         for (bytes, v) in to.chunks_exact_mut(4).zip(from) {
             bytes.copy_from_slice(&v.to_le_bytes());

@@ -117,15 +117,10 @@ impl ScaleTensors {
                 expected,
             });
         }
-        let kind = match (eight, scales.dtype.as_str()) {
+        let kind = match (eight, type_of(&scales.dtype)) {
             (None, _) => ScaleKind::Exponents,
-            (Some(block), "F32" | "BF16" | "F16" | "F8_E8M0") => ScaleKind::Grid {
-                dtype: match scales.dtype.as_str() {
-                    "F32" => DType::F32,
-                    "F16" => DType::F16,
-                    "F8_E8M0" => DType::E8M0,
-                    _ => DType::Bf16,
-                },
+            (Some(block), Some(dtype)) => ScaleKind::Grid {
+                dtype,
                 block: if is_single { WHOLE } else { block },
                 in_a_row: if is_single { 1 } else { blocks[1] },
                 first: 0,
@@ -198,6 +193,17 @@ impl ScaleTensors {
     pub(super) fn rest(self) -> Option<(usize, String)> {
         let (name, (file, _)) = self.found.into_iter().next()?;
         Some((file, name))
+    }
+}
+
+/// The type of scales of eight-bit floats, by its name.
+fn type_of(name: &str) -> Option<DType> {
+    match name {
+        "F32" => Some(DType::F32),
+        "BF16" => Some(DType::Bf16),
+        "F16" => Some(DType::F16),
+        "F8_E8M0" => Some(DType::E8M0),
+        _ => None,
     }
 }
 

@@ -4,14 +4,18 @@
 use std::io;
 
 /// Fills a buffer from the start of a file. Returns the number of bytes read.
-pub(super) type Read<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<usize>;
+pub(super) type TrialRead<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<usize>;
 
 /// Reads the first `unit` bytes of a file, a power of two, by a direct read into memory of this alignment, and
 /// compares them with those of buffered reads. An empty file counts as success.
 ///
 /// # Errors
 /// What is wrong with the direct read.
-pub(super) fn compare(unit: usize, buffered: Read<'_>, direct: Read<'_>) -> Result<(), String> {
+pub(super) fn compare(
+    unit: usize,
+    buffered: TrialRead<'_>,
+    direct: TrialRead<'_>,
+) -> Result<(), String> {
     let mut expected = vec![0; unit];
     let mut len = 0;
     while len < unit {

@@ -69,9 +69,10 @@ fn numbers_beyond_f16_name_the_format_that_holds_them() {
         let mut sequence = engine.new_sequence().unwrap();
         let passed = engine.forward(&mut sequence, &tokens[..5], Logits::Last);
         expect_range(&passed.unwrap_err());
+        drop(sequence);
         // An error of this text, not of the engine.
         for _ in 0..2 {
-            sequence.clear();
+            let mut sequence = engine.new_sequence().unwrap();
             let request = Request {
                 max_tokens: 2,
                 ..Request::default()
