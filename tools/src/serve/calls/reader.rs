@@ -287,6 +287,7 @@ impl CallReader {
     fn after(&mut self, parts: &mut Vec<Part>) -> bool {
         let frame = &self.frames[self.frame];
         let mut ends = frame.ends();
+        let last = ends.last().copied().unwrap_or_default();
         ends.extend(frame.between.iter().flat_map(|between| chunks(between)));
         if frame.members.is_some() {
             ends.extend(["]", ",", ";"]);
@@ -295,7 +296,11 @@ impl CallReader {
         for end in ends {
             match begins(&self.held, end) {
                 Begins::With(length) => {
+                    let over = end == last;
                     self.held.drain(..length);
+                    if over {
+                        self.state = CallState::Text;
+                    }
                     return true;
                 }
                 Begins::Unclear => unclear = true,
