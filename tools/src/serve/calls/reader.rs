@@ -139,7 +139,7 @@ impl CallReader {
                 }
                 end.is_some()
             }
-            CallState::After => self.after(parts),
+            CallState::After => self.after(ended, parts),
         }
     }
 
@@ -284,7 +284,7 @@ impl CallReader {
     }
 
     /// After a call: its end, the end of all calls, or another call.
-    fn after(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn after(&mut self, ended: bool, parts: &mut Vec<Part>) -> bool {
         let frame = &self.frames[self.frame];
         let mut ends = frame.ends();
         let last = ends.last().copied().unwrap_or_default();
@@ -293,19 +293,20 @@ impl CallReader {
             ends.extend(["]", ",", ";"]);
         }
         let mut unclear = self.held.trim().is_empty();
+        let mut found: Option<(usize, bool)> = None;
         for end in ends {
             match begins(&self.held, end) {
-                Begins::With(length) => {
-                    let over = end == last;
-                    self.held.drain(..length);
-                    if over {
-                        self.state = CallState::Text;
-                    }
-                    return true;
-                }
+                Begins::With(length) => found = found.max(Some((length, end == last))),
                 Begins::Unclear => unclear = true,
                 Begins::Not => {}
             }
+        }
+        if let Some((length, over)) = found.filter(|_| ended || !unclear) {
+            self.held.drain(..length);
+            if over {
+                self.state = CallState::Text;
+            }
+            return true;
         }
         let lead = frame.lead_of_next();
         match header(frame, &self.held, lead, &self.tools) {
