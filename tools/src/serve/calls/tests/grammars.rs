@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use emberflow_engine::Constraint;
 use emberflow_models::tokenizer::Tokenizer;
 
-use super::super::super::rules::tests::{compiled, demo, drawn, mistral};
+use super::super::super::rules::tests::{compiled, demo, drawn, mistral, pieces};
 use super::super::super::rules::{Compiler, Vocabulary};
 use super::super::ToolOptions;
 use super::super::format::CallFormat;
@@ -251,5 +251,83 @@ fn structural_tokens_are_signs_of_calls() {
             .filter(|&t| held.allows(t))
             .collect();
         assert!(allowed.len() < 6, "{template} {choice}: {allowed:?}");
+    }
+}
+
+/// Forced calls where the format's marks are special tokens, which a grammar writes as tokens.
+#[test]
+fn marks_may_be_special_tokens() {
+    for (template, special) in [
+        (
+            "<|tool_call>",
+            vec!["<|tool_call>", "<tool_call|>", "<|\"|>"],
+        ),
+        (
+            "<|tool_calls_section_begin|>",
+            vec![
+                "<|tool_calls_section_begin|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+                "<|tool_calls_section_end|>",
+            ],
+        ),
+        (
+            "<|tool_call_start|>",
+            vec!["<|tool_call_start|>", "<|tool_call_end|>"],
+        ),
+        (
+            "<arg_key>",
+            vec!["<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>"],
+        ),
+        (
+            "<tool_call><function=",
+            vec!["<tool_call>", "</tool_call>", "</parameter>"],
+        ),
+        ("DSML｜", vec!["｜DSML｜"]),
+    ] {
+        let all = [&["</s>"][..], &special[..]].concat();
+        let tokenizer = pieces(&all);
+        let vocabulary = Vocabulary {
+            tokenizer: &tokenizer,
+            size: tokenizer.vocab_size(),
+            ends: &[1],
+        };
+        let compiler = Compiler::new(vocabulary, 4).unwrap();
+        let form = format(template).with_signs(&tokenizer);
+        assert_eq!(form.signs.len(), special.len(), "{template}");
+        for choice in ["required", "auto"] {
+            let plan = two(choice).plan(&form, &tokenizer).unwrap().unwrap();
+            let mut held = compiled(&compiler, plan.rules.as_ref().unwrap());
+            let mut random = fastrand::Rng::with_seed(3);
+            let mut stream = tokenizer.stream_after_prompt().showing(form.signs.clone());
+            let mut written = String::new();
+            if choice == "auto" {
+                // A text that need not call calls too.
+                let first = form.frames[0].lead()[0].text().unwrap();
+                let begin = format!("yes {first}");
+                accept(&mut held, &tokenizer, &begin);
+                written = begin;
+            }
+            for _ in 0..2000 {
+                held.prepare().unwrap();
+                let allowed: Vec<u32> = (0..tokenizer.vocab_size())
+                    .filter(|&token| held.allows(token))
+                    .collect();
+                let token = allowed[random.usize(..allowed.len())];
+                held.accept(token).unwrap();
+                written.extend(stream.push(token));
+                if held.is_complete() {
+                    break;
+                }
+            }
+            let calls = calls(plan.reader(), &written);
+            let [name, arguments] = calls
+                .first()
+                .unwrap_or_else(|| panic!("{template}: {written}"));
+            if choice == "required" || name == "get" {
+                check(arguments);
+            }
+        }
     }
 }
