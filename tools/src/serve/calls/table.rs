@@ -40,7 +40,7 @@ const PAIR: &str = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n";
 const OBJECT: &str = "{\"name\": \"NAME\", \"arguments\": ARGUMENTS}";
 
 /// The first entry whose marks fit counts, together with others that have the same marks.
-const FAMILIES: [Family; 28] = [
+const FAMILIES: [Family; 29] = [
     // gpt-oss
     Family {
         marks: &["<|channel|>", "<|message|>"],
@@ -202,6 +202,15 @@ const FAMILIES: [Family; 28] = [
         arguments: Written::Json,
         between: Some(", "),
         close: "]<|/tool_call|>",
+    },
+    // Phi-4-mini, as it calls without being told how
+    Family {
+        marks: &["<|tool|>", "<|/tool|>"],
+        open: "functools[",
+        call: OBJECT,
+        arguments: Written::Json,
+        between: Some(", "),
+        close: "]",
     },
     // Command R7B and A
     Family {

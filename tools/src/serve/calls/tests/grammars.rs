@@ -254,39 +254,39 @@ fn structural_tokens_are_signs_of_calls() {
     }
 }
 
+/// Marks, and special tokens of the tokenizer.
+const SPECIAL: [(&str, &[&str]); 6] = [
+    ("<|tool_call>", &["<|tool_call>", "<tool_call|>", "<|\"|>"]),
+    (
+        "<|tool_calls_section_begin|>",
+        &[
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+        ],
+    ),
+    (
+        "<|tool_call_start|>",
+        &["<|tool_call_start|>", "<|tool_call_end|>"],
+    ),
+    (
+        "<arg_key>",
+        &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>"],
+    ),
+    (
+        "<tool_call><function=",
+        &["<tool_call>", "</tool_call>", "</parameter>"],
+    ),
+    ("DSML｜", &["｜DSML｜"]),
+];
+
 /// Forced calls where the format's marks are special tokens, which a grammar writes as tokens.
 #[test]
 fn marks_may_be_special_tokens() {
-    for (template, special) in [
-        (
-            "<|tool_call>",
-            vec!["<|tool_call>", "<tool_call|>", "<|\"|>"],
-        ),
-        (
-            "<|tool_calls_section_begin|>",
-            vec![
-                "<|tool_calls_section_begin|>",
-                "<|tool_call_begin|>",
-                "<|tool_call_argument_begin|>",
-                "<|tool_call_end|>",
-                "<|tool_calls_section_end|>",
-            ],
-        ),
-        (
-            "<|tool_call_start|>",
-            vec!["<|tool_call_start|>", "<|tool_call_end|>"],
-        ),
-        (
-            "<arg_key>",
-            vec!["<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>"],
-        ),
-        (
-            "<tool_call><function=",
-            vec!["<tool_call>", "</tool_call>", "</parameter>"],
-        ),
-        ("DSML｜", vec!["｜DSML｜"]),
-    ] {
-        let all = [&["</s>"][..], &special[..]].concat();
+    for (template, special) in SPECIAL {
+        let all = [&["</s>"][..], special].concat();
         let tokenizer = pieces(&all);
         let vocabulary = Vocabulary {
             tokenizer: &tokenizer,
