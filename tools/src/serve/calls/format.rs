@@ -27,6 +27,8 @@ pub struct CallFormat {
     pub harmony: bool,
     /// Special tokens of calls, which appear in texts to be parsed.
     pub signs: Arc<[u32]>,
+    /// Rendered calls that are not understood.
+    unknown: String,
 }
 
 /// Marker tokens of gpt-oss.
@@ -53,9 +55,13 @@ impl CallFormat {
             true => Rendered::Nothing,
             false => rendered(ends, render),
         };
+        let mut unknown = String::new();
         let mut frames = match rendered {
             Rendered::Calls(frame) => vec![*frame],
-            Rendered::Unknown => Vec::new(),
+            Rendered::Unknown(sample) => {
+                unknown = sample;
+                Vec::new()
+            }
             Rendered::Nothing => table::of_source(source),
         };
         for frame in &mut frames {
@@ -67,6 +73,7 @@ impl CallFormat {
             frames: frames.into(),
             harmony,
             signs: Arc::default(),
+            unknown,
         }
     }
 
@@ -107,7 +114,8 @@ impl CallFormat {
     pub fn shows(&self, special: &str) -> bool {
         let mut texts = self.frames.iter().flat_map(Frame::texts);
         let harmony = self.harmony && HARMONY.contains(&special);
-        !special.is_empty() && (harmony || texts.any(|text| text.contains(special)))
+        let written = self.unknown.contains(special) || texts.any(|text| text.contains(special));
+        !special.is_empty() && (harmony || written)
     }
 }
 
@@ -121,8 +129,8 @@ pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
 enum Rendered {
     /// Calls in this format.
     Calls(Box<Frame>),
-    /// Calls that are not understood.
-    Unknown,
+    /// Calls that are not understood, in this text.
+    Unknown(String),
     /// Not the calls.
     Nothing,
 }
@@ -132,7 +140,7 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
     let Some(answer) = render(&conversation(json!({"content": ANSWER}))) else {
         return Rendered::Nothing;
     };
-    let mut written = false;
+    let mut written = None;
     // Some templates allow one call only, and some write arguments that are text.
     for asked in [[2, 0], [2, 1], [1, 0], [1, 1]] {
         let [count, text] = asked;
@@ -144,17 +152,16 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
         let end = ends.iter().filter(|end| !end.is_empty());
         let end = end.filter_map(|end| sample.rfind(&end[..])).min();
         let sample = &sample[..end.unwrap_or(sample.len())];
-        written |= sample.contains(NAMES[0]);
+        if sample.contains(NAMES[0]) {
+            written.get_or_insert_with(|| sample.to_owned());
+        }
         if let Some(frame) = derive(sample)
             && comes_back(&frame, sample, count)
         {
             return Rendered::Calls(Box::new(frame));
         }
     }
-    match written {
-        true => Rendered::Unknown,
-        false => Rendered::Nothing,
-    }
+    written.map_or(Rendered::Nothing, Rendered::Unknown)
 }
 
 /// A question and an answer with these members.

@@ -304,7 +304,10 @@ fn unknown_formats_are_none() {
         "",
         "</tool_call>",
     );
-    assert!(derived(&odd).frames.is_empty());
+    let unknown = derived(&odd);
+    assert!(unknown.frames.is_empty());
+    // Its tokens stay in the text.
+    assert!(unknown.shows("<tool_call>") && !unknown.shows("<|end|>") && !unknown.shows(""));
     let known = template("", "", "", "<tool_call>");
     assert_eq!(derived(&known).frames.len(), 1);
 }
