@@ -26,8 +26,6 @@ pub enum Part {
 enum CallState {
     /// In text that a call may follow.
     Text,
-    /// In text that no call can follow.
-    Plain,
     Arguments(Arguments),
     /// Among the members after the arguments.
     Members(Scan),
@@ -126,10 +124,6 @@ impl CallReader {
     fn step(&mut self, ended: bool, parts: &mut Vec<Part>) -> bool {
         match &mut self.state {
             CallState::Text => self.text(parts),
-            CallState::Plain => {
-                parts.push(Part::Text(std::mem::take(&mut self.held)));
-                false
-            }
             CallState::Arguments(_) => self.arguments(ended, parts),
             CallState::Members(scan) => {
                 let end = scan.end(&self.held);
@@ -148,24 +142,26 @@ impl CallReader {
         let frames = self.frames.iter().enumerate();
         let all = frames.flat_map(|(frame, of)| {
             let lead = of.lead();
-            let starts = of.starts(&lead).into_iter();
-            let starts = starts.filter_map(move |at| {
-                let text = lead[at].text()?;
-                Some(Start {
-                    frame,
-                    lead: at,
-                    text,
+            let mut all: Vec<Start<'_>> = (of.starts(&lead).into_iter())
+                .filter_map(|at| {
+                    lead[at].text().map(|text| Start {
+                        frame,
+                        lead: at,
+                        text,
+                    })
                 })
-            });
-            starts.collect::<Vec<_>>()
+                .collect();
+            all.extend(of.is_bare().then_some(Start {
+                frame,
+                lead: 0,
+                text: "{",
+            }));
+            all
         });
         all.collect()
     }
 
     fn text(&mut self, parts: &mut Vec<Part>) -> bool {
-        if self.frames.iter().any(Frame::is_bare) {
-            return self.bare(parts);
-        }
         let starts = self.starts();
         let found = starts.iter().filter_map(|start| self.held.find(start.text));
         let clear = found.min().unwrap_or_else(|| {
@@ -207,24 +203,6 @@ impl CallReader {
         if !text.is_empty() && !(self.calls > 0 && text.trim().is_empty()) {
             parts.push(Part::Text(text));
         }
-    }
-
-    /// A call instead of a text, without a mark before it.
-    fn bare(&mut self, parts: &mut Vec<Part>) -> bool {
-        let start = self.held.trim_start();
-        if start.is_empty() {
-            return false;
-        }
-        let frame = self.frames.iter().position(Frame::is_bare).unwrap_or(0);
-        match header(&self.frames[frame], &self.held, 0, &self.tools) {
-            Header::Unclear => return false,
-            Header::Other => self.state = CallState::Plain,
-            found => {
-                self.frame = frame;
-                return self.begin(found, parts);
-            }
-        }
-        true
     }
 
     /// Begins a call, or takes a whole one.
@@ -315,10 +293,7 @@ impl CallReader {
             found => return self.begin(found, parts),
         }
         if !unclear {
-            self.state = match frame.is_bare() {
-                true => CallState::Plain,
-                false => CallState::Text,
-            };
+            self.state = CallState::Text;
         }
         !unclear
     }

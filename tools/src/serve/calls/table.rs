@@ -40,7 +40,7 @@ const PAIR: &str = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n";
 const OBJECT: &str = "{\"name\": \"NAME\", \"arguments\": ARGUMENTS}";
 
 /// The first entry whose marks fit counts, together with others that have the same marks.
-const FAMILIES: [Family; 29] = [
+const FAMILIES: [Family; 30] = [
     // gpt-oss
     Family {
         marks: &["<|channel|>", "<|message|>"],
@@ -260,6 +260,15 @@ const FAMILIES: [Family; 29] = [
     // Hermes, Qwen, Granite 4, SmolLM3
     Family {
         marks: &["<tool_call>"],
+        open: "",
+        call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>",
+        arguments: Written::Json,
+        between: Some("\n"),
+        close: "",
+    },
+    // SmolLM3 with a template that does not know calls
+    Family {
+        marks: &["named SmolLM"],
         open: "",
         call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>",
         arguments: Written::Json,

@@ -100,6 +100,7 @@ fn pieces_of_any_length_give_the_same_calls() {
         "\n{{\"name\": \"get\", \"parameters\": {arguments}}}; {{\"name\": \"put\", \"parameters\": {{}}}}"
     );
     assert_eq!(read("<|python_tag|>", &bare), wanted[1..]);
+    assert_eq!(read("<|python_tag|>", &format!("I ask. {bare}")), wanted);
     let listed = format!(
         "I ask.\n[TOOL_CALLS] [{{\"name\": \"get\", \"arguments\": {arguments}}}, {{\"id\": \"x\", \
          \"name\": \"put\", \"arguments\": {{}}}}]"

@@ -154,7 +154,7 @@ fn accept(held: &mut dyn Constraint, tokenizer: &Tokenizer, text: &str) {
 fn before(form: &CallFormat) -> String {
     let frame = &form.frames[0];
     match frame.is_bare() {
-        true => "{\"name\"".to_owned(),
+        true => "I call. {\"name\": \"".to_owned(),
         false => format!("I call. {}", frame.lead()[0].text().unwrap()),
     }
 }
