@@ -40,7 +40,7 @@ pub fn derive(sample: &str) -> Option<Frame> {
         open: lead[..lead.len() - head_of_first.len()]
             .trim_start()
             .to_owned(),
-        members: members(&head, first.middle(&sample)),
+        members: members(head, first.middle(&sample)),
         head: pieces(&numbered(head_of_first, head)),
         middle: pieces(&middle),
         arguments: first.notation,

@@ -113,7 +113,8 @@ impl CallReader {
             let blank = rest.trim().is_empty();
             let begins = |start: &Start<'_>| begins(&rest, start.text) != Begins::Not;
             let begun = cut && !blank && self.starts().iter().any(begins);
-            if !rest.is_empty() && !begun && !(blank && self.calls > 0) {
+            let between = blank && self.calls > 0;
+            if !(rest.is_empty() || begun || between) {
                 parts.push(Part::Text(rest));
             }
         }
@@ -200,7 +201,8 @@ impl CallReader {
     fn say(&mut self, length: usize, parts: &mut Vec<Part>) {
         let rest = self.held.split_off(length);
         let text = std::mem::replace(&mut self.held, rest);
-        if !text.is_empty() && !(self.calls > 0 && text.trim().is_empty()) {
+        let between = self.calls > 0 && text.trim().is_empty();
+        if !(text.is_empty() || between) {
             parts.push(Part::Text(text));
         }
     }
