@@ -45,9 +45,40 @@ fn statement<'a>(out: &mut String, tag: &str, rest: &'a str) -> &'a str {
             out.push_str(raw);
             return after;
         }
-        _ => expression(out, tag, 0),
+        _ => match changed_list(name) {
+            Some(statements) => {
+                let (begin, end) = tag.split_once(name).unwrap_or(("{% ", " %}"));
+                for statement in statements {
+                    expression(out, &format!("{begin}{statement}{end}"), 0);
+                }
+            }
+            None => expression(out, tag, 0),
+        },
     }
     rest
+}
+
+/// `set _ = space.list.append(item)` and `set item = space.list.pop(0)`, which change a list of a namespace, as
+/// statements that set the list.
+fn changed_list(statement: &str) -> Option<Vec<String>> {
+    let (result, call) = statement.strip_prefix("set ")?.split_once('=')?;
+    let call = call.trim();
+    let length = name(call);
+    let list_length = length
+        + call[length..]
+            .strip_prefix('.')
+            .map(|rest| 1 + name(rest))?;
+    let (list, method) = call.split_at(list_length);
+    let (method, arguments) = method.strip_prefix('.')?.split_once('(')?;
+    let arguments = arguments.strip_suffix(')')?;
+    match (method, arguments.trim()) {
+        ("append", item) => Some(vec![format!("set {list} = {list} + [{item}]")]),
+        ("pop", "0") => Some(vec![
+            format!("set {} = {list}[0]", result.trim()),
+            format!("set {list} = {list}[1:]"),
+        ]),
+        _ => None,
+    }
 }
 
 /// Length of the tag that the text begins with.

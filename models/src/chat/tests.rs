@@ -114,6 +114,19 @@ fn tojson_writes_what_json_dumps_writes() {
     assert!(render("{{ nothing | tojson }}").is_err());
 }
 
+/// Kimi K2's template keeps the ids of calls in a list.
+#[test]
+fn lists_of_namespaces_can_be_changed() {
+    let source = "{%- set queue = namespace(ids=[]) -%}
+{%- macro add(id) -%}{%- set _ = queue.ids.append('<' + id + '>') -%}{%- endmacro -%}
+{%- for id in ['a', 'b', 'c'] -%}{{ add(id) }}{%- endfor -%}
+{%- for _ in range(2) -%}
+  {%- set id = queue.ids.pop(0) -%}
+  {{ id }} of {{ queue.ids | length }};
+{%- endfor -%}";
+    assert_eq!(render(source).unwrap(), "<a> of 2;<b> of 1;");
+}
+
 #[test]
 fn generation_tags_write_nothing() {
     let text = render(

@@ -83,8 +83,8 @@ pub fn tools() -> [Value; 4] {
         tool(
             "store",
             json!({
-                "record": of("object"),
-                "rows": {"type": "array", "items": {"type": "object"}, "description": "Rows."},
+                "record": {"type": "object", "description": "A record.", "additionalProperties": {}},
+                "rows": {"type": "array", "description": "Rows.", "items": {"type": "object", "additionalProperties": {}}},
                 "ratio": of("number"),
             }),
             json!(["record"]),

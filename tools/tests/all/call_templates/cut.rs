@@ -59,11 +59,15 @@ pub struct Begin {
 }
 
 impl Begin {
-    /// What stands before the arguments, and after.
+    /// What precedes the name.
     pub fn frame(&self) -> String {
-        let one_line = self.text.replace('\n', "⏎");
-        let short: String = one_line.chars().take(40).collect();
-        short
+        let lead = self.text.split("get_weather").next().unwrap_or_default();
+        let lead = match lead.rsplit_once("think") {
+            Some((_, rest)) => rest.split_once('>').map_or(rest, |(_, rest)| rest),
+            None => lead,
+        };
+        let one_line = lead.trim().replace('\n', "⏎");
+        one_line.chars().take(34).collect()
     }
 }
 
@@ -90,7 +94,7 @@ impl Author {
             Err(_) => String::new(),
         };
         let behind = text.split("Paris").nth(1).unwrap_or_default().trim_start();
-        let tag = behind.find('>').filter(|_| behind.starts_with('<'));
+        let tag = behind.find('>').filter(|_| behind.starts_with("</"));
         Some(Begin {
             behind_value: tag.map_or(String::new(), |end| behind[..=end].to_owned()),
             text,
@@ -108,7 +112,7 @@ impl Author {
         // A prompt that opens the reasoning is followed by some.
         let mut failure = String::new();
         for thinks in [case.thinks, true] {
-            match self.answer(case, thinks, &before) {
+            match self.answer(case, thinks, [&before, &opened]) {
                 Ok((answer, thoughts)) => {
                     if let Some(text) = answer.strip_prefix(&*opened) {
                         let text = text.to_owned();
@@ -122,7 +126,7 @@ impl Author {
                 Err(why) => failure = why,
             }
         }
-        let Ok((answer, thoughts)) = self.answer(case, false, &before) else {
+        let Ok((answer, thoughts)) = self.answer(case, false, [&before, &opened]) else {
             return Err(failure);
         };
         // The template writes past messages without the reasoning that its prompt opens or closes.
@@ -131,14 +135,18 @@ impl Author {
         let begin = same.rfind(['>', '\n', ':']).map_or(0, |at| at + 1);
         let thinking = opened[begin..].trim();
         let text = &answer[begin..];
-        let is_open = thinking.starts_with('<') && !thinking.contains("</") && thinking.len() > 1;
-        let (text, thoughts) = match is_open {
+        let last = &thinking[thinking.rfind('<').unwrap_or(0)..];
+        let closed = last.starts_with("</") || last.contains("|>") && !last.starts_with("<|");
+        let (text, thoughts) = match thinking.starts_with('<') && !closed {
             true => {
-                let close = thinking.replacen('<', "</", 1);
+                let close = last.replacen('<', "</", 1);
                 let text = format!("{THOUGHTS}\n{close}\n\n{}", text.trim_start());
                 (text, THOUGHTS.to_owned())
             }
-            false => (text.to_owned(), thoughts),
+            false => {
+                let text = text.strip_prefix(last).unwrap_or(text);
+                (text.to_owned(), thoughts)
+            }
         };
         Ok(Written {
             prompt,
@@ -148,7 +156,12 @@ impl Author {
     }
 
     /// What the template writes for the assistant's message, without its end, and the reasoning in it.
-    fn answer(&self, case: &Case, thinks: bool, before: &str) -> Result<(String, String), String> {
+    fn answer(
+        &self,
+        case: &Case,
+        thinks: bool,
+        [before, opened]: [&str; 2],
+    ) -> Result<(String, String), String> {
         let mut message =
             json!({"role": "assistant", "content": if case.says { CONTENT } else { "" }});
         match self.words {
@@ -168,8 +181,9 @@ impl Author {
             message["reasoning_content"] = THOUGHTS.into();
         }
         let all = self.render(Some(message), false)?;
-        let same = all.strip_prefix(before);
-        let answer = same.ok_or("the template changes the messages before")?;
+        let Some(answer) = behind(&all, before, opened) else {
+            return Err(UNWRITTEN.to_owned());
+        };
         let missing = case.calls.iter().any(|(name, arguments)| {
             let texts = arguments.as_object().into_iter().flatten();
             let mut texts = texts.filter_map(|(_, value)| value.as_str());
@@ -204,6 +218,18 @@ impl Author {
 }
 
 const UNWRITTEN: &str = "the template does not write the calls";
+
+/// What follows the conversation up to the user's message. Some templates end a conversation with further instructions.
+fn behind<'a>(all: &'a str, before: &str, opened: &str) -> Option<&'a str> {
+    if let Some(answer) = all.strip_prefix(before) {
+        return Some(answer);
+    }
+    let same = all.chars().zip(before.chars()).take_while(|(a, b)| a == b);
+    let same: usize = same.map(|(a, _)| a.len_utf8()).sum();
+    let heads = all.match_indices(opened).map(|(at, _)| at);
+    let at = heads.filter(|&at| !opened.is_empty() && at <= same).max()?;
+    all[at..].strip_suffix(&before[at..])
+}
 
 fn without_end(text: &str) -> &str {
     let mut text = text.trim_end();
