@@ -82,18 +82,19 @@ fn save_disk(profile: &DeviceProfile) {
 /// Not enough memory.
 pub fn load_or_measure(model: &Model, file: Option<&Path>) -> Result<(), Failure> {
     let (saved, wanted) = (Rates::saved(), formats(model));
-    let known = saved.is_some_and(|rates| rates.doubt.is_none() && rates.has(&wanted));
-    let wanted = if known { Vec::new() } else { wanted };
+    let is_known = |rates: &Rates| rates.doubt.is_none() && rates.has(&wanted);
+    let first = saved.is_none();
+    let wanted = match saved.as_ref().is_some_and(is_known) {
+        true => Vec::new(),
+        false => wanted,
+    };
     let file = file.filter(|file| needs_reads(file));
     if wanted.is_empty() && file.is_none() {
         return Ok(());
     }
-    let what = match (wanted.is_empty(), file) {
-        (false, None) => "processor and memory",
-        (false, Some(_)) => "processor, memory and disk",
-        (true, _) => "the disk",
-    };
-    tell(format_args!("emberflow: measuring {what}, once"));
+    if first {
+        tell("emberflow: measuring this machine, once");
+    }
     let found = match in_child(&wanted, file) {
         Ok(found) => found,
         Err(reason) => {

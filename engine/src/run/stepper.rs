@@ -222,6 +222,9 @@ impl<'e> Stepper<'e> {
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.
     fn count_pass(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
+        if !self.parked.is_empty() {
+            return Ok(());
+        }
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         if decoding.clone().filter(|t| self.groups.has(t.id)).count() != rows {
             return Ok(());

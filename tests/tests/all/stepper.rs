@@ -8,6 +8,7 @@ use emberflow_engine::{
     Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Options, Request,
     RequestId, Sampling, Stepped, Stepper, Stop,
 };
+use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::kinds::{KINDS, Kind};
 use emberflow_tests::{all_logits, bits, visited};
 use fastrand::Rng;
@@ -347,6 +348,32 @@ fn eight_texts_with_little_memory_are_what_they_are_alone() {
             "texts in memory share every pass"
         );
     }
+}
+
+/// Missed neurons of four texts on slow storage, `together` at once.
+fn misses(together: usize) -> u64 {
+    let mut options = options(4, 0.45, false);
+    options.lab.io = IoChoice::Sim(SimOptions::new(Profile::Emmc, 7));
+    options.lab.profiles = false;
+    let mut engine = Engine::open(Kind::Attention.model(), options).unwrap();
+    let mut stepper = Stepper::new(&mut engine);
+    for first in (0..4).step_by(together) {
+        for n in first..first + together as u32 {
+            admit(&mut stepper, &prompt(n, 12), request(80, n.into()), 1);
+        }
+        drain(&mut stepper);
+    }
+    stepper.engine().counters().misses
+}
+
+/// With little memory, texts that decode together evict each other's neurons: then they alternate.
+#[test]
+fn texts_together_miss_little_more_than_one_after_the_other() {
+    let [alone, together] = [1, 4].map(misses);
+    assert!(
+        together <= alone * 3 / 2,
+        "{together} misses, {alone} alone"
+    );
 }
 
 /// A pass that yielded between two layers resumes without recomputation, also if others ran in
