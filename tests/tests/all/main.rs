@@ -27,4 +27,5 @@ mod several_devices;
 mod stepper;
 mod text_golden;
 mod tidy;
+mod turns;
 mod ungated;
