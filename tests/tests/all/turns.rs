@@ -7,7 +7,7 @@ use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::kinds::Kind;
 use emberflow_tests::visited;
 
-use super::stepper::{admit, alone, drain, engine, options, prompt, request, text};
+use super::texts::{admit, alone, drain, engine, options, prompt, request, text};
 
 /// Admits a short prompt behind three long ones, in the middle of a pass or between two. Returns the passes until its
 /// first token.
