@@ -21,7 +21,7 @@ use crate::{Failure, print_json, progress};
 
 /// What was measured.
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct MachineFacts {
     rates: Option<Rates>,
     disk: Option<DeviceProfile>,
 }
@@ -39,7 +39,7 @@ pub fn measure_for_plans() -> Result<Rates, Failure> {
 /// The hidden command: measures, saves, and prints the results as JSON. Without options, everything but the disk.
 pub fn command(args: &MeasureMachineArgs) -> Result<(), Failure> {
     let found = match (&args.formats[..], &args.disk) {
-        ([], None) => Found {
+        ([], None) => MachineFacts {
             rates: Some(measure_for_plans()?),
             disk: None,
         },
@@ -82,18 +82,19 @@ fn save_disk(profile: &DeviceProfile) {
 /// Not enough memory.
 pub fn load_or_measure(model: &Model, file: Option<&Path>) -> Result<(), Failure> {
     let (saved, wanted) = (Rates::saved(), formats(model));
-    let known = saved.is_some_and(|rates| rates.doubt.is_none() && rates.has(&wanted));
-    let wanted = if known { Vec::new() } else { wanted };
+    let is_known = |rates: &Rates| rates.doubt.is_none() && rates.has(&wanted);
+    let first = saved.is_none();
+    let wanted = match saved.as_ref().is_some_and(is_known) {
+        true => Vec::new(),
+        false => wanted,
+    };
     let file = file.filter(|file| needs_reads(file));
     if wanted.is_empty() && file.is_none() {
         return Ok(());
     }
-    let what = match (wanted.is_empty(), file) {
-        (false, None) => "processor and memory",
-        (false, Some(_)) => "processor, memory and disk",
-        (true, _) => "the disk",
-    };
-    tell(format_args!("emberflow: measuring {what}, once"));
+    if first {
+        tell("emberflow: measuring this machine, once");
+    }
     let found = match in_child(&wanted, file) {
         Ok(found) => found,
         Err(reason) => {
@@ -113,7 +114,7 @@ pub fn load_or_measure(model: &Model, file: Option<&Path>) -> Result<(), Failure
 /// # Errors
 /// Not enough memory.
 pub fn measured(format: DType) -> Result<Rates, Failure> {
-    if let Ok(Found {
+    if let Ok(MachineFacts {
         rates: Some(rates), ..
     }) = in_child(&[format], None)
     {
@@ -142,7 +143,10 @@ fn needs_reads(file: &Path) -> bool {
     FileFacts::of(file).is_ok_and(|facts| !known(facts))
 }
 
-fn in_child(formats: &[DType], disk: Option<&Path>) -> Result<Found, Box<dyn std::error::Error>> {
+fn in_child(
+    formats: &[DType],
+    disk: Option<&Path>,
+) -> Result<MachineFacts, Box<dyn std::error::Error>> {
     let mut child = Command::new(std::env::current_exe()?);
     child.arg("measure-machine");
     for format in formats {
@@ -160,8 +164,8 @@ fn in_child(formats: &[DType], disk: Option<&Path>) -> Result<Found, Box<dyn std
 }
 
 /// Measures and saves: rates of some formats, together with saved ones, and a disk.
-fn brief(formats: &[DType], disk: Option<&Path>) -> Result<Found, Failure> {
-    let mut found = Found {
+fn brief(formats: &[DType], disk: Option<&Path>) -> Result<MachineFacts, Failure> {
+    let mut found = MachineFacts {
         rates: None,
         disk: None,
     };

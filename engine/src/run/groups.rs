@@ -78,7 +78,7 @@ enum Search {
 
 /// Sums over measured passes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sums {
+struct PassSums {
     passes: usize,
     tokens: usize,
     seconds: f64,
@@ -87,7 +87,7 @@ struct Sums {
     missed: u64,
 }
 
-impl Sums {
+impl PassSums {
     fn add(&mut self, pass: &PassCost) {
         self.passes += 1;
         self.tokens += pass.tokens;
@@ -129,7 +129,7 @@ pub(super) struct Groups {
     search: Search,
     /// Passes since the last change of group size; sums over the measured ones.
     passes: usize,
-    sums: Sums,
+    sums: PassSums,
 }
 
 impl Groups {
@@ -141,7 +141,7 @@ impl Groups {
             left: SLICE,
             search: Search::Start,
             passes: 0,
-            sums: Sums::default(),
+            sums: PassSums::default(),
         }
     }
 
@@ -230,7 +230,7 @@ impl Groups {
 
     fn set(&mut self, group_size: usize, search: Search) {
         (self.group_size, self.search) = (group_size, search);
-        (self.passes, self.sums) = (0, Sums::default());
+        (self.passes, self.sums) = (0, PassSums::default());
     }
 }
 

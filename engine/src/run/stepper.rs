@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::events::{Admission, Event, Finished, Stepped};
 use super::groups::{self, Groups};
 use super::log_probs::LogProbs;
+use super::parked::{Parked, RequestRows, StoppedRows};
 use super::prompt::prompt_events;
 use super::request::{Request, RequestId, Stop};
 use super::spans::{PassSize, Turns, Wants};
@@ -32,23 +33,6 @@ use crate::streams;
 /// Rows that a pass of a model in memory computes in hardly more time than one.
 const FREE_ROWS: usize = 32;
 
-/// Rows of a pass that belong to one request.
-#[derive(Debug, Clone, Copy)]
-struct RequestRows {
-    id: RequestId,
-    rows: usize,
-}
-
-/// Rows preempted between two layers.
-struct Parked {
-    part: RequestRows,
-    /// Number of completed layers.
-    layers: usize,
-    /// Activations: the residual stream; further streams and per-layer inputs (`aux`).
-    x: Vec<f32>,
-    aux: Vec<f32>,
-}
-
 /// Admits requests and runs them in batches, one pass at a time.
 pub struct Stepper<'e> {
     engine: &'e mut Engine,
@@ -56,7 +40,7 @@ pub struct Stepper<'e> {
     texts: Vec<LiveText>,
     /// Rows of the unfinished pass by request. The engine holds its activations.
     running: Vec<RequestRows>,
-    parked: Vec<Parked>,
+    parked: Parked,
     finished: Vec<Finished>,
     events: Vec<Event>,
     /// Set from any thread to make the pass yield between two layers.
@@ -75,7 +59,7 @@ impl<'e> Stepper<'e> {
             engine,
             texts: Vec::new(),
             running: Vec::new(),
-            parked: Vec::new(),
+            parked: Parked::default(),
             finished: Vec::new(),
             events: Vec::new(),
             yields: Arc::new(AtomicBool::new(false)),
@@ -248,6 +232,9 @@ impl<'e> Stepper<'e> {
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.
     fn count_pass(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
+        if !self.parked.is_empty() {
+            return Ok(());
+        }
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         if decoding.clone().filter(|t| self.groups.has(t.id)).count() != rows {
             return Ok(());
@@ -306,8 +293,10 @@ impl<'e> Stepper<'e> {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         self.groups.choose(decoding.map(|text| text.id));
         let wants = |text: &LiveText| match text.wants() {
-            Wants::Prompt(_) if self.is_parked(text.id) => Wants::Underway,
-            Wants::Decode if !self.groups.has(text.id) || self.is_parked(text.id) => Wants::Nothing,
+            Wants::Prompt(_) if self.parked.has(text.id) => Wants::Underway,
+            Wants::Decode if !self.groups.has(text.id) || self.parked.has(text.id) => {
+                Wants::Nothing
+            }
             wants => wants,
         };
         let wants = self.texts.iter().map(|text| (text.id, wants(text)));
@@ -332,16 +321,11 @@ impl<'e> Stepper<'e> {
         PassSize { rows, free }
     }
 
-    fn is_parked(&self, id: RequestId) -> bool {
-        self.parked.iter().any(|parked| parked.part.id == id)
-    }
-
     /// Parks the pass in progress if a much shorter prompt waits for it. Returns whether that prompt goes first.
     fn overtake(&mut self) -> bool {
         let size = self.pass_size();
         let rows_of = |text: &LiveText| {
-            let parked = self.parked.iter().map(|parked| parked.part);
-            let all = parked.chain(self.running.iter().copied());
+            let all = self.parked.parts().chain(self.running.iter().copied());
             all.filter(|part| part.id == text.id)
                 .map(|part| part.rows)
                 .sum::<usize>()
@@ -365,9 +349,8 @@ impl<'e> Stepper<'e> {
     /// Resumes parked rows that stopped at the same layer as the first one. Returns false if there
     /// are none.
     fn unpark(&mut self) -> bool {
-        let wanted = |texts: &[LiveText], id| texts.iter().any(|t| t.id == id && !t.preempted);
-        let first = (self.parked.iter()).find(|p| wanted(&self.texts, p.part.id));
-        let Some(layers) = first.map(|p| p.layers) else {
+        let wanted = |id| self.texts.iter().any(|t| t.id == id && !t.preempted);
+        let Some(layers) = self.parked.layers(wanted) else {
             return false;
         };
         let pass = &mut self.engine.pass;
@@ -375,16 +358,8 @@ impl<'e> Stepper<'e> {
         pass.layers = Some(layers);
         // In request order, as `run` visits them.
         for text in self.texts.iter().filter(|text| !text.preempted) {
-            let ours = |p: &Parked| p.part.id == text.id && p.layers == layers;
-            if let Some(at) = self.parked.iter().position(ours) {
-                let parked = self.parked.remove(at);
-                for (all, part) in [(&mut pass.x, &parked.x), (&mut pass.aux, &parked.aux)] {
-                    let width = part.len() / parked.part.rows;
-                    all[pass.rows * width..][..part.len()].copy_from_slice(part);
-                }
-                pass.rows += parked.part.rows;
-                self.running.push(parked.part);
-            }
+            let part = self.parked.resume(text.id, layers, pass);
+            self.running.extend(part);
         }
         true
     }
@@ -546,13 +521,12 @@ impl<'e> Stepper<'e> {
     /// Removes a request's rows from the yielded pass, and keeps them if there is room.
     fn park(&mut self, id: RequestId) {
         let d = self.engine.config().d_model as usize;
-        let parked: usize = self.parked.iter().map(|p| p.part.rows).sum();
-        let room = self.room_to_park().saturating_sub(parked);
+        let room = self.room_to_park().saturating_sub(self.parked.rows());
         if let Some((part, x, aux)) = self.leave_pass(id)
             && let Some(layers) = self.engine.pass.layers.filter(|_| part.rows <= room)
         {
             debug_assert_eq!(x.len(), part.rows * d);
-            self.parked.push(Parked {
+            self.parked.add(StoppedRows {
                 part,
                 layers,
                 x,
@@ -598,7 +572,7 @@ impl<'e> Stepper<'e> {
         }
         let at = self.texts.iter().position(|text| text.id == id)?;
         self.leave_pass(id);
-        self.parked.retain(|parked| parked.part.id != id);
+        self.parked.discard(id);
         let text = self.texts.remove(at);
         self.hand_over(&text);
         // Cannot fail: a plan for the same number of sequences succeeded before.

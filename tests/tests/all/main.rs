@@ -29,5 +29,7 @@ mod same_bits;
 mod several_devices;
 mod stepper;
 mod text_golden;
+mod texts;
 mod tidy;
+mod turns;
 mod ungated;

@@ -4,82 +4,13 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use emberflow_engine::{
-    Admission, Budget, Constraint, Engine, Error, Event, Finished, Lab, Logits, Options, Request,
-    RequestId, Sampling, Stepped, Stepper, Stop,
+    Admission, Constraint, Error, Event, Logits, Request, Stepped, Stepper, Stop,
 };
 use emberflow_tests::kinds::{KINDS, Kind};
 use emberflow_tests::{all_logits, bits, visited};
 use fastrand::Rng;
 
-const CONTEXT: usize = 256;
-
-fn engine(batch: usize, share: f64, preemption: bool) -> Engine {
-    engine_of(Kind::Attention, batch, share, preemption)
-}
-
-fn engine_of(kind: Kind, batch: usize, share: f64, preemption: bool) -> Engine {
-    Engine::open(kind.model(), options(batch, share, preemption)).unwrap()
-}
-
-fn options(batch: usize, share: f64, preemption: bool) -> Options {
-    Options {
-        budget: Budget::FfnShare(share),
-        threads: 2,
-        batch,
-        context: CONTEXT,
-        preemption,
-        lab: Lab {
-            chunk: 16,
-            ..Lab::default()
-        },
-        ..Options::default()
-    }
-}
-
-/// A prompt of `len` tokens, different for each `n`.
-fn prompt(n: u32, len: usize) -> Vec<u32> {
-    Kind::Attention.prompt(n, len)
-}
-
-fn request(max_tokens: usize, seed: u64) -> Request {
-    Request {
-        max_tokens,
-        sampling: Sampling {
-            temperature: 0.9,
-            seed,
-            ..Sampling::default()
-        },
-        ignore_eos: true,
-        ..Request::default()
-    }
-}
-
-/// Result of a text: its tokens and the hash over its logits.
-type Text = (Vec<u32>, u64);
-
-fn alone(engine: &mut Engine, prompt: &[u32], request: &Request) -> Text {
-    let mut sequence = engine.new_sequence().unwrap();
-    let done = engine
-        .generate(&mut sequence, prompt, request, &mut |_| {
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-    assert_eq!(sequence.len(), prompt.len() + done.tokens.len() - 1);
-    (done.tokens, done.logits_hash)
-}
-
-fn admit(stepper: &mut Stepper<'_>, prompt: &[u32], request: Request, samples: usize) -> RequestId {
-    let sequence = stepper.engine().new_sequence().unwrap();
-    let admission = Admission {
-        sequence,
-        prompt: prompt.to_vec(),
-        request,
-        samples,
-        bias: Vec::new(),
-        constraint: None,
-    };
-    stepper.admit(admission).unwrap()
-}
+use super::texts::{CONTEXT, Text, admit, alone, drain, engine, engine_of, prompt, request, text};
 
 /// Only even tokens at even positions, only odd ones at odd positions, and the end after `most`.
 #[derive(Debug, Clone)]
@@ -171,20 +102,6 @@ fn constraints_hold_each_text_by_itself_of(kind: Kind) {
     }
 }
 
-fn text(finished: Finished) -> Text {
-    (finished.tokens, finished.logits_hash)
-}
-
-/// Steps until no request can run.
-fn drain(stepper: &mut Stepper<'_>) {
-    loop {
-        match stepper.step().unwrap() {
-            Stepped::Idle => return,
-            Stepped::Yielded | Stepped::Passed { .. } => {}
-        }
-    }
-}
-
 #[test]
 fn texts_are_what_they_are_alone_whatever_happens_to_others() {
     KINDS
@@ -210,12 +127,8 @@ fn texts_are_what_they_are_alone_whatever_happens_to_others_of(kind: Kind) {
         .map(|&(n, len, tokens)| alone(&mut one, &kind.prompt(n, len), &request(tokens, n.into())))
         .collect();
     drop(one);
-    for (seed, preemption, share) in [
-        (1, true, 0.5),
-        (2, true, 1.0),
-        (3, false, 0.5),
-        (4, true, 1.0),
-    ] {
+    for (seed, preemption) in [(1, true), (2, true), (3, false), (4, true)] {
+        let share = if seed % 2 == 0 { 1.0 } else { 0.5 };
         let mut engine = engine_of(kind, lens.len(), share, preemption);
         let mut stepper = Stepper::new(&mut engine);
         let flag = stepper.yield_flag();
@@ -413,101 +326,6 @@ fn decoding_goes_on_beside_a_long_prompt() {
     }
     // 15 rows of each pass are the prompt's
     assert_eq!(passes, 200usize.div_ceil(15));
-}
-
-/// Admits a short prompt behind three long ones, in the middle of a pass or between two. Returns the passes until its
-/// first token.
-fn passes_to_first_token(share: f64, yields: bool) -> usize {
-    let asked = |n: u32, len| (prompt(n, len), request(6, n.into()));
-    let all = [asked(0, 200), asked(1, 190), asked(2, 180), asked(3, 5)];
-    let mut one = engine(1, share, false);
-    let expected = all
-        .each_ref()
-        .map(|(prompt, request)| alone(&mut one, prompt, request));
-    drop(one);
-    let mut engine = engine(4, share, true);
-    let (before, of_token) = (engine.counters().possible, visited(&engine));
-    let mut stepper = Stepper::new(&mut engine);
-    let mut ids = Vec::new();
-    for (prompt, request) in &all[..3] {
-        ids.push(admit(&mut stepper, prompt, *request, 1));
-    }
-    stepper.step().unwrap();
-    if yields {
-        stepper.yield_flag().store(true, Ordering::Relaxed);
-        assert!(matches!(stepper.step().unwrap(), Stepped::Yielded));
-    }
-    let short = admit(&mut stepper, &all[3].0, all[3].1, 1);
-    ids.push(short);
-    let mut passes = 0;
-    loop {
-        let Stepped::Passed { events, .. } = stepper.step().unwrap() else {
-            panic!("all want something");
-        };
-        passes += 1;
-        let is = |e: &Event| matches!(e, Event::Token { id, .. } if *id == short);
-        if events.iter().any(is) {
-            break;
-        }
-    }
-    drain(&mut stepper);
-    let found: Vec<_> = ids
-        .iter()
-        .map(|&id| text(stepper.take(id).unwrap()))
-        .collect();
-    assert_eq!(found, expected);
-    let rows: usize = all
-        .iter()
-        .map(|(prompt, request)| prompt.len() + request.max_tokens - 1)
-        .sum();
-    let computed = stepper.engine().counters().possible - before;
-    assert_eq!(computed, rows as u64 * of_token, "nothing twice");
-    passes
-}
-
-#[test]
-fn a_short_prompt_does_not_wait_for_long_ones() {
-    assert_eq!(passes_to_first_token(1.0, false), 1);
-    assert_eq!(
-        passes_to_first_token(1.0, true),
-        1,
-        "before the rest of a pass"
-    );
-    assert_eq!(passes_to_first_token(0.5, false), 1);
-    // An own pass would read the weights again.
-    assert_eq!(passes_to_first_token(0.5, true), 2);
-}
-
-/// A stream of short prompts, one after the other, each admitted in the middle of a pass: until a long one is
-/// complete, they get as many rows as it has, and two chunks.
-#[test]
-fn a_stream_of_short_prompts_does_not_starve_a_long_one() {
-    let mut engine = engine(2, 1.0, true);
-    let mut stepper = Stepper::new(&mut engine);
-    let flag = stepper.yield_flag();
-    let long = admit(&mut stepper, &prompt(0, 200), request(1, 0), 1);
-    let (mut n, mut others, mut yielded) = (0, 0, 0);
-    loop {
-        if stepper.len() < 2 {
-            n += 1;
-            admit(&mut stepper, &prompt(n, 6), request(1, 0), 1);
-        }
-        flag.store(n % 2 == 0, Ordering::Relaxed);
-        let mut events = match stepper.step().unwrap() {
-            Stepped::Passed { events, .. } => std::mem::take(events).into_iter(),
-            Stepped::Yielded => {
-                yielded += 1;
-                continue;
-            }
-            Stepped::Idle => panic!("all want something"),
-        };
-        if events.any(|e| matches!(e, Event::Token { id, .. } if id == long)) {
-            break;
-        }
-        others = 6 * n as usize;
-    }
-    assert!(yielded > 5, "{yielded}");
-    assert!((150..=200 + 2 * 16).contains(&others), "{others}");
 }
 
 #[test]

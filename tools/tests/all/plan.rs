@@ -93,6 +93,51 @@ fn a_measurement_that_cannot_be_kept_counts_too_and_costs_nothing() {
     }
 }
 
+/// The disk by a few reads of the model, CPU and memory for the model's formats; a longer measurement is never replaced.
+#[test]
+fn a_plan_measures_what_is_not_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.ember");
+    std::fs::copy("../models/demo/demo.ember", &model).unwrap();
+    let words = ["plan", "--json", model.to_str().unwrap()];
+    let basis = |cache| report(cache, &words)["plans"][0]["basis"].clone();
+    let cache = dir.path().join("emberflow");
+    let saved = |name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(cache.join(name)).unwrap()).unwrap()
+    };
+    for cache in [None, Some(dir.path())] {
+        let basis = basis(cache);
+        assert_eq!(basis["machine_measured"], true, "{basis}");
+        assert_eq!(basis["device_measured"], true, "{basis}");
+    }
+    let quant = report(Some(dir.path()), &words)["quant"].clone();
+    for with in saved("machine.json")["threads"].as_array().unwrap() {
+        let kernels = with["kernels"].as_array().unwrap();
+        let measured = |format: &Value| kernels.iter().any(|kernel| kernel["dtype"] == *format);
+        assert!(
+            measured(&quant["ffn"]) && measured(&quant["attention"]),
+            "{with}"
+        );
+        assert!(kernels.len() < 4, "formats of the model only: {with}");
+    }
+    let mut disk = saved("device.json");
+    assert_eq!(disk["brief"], true);
+    // A full profile of another device stays, and this one is measured for each plan.
+    disk["brief"] = json!(false);
+    disk["file"]["device"] = json!("/dev/other");
+    std::fs::write(cache.join("device.json"), disk.to_string()).unwrap();
+    assert_eq!(basis(Some(dir.path()))["device_measured"], true);
+    assert_eq!(saved("device.json"), disk);
+    // A simulated device, and a model without a file, are not read.
+    std::fs::remove_file(cache.join("device.json")).unwrap();
+    report(
+        Some(dir.path()),
+        &[&words[..], &["--io", "sim:ufs4"]].concat(),
+    );
+    report(Some(dir.path()), &["plan", "--json"]);
+    assert!(!cache.join("device.json").exists());
+}
+
 /// Whole experts or single neurons: the plan chooses the one that it expects to be faster.
 #[test]
 fn a_larger_budget_never_makes_a_plan_of_experts_slower() {
