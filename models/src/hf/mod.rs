@@ -114,8 +114,7 @@ fn open_with(
     let spelled = config.clone();
     let gains = RoleGains::read(&config_path, &value, &config)?;
 
-    let mut files = Vec::new();
-    let mut found = Vec::new();
+    let (mut files, mut found) = (Vec::new(), Vec::new());
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
     let mut scales = ScaleTensors::take(
