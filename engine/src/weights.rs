@@ -85,14 +85,14 @@ impl LayerWeights {
     /// Reads the weights of layer `l`.
     fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
         Ok(Self {
-            attn_norm: if c.pre_norm(l) {
+            attn_norm: if c.norms_of(l).before {
                 Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?)
             } else {
                 None
             },
             attn_post_norm: post_norm(from, Role::AttnPostNorm, l, c)?,
             mixer: Mixer::load(from, c, l)?,
-            ffn_norm: if c.pre_norm(l) && c.form.parallel != Parallel::OneNorm {
+            ffn_norm: if c.norms_of(l).before && c.form.parallel != Parallel::OneNorm {
                 Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?)
             } else {
                 None
@@ -287,7 +287,7 @@ fn post_norm(
     layer: u32,
     c: &ModelConfig,
 ) -> Result<Option<Norm>, Error> {
-    let of = (c.post_norm(layer)).then(|| norm(from, role, None, layer, c));
+    let of = (c.norms_of(layer).after).then(|| norm(from, role, None, layer, c));
     of.transpose()
 }
 

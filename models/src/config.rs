@@ -31,6 +31,7 @@ pub use mamba::{MambaLayers, MambaShape};
 pub use mamba1::{Mamba1Layers, Mamba1Shape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub use ngrams::NGrams;
+pub use norms::LayerNorms;
 pub use pooled::{PooledAttention, PooledShape};
 pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
@@ -507,12 +508,12 @@ impl ModelConfig {
             }
         }
         let bad = (self.bad_sublayers()).or_else(|| self.bad_sharing());
-        let bad = bad.or_else(|| self.bad_norms());
+        let bad = bad.or_else(|| norms::bad(self));
         let bad = (bad.or_else(|| self.bad_streams())).or_else(|| form.hyper?.bad(self));
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
         let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
-        let bad = bad.or_else(|| self.bad_mamba1());
-        let bad = (bad.or_else(|| self.bad_mamba())).or_else(|| self.bad_kda());
+        let bad = bad.or_else(|| form.mamba1.as_ref()?.bad(self));
+        let bad = (bad.or_else(|| form.mamba.as_ref()?.bad(self))).or_else(|| self.bad_kda());
         let bad = (bad.or_else(|| form.pooled.as_ref()?.bad(self)))
             .or_else(|| form.ngrams.as_ref()?.bad(self));
         if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {

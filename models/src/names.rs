@@ -137,7 +137,7 @@ impl Named {
         let Self::One(id) = self else {
             return self;
         };
-        if id.role == Role::FfnNorm && config.form.late_norms && config.post_norm(id.layer) {
+        if id.role == Role::FfnNorm && config.form.late_norms && config.norms_of(id.layer).after {
             // a name of norms of inputs in some layers, and of outputs in others
             return Self::One(TensorId::layer(Role::AttnPostNorm, id.layer));
         }
@@ -383,10 +383,10 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         rows: 1,
         cols: d,
     };
-    if config.pre_norm(layer) {
+    if config.norms_of(layer).before {
         list.push(norm(Role::AttnNorm));
     }
-    if config.pre_norm(layer) && form.norm_bias {
+    if config.norms_of(layer).before && form.norm_bias {
         list.push(norm(Role::AttnNormBias));
     }
     match config.mixer_of(layer) {
@@ -426,7 +426,7 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
             push_all(list, layer, &of_mamba(mamba, d));
         }
     }
-    if config.post_norm(layer) {
+    if config.norms_of(layer).after {
         list.push(norm(Role::AttnPostNorm));
     }
 }
@@ -512,7 +512,7 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         return;
     }
     let (d, form) = (config.d_model as usize, &config.form);
-    let own_norm = config.pre_norm(layer) && form.parallel != Parallel::OneNorm;
+    let own_norm = config.norms_of(layer).before && form.parallel != Parallel::OneNorm;
     let mut push = |id, rows, cols| list.push(Required { id, rows, cols });
     let at = |role| TensorId::layer(role, layer);
     if own_norm {
@@ -569,7 +569,7 @@ fn of_ffn(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
         }
         push(at(Role::DownBias), banks, d);
     }
-    if config.post_norm(layer) {
+    if config.norms_of(layer).after {
         push(at(Role::FfnPostNorm), 1, d);
     }
     if form.layer_scale {

@@ -212,7 +212,7 @@ impl Recipe {
     /// Row `coordinate` of Down as checkpoints store it: all neurons' weights on
     /// one coordinate of the residual stream.
     pub fn stored_down_row(&self, id: TensorId, coordinate: usize) -> RowPlan {
-        let written = if self.stream.config.post_norm(id.layer) {
+        let written = if self.stream.config.norms_of(id.layer).after {
             1.0
         } else {
             self.stream.written(coordinate)

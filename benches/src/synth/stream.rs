@@ -229,7 +229,7 @@ impl Stream {
 
     /// A row of the output projection over `width` values of this mean square.
     pub fn output(&self, id: TensorId, row: usize, width: usize, square: f64) -> RowPlan {
-        let (increment, written) = if self.config.post_norm(id.layer) {
+        let (increment, written) = if self.config.norms_of(id.layer).after {
             // the norm after it determines the scale
             (1.0, 1.0)
         } else {

@@ -188,7 +188,7 @@ impl Mamba1 {
         } = span.sequence.recurrent(self.conv_part().end..self.part.end);
         let (projected, out) = s.q.split_at_mut(rows * 2 * channels);
         let out = &mut out[..n * channels];
-        let scan = Scan {
+        let scan = ChannelScan {
             mamba: self,
             convolved: &s.attended[first * channels..][..n * channels],
             mixed: &s.k[first * mixed..][..n * mixed],
@@ -215,7 +215,7 @@ impl Mamba1 {
 }
 
 /// The inputs of the recurrence for one sequence's rows.
-struct Scan<'a> {
+struct ChannelScan<'a> {
     mamba: &'a Mamba1,
     /// `v`, `[rows × channels]`.
     convolved: &'a [f32],
@@ -225,7 +225,7 @@ struct Scan<'a> {
     steps: &'a [f32],
 }
 
-impl Scan<'_> {
+impl ChannelScan<'_> {
     /// Runs all channels over the rows `rows`, from the state `before` to `after`; stores `y` block by block, each
     /// `[rows × channels of the block]`.
     fn run(

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig, Parallel};
+use super::{BadField, MAX_COUNT, MAX_HEAD_DIM, MAX_TAPS, MAX_WIDTH, ModelConfig};
 
 /// Mamba-2 layers instead of attention.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,11 +56,10 @@ impl MambaShape {
     }
 }
 
-impl ModelConfig {
-    /// Invalid Mamba-2 layers.
-    pub(super) fn bad_mamba(&self) -> Option<BadField> {
-        let mambas = self.form.mamba.as_ref()?;
-        let mamba = mambas.shape;
+impl MambaLayers {
+    /// An invalid size, or something that they are not implemented with.
+    pub(super) fn bad(&self, config: &ModelConfig) -> Option<BadField> {
+        let mamba = self.shape;
         for (key, value, least, most) in [
             ("taps of Mamba", mamba.taps, 2, MAX_TAPS),
             ("heads of Mamba", mamba.heads, 1, MAX_COUNT),
@@ -80,19 +79,19 @@ impl ModelConfig {
             let expected = format!("at most {MAX_WIDTH}");
             return BadField::some("inputs of Mamba", &mamba.inputs(), expected);
         }
-        if mambas.layers.is_empty() || !self.are_layers(&mambas.layers) {
-            let expected = format!("layers below {}, ascending", self.layers);
-            return BadField::some("layers with Mamba", &mambas.layers, expected);
+        if self.layers.is_empty() || !config.are_layers(&self.layers) {
+            let expected = format!("layers below {}, ascending", config.layers);
+            return BadField::some("layers with Mamba", &self.layers, expected);
         }
-        let form = &self.form;
-        if mambas.beside && (form.parallel != Parallel::No || form.output_gate) {
+        let form = &config.form;
+        if self.beside && (form.parallel.is_parallel() || form.output_gate) {
             let expected = "absent, with attention and Mamba in one layer";
             return BadField::some("parallel layers or output gates", &true, expected);
         }
         let others = form.short_conv.is_some() || form.delta_net.is_some() || form.kda.is_some();
         if form.shared_kv > 0 || others || form.latent.is_some() {
             let expected = "absent, with shared keys or mixers of other kinds";
-            return BadField::some("mamba", mambas, expected);
+            return BadField::some("mamba", self, expected);
         }
         None
     }

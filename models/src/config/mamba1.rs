@@ -33,11 +33,10 @@ impl Mamba1Shape {
     }
 }
 
-impl ModelConfig {
-    /// Invalid Mamba-1 layers.
-    pub(super) fn bad_mamba1(&self) -> Option<BadField> {
-        let mambas = self.form.mamba1.as_ref()?;
-        let mamba = mambas.shape;
+impl Mamba1Layers {
+    /// An invalid size, or something that they are not implemented with.
+    pub(super) fn bad(&self, config: &ModelConfig) -> Option<BadField> {
+        let mamba = self.shape;
         for (key, value, least, most) in [
             ("taps of Mamba", mamba.taps, 2, MAX_TAPS),
             ("channels of Mamba", mamba.channels, 1, MAX_WIDTH / 2),
@@ -48,16 +47,16 @@ impl ModelConfig {
                 return BadField::some(key, &value, format!("{least} to {most}"));
             }
         }
-        if mambas.layers.is_empty() || !self.are_layers(&mambas.layers) {
-            let expected = format!("layers below {}, ascending", self.layers);
-            return BadField::some("layers with Mamba", &mambas.layers, expected);
+        if self.layers.is_empty() || !config.are_layers(&self.layers) {
+            let expected = format!("layers below {}, ascending", config.layers);
+            return BadField::some("layers with Mamba", &self.layers, expected);
         }
-        let form = &self.form;
+        let form = &config.form;
         let recurrent = form.short_conv.is_some() || form.delta_net.is_some();
         let others = recurrent || form.kda.is_some() || form.mamba.is_some();
         if form.shared_kv > 0 || others || form.stores_one_vector() {
             let expected = "absent, with shared keys or mixers of other kinds";
-            return BadField::some("mamba1", mambas, expected);
+            return BadField::some("mamba1", self, expected);
         }
         None
     }

@@ -339,7 +339,7 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
         return Err(keys.unsupported(family.act, "this family has relu on gate and up"));
     }
     if family.one_act && family.act_default != Some(found) {
-        return Err(keys.unsupported(family.act, "this family's experts have another one"));
+        return Err(keys.unsupported(family.act, "this family has another one"));
     }
     Ok(FfnKind {
         activation,

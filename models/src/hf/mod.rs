@@ -112,8 +112,7 @@ fn open_with(
     let texts = texts::read(folder, &mut config)?;
     config.validate(&config_path)?;
     let names = families::of(&config.family).names;
-    let mut files = Vec::new();
-    let mut found = Vec::new();
+    let (mut files, mut found) = (Vec::new(), Vec::new());
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
     xielu::take(&mut shards, &mut config)?;
