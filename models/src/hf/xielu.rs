@@ -30,7 +30,7 @@ pub(super) fn take(shards: &mut Shards, config: &mut ModelConfig) -> Result<(), 
     };
     let path = first.path.clone();
     let prefix = family.names.layer_prefix;
-    let of_layer = |layer: u32| {
+    let of_layer = |layer: u32| -> Result<Activation, Error> {
         let mut of = |part: &str| {
             let name = format!("{prefix}{layer}.mlp.act_fn.{part}");
             found.remove(&name).ok_or_else(|| Error::MissingTensor {
