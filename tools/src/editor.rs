@@ -27,7 +27,7 @@ const FENCE: &str = "\"\"\"";
 
 /// What was typed.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Typed {
+pub enum TerminalInput {
     /// A message.
     Message(String),
     /// Ctrl-C.
@@ -158,15 +158,15 @@ impl Editor {
     ///
     /// # Errors
     /// A terminal that cannot be read.
-    pub fn read(&mut self, prompt: &str) -> Result<Typed, Failure> {
+    pub fn read(&mut self, prompt: &str) -> Result<TerminalInput, Failure> {
         loop {
             return match self.lines.readline(prompt) {
                 Ok(message) => {
                     self.remember(&message);
-                    Ok(Typed::Message(without_fences(&message).to_owned()))
+                    Ok(TerminalInput::Message(without_fences(&message).to_owned()))
                 }
-                Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
-                Err(ReadlineError::Eof) => Ok(Typed::End),
+                Err(ReadlineError::Interrupted) => Ok(TerminalInput::Interrupt),
+                Err(ReadlineError::Eof) => Ok(TerminalInput::End),
                 // The window's size has changed.
                 Err(ReadlineError::Signal(_)) => continue,
                 Err(why) => Err(failed(why)),

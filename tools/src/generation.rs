@@ -163,7 +163,7 @@ pub struct Generated {
 
 /// Why a text was ended before the engine did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
+enum CutShort {
     /// A stop string.
     Stopped,
     /// A loop.
@@ -210,8 +210,8 @@ pub fn generate(
         tail.push(token);
         let looped = how.ends_loops && tail.repetition().is_some_and(|it| it.tokens >= LOOP);
         ended = match (passed.stopped, looped) {
-            (true, _) => Some(Ended::Stopped),
-            (false, true) => Some(Ended::Looped),
+            (true, _) => Some(CutShort::Stopped),
+            (false, true) => Some(CutShort::Looped),
             (false, false) => return continue_unless(stop),
         };
         ControlFlow::Break(())
@@ -219,11 +219,11 @@ pub fn generate(
     if let Some(f) = failure {
         return Err(f);
     }
-    if ended == Some(Ended::Stopped) {
+    if ended == Some(CutShort::Stopped) {
         generation.stop = Stop::Complete;
         return Ok(Generated { generation, text });
     }
-    if ended == Some(Ended::Looped) {
+    if ended == Some(CutShort::Looped) {
         generation.stop = Stop::Length;
     }
     let rest = stops.finish() + &stream.finish().unwrap_or_default();

@@ -15,7 +15,7 @@ use emberflow_models::tokenizer::Encoder;
 
 use crate::Failure;
 use crate::cli::RunArgs;
-use crate::editor::{Editor, Typed};
+use crate::editor::{Editor, TerminalInput};
 use crate::tell::tell;
 use crate::terminal;
 use crate::text::{BLOCK, Utf8};
@@ -129,12 +129,12 @@ impl PromptReader<'_> {
     /// Asks for a prompt on the terminal.
     fn typed(self) -> Result<Prompt, Failure> {
         match Editor::open(&[])?.read("prompt> ")? {
-            Typed::Message(text) => {
+            TerminalInput::Message(text) => {
                 self.check(&text)?;
                 self.given(&text)
             }
-            Typed::Interrupt => Err(Failure::Interrupted),
-            Typed::End => Err(Failure::usage("no prompt: use -p TEXT, -f FILE or a pipe")),
+            TerminalInput::Interrupt => Err(Failure::Interrupted),
+            TerminalInput::End => Err(Failure::usage("no prompt: use -p TEXT, -f FILE or a pipe")),
         }
     }
 

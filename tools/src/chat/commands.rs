@@ -29,18 +29,18 @@ pub const COMMANDS: [&str; 11] = [
 
 /// A line of a chat.
 #[derive(Debug, PartialEq)]
-pub enum Line<'a> {
+pub enum ChatLine<'a> {
     /// No text.
     Nothing,
     /// A message to the model.
     Message(&'a str),
     /// A command.
-    Command(Command<'a>),
+    Command(ChatCommand<'a>),
 }
 
 /// A command.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command<'a> {
+pub enum ChatCommand<'a> {
     /// `/help`
     Help,
     /// `/clear`
@@ -103,7 +103,7 @@ pub fn ends_chat(line: &str) -> bool {
     matches!(line.trim(), "/exit" | "/quit" | "/bye")
 }
 
-impl<'a> Line<'a> {
+impl<'a> ChatLine<'a> {
     /// Reads a line.
     ///
     /// # Errors
@@ -119,13 +119,13 @@ impl<'a> Line<'a> {
         // Paths are messages, and so is all that begins with a space.
         let name = word.strip_prefix('/').filter(|name| !name.contains('/'));
         match name {
-            Some(name) => Ok(Self::Command(Command::of(name, rest)?)),
+            Some(name) => Ok(Self::Command(ChatCommand::of(name, rest)?)),
             None => Ok(Self::Message(line)),
         }
     }
 }
 
-impl<'a> Command<'a> {
+impl<'a> ChatCommand<'a> {
     fn of(name: &str, rest: &'a str) -> Result<Self, Failure> {
         let file = |usage: &str| match rest {
             "" => Err(Failure::usage(format!("name a file: {usage}"))),
@@ -247,15 +247,15 @@ fn parsed<T: std::str::FromStr>(value: Option<&str>, expected: &str) -> Result<O
 mod tests {
     use super::*;
 
-    fn command(line: &str) -> Command<'_> {
-        match Line::of(line) {
-            Ok(Line::Command(command)) => command,
+    fn command(line: &str) -> ChatCommand<'_> {
+        match ChatLine::of(line) {
+            Ok(ChatLine::Command(command)) => command,
             other => panic!("{line}: {other:?}"),
         }
     }
 
     fn refusal(line: &str) -> String {
-        Line::of(line).unwrap_err().to_string()
+        ChatLine::of(line).unwrap_err().to_string()
     }
 
     #[test]
@@ -268,26 +268,26 @@ mod tests {
             "//",
             "\n/help",
         ] {
-            assert_eq!(Line::of(message).unwrap(), Line::Message(message));
+            assert_eq!(ChatLine::of(message).unwrap(), ChatLine::Message(message));
         }
         for nothing in ["", "  ", "\n\t"] {
-            assert_eq!(Line::of(nothing).unwrap(), Line::Nothing);
+            assert_eq!(ChatLine::of(nothing).unwrap(), ChatLine::Nothing);
         }
         for (line, meant) in [
-            ("/help", Command::Help),
-            ("/?", Command::Help),
-            ("/clear ", Command::Clear),
-            ("/retry", Command::Retry),
-            ("/stats", Command::Stats),
-            ("/bye", Command::Exit),
-            ("/system", Command::ShowSystem),
-            ("/system -", Command::System(None)),
+            ("/help", ChatCommand::Help),
+            ("/?", ChatCommand::Help),
+            ("/clear ", ChatCommand::Clear),
+            ("/retry", ChatCommand::Retry),
+            ("/stats", ChatCommand::Stats),
+            ("/bye", ChatCommand::Exit),
+            ("/system", ChatCommand::ShowSystem),
+            ("/system -", ChatCommand::System(None)),
             (
                 "/system Be  short.\nAlways.",
-                Command::System(Some("Be  short.\nAlways.")),
+                ChatCommand::System(Some("Be  short.\nAlways.")),
             ),
-            ("/save a b.json", Command::Save("a b.json".into())),
-            ("/load x", Command::Load("x".into())),
+            ("/save a b.json", ChatCommand::Save("a b.json".into())),
+            ("/load x", ChatCommand::Load("x".into())),
         ] {
             assert_eq!(command(line), meant, "{line}");
         }
@@ -312,7 +312,7 @@ mod tests {
         let usual = Settings::chat();
         let mut settings = usual;
         let mut set = |line: &str| {
-            let Command::Set(setting, value) = command(line) else {
+            let ChatCommand::Set(setting, value) = command(line) else {
                 panic!("{line}");
             };
             let applied = setting.apply(value, &mut settings, &usual);

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use emberflow_engine::{Error, Model, Stop, Text};
 
-use self::commands::{COMMANDS, Line, ends_chat};
+use self::commands::{COMMANDS, ChatLine, ends_chat};
 use self::session::{Next, Session, ignores_system};
 use self::transcript::Transcript;
 use crate::cli::RunArgs;
-use crate::editor::{Editor, Typed};
+use crate::editor::{Editor, TerminalInput};
 use crate::generation::{Context, ROOM, Settings};
 use crate::model::{Use, open_for};
 use crate::prompt::PromptReader;
@@ -87,12 +87,12 @@ fn on_terminal(
         }
         session.stop.store(false, Ordering::Relaxed);
         let next = match typed {
-            Typed::Message(message) => take(&mut session, &message),
-            Typed::Interrupt => {
+            TerminalInput::Message(message) => take(&mut session, &message),
+            TerminalInput::Interrupt => {
                 tell("(Ctrl-D or /exit ends the chat)");
                 continue;
             }
-            Typed::End => return Ok(()),
+            TerminalInput::End => return Ok(()),
         };
         match next {
             Ok(Next::End) => return Ok(()),
@@ -108,10 +108,10 @@ fn on_terminal(
 
 /// Answers a message or runs a command.
 fn take(session: &mut Session, line: &str) -> Result<Next, Failure> {
-    match Line::of(line)? {
-        Line::Nothing => Ok(Next::Message),
-        Line::Command(command) => session.run(command),
-        Line::Message(message) => {
+    match ChatLine::of(line)? {
+        ChatLine::Nothing => Ok(Next::Message),
+        ChatLine::Command(command) => session.run(command),
+        ChatLine::Message(message) => {
             let text = session.engine.text().clone();
             let context = session.context.length;
             let reader = PromptReader {

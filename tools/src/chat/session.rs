@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use emberflow_engine::{Engine, Report, Sequence, Stop};
 
-use super::commands::{Command, HELP, Setting};
+use super::commands::{ChatCommand, HELP, Setting};
 use super::transcript::Transcript;
 use crate::generation::{Context, Generated, Settings, generate, print_now, report, tell_end};
 use crate::tell::tell;
@@ -140,30 +140,30 @@ impl Session {
     ///
     /// # Errors
     /// Those of answers and files, and values that are refused.
-    pub fn run(&mut self, command: Command<'_>) -> Result<Next, Failure> {
+    pub fn run(&mut self, command: ChatCommand<'_>) -> Result<Next, Failure> {
         match command {
-            Command::Help => tell(HELP),
-            Command::Exit => return Ok(Next::End),
-            Command::Clear => {
+            ChatCommand::Help => tell(HELP),
+            ChatCommand::Exit => return Ok(Next::End),
+            ChatCommand::Clear => {
                 self.said.clear();
                 tell("(the conversation is forgotten)");
             }
-            Command::Retry => {
+            ChatCommand::Retry => {
                 self.said.take_back_answer()?;
                 if self.settings.sampling(self.engine.text()).temperature == 0.0 {
                     tell("(greedy, so the answer is the same; /set temp 0.8 for others)");
                 }
                 return Ok(Next::Answered(self.answer()?));
             }
-            Command::Stats => match &self.statistics {
+            ChatCommand::Stats => match &self.statistics {
                 Some(line) => tell(format_args!("({line})")),
                 None => tell("(nothing was answered yet)"),
             },
-            Command::ShowSystem => match self.said.system() {
+            ChatCommand::ShowSystem => match self.said.system() {
                 Some(text) => tell(text),
                 None => tell("(no system message; /system TEXT sets one)"),
             },
-            Command::System(text) => {
+            ChatCommand::System(text) => {
                 self.said.set_system(text);
                 if let Some(text) = text
                     && ignores_system(&self.template, text)?
@@ -171,9 +171,9 @@ impl Session {
                     tell("(this model's chat template ignores system messages: it has no effect)");
                 }
             }
-            Command::ShowSettings => self.tell_settings(),
-            Command::Set(setting, value) => self.set(setting, value)?,
-            Command::Save(path) => {
+            ChatCommand::ShowSettings => self.tell_settings(),
+            ChatCommand::Set(setting, value) => self.set(setting, value)?,
+            ChatCommand::Save(path) => {
                 self.said.save(&path, self.model.as_deref())?;
                 let count = self.said.turns();
                 tell(format_args!(
@@ -181,7 +181,7 @@ impl Session {
                     path.display()
                 ));
             }
-            Command::Load(path) => {
+            ChatCommand::Load(path) => {
                 self.said.load(&path)?;
                 let count = self.said.turns();
                 tell(format_args!(

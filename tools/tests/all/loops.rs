@@ -104,7 +104,7 @@ fn a_server_ends_no_loop_and_says_it() {
         (&native["repetition"], &native["stop_type"]),
         (&repetition, &json!("limit"))
     );
-    assert_eq!(server.metric("texts_looping_total"), 3);
+    server.wait_for("texts_looping_total", 3);
     let plain = json!({"prompt": "A vector", "max_tokens": 40, "temperature": 0});
     let plain = server.post("/v1/completions", &plain).json();
     assert!(plain["choices"][0].get("repetition").is_none(), "{plain}");
