@@ -1,5 +1,6 @@
 //! Separately stored scales: exponents of four-bit blocks (gpt-oss), and numbers for blocks of eight-bit
-//! floats, as in DeepSeek-V3 and other releases (`W = W8 · scale` over blocks of `weight_block_size`).
+//! floats, as in DeepSeek-V3 and other releases (`W = W8 · scale` over blocks of `weight_block_size`), or for
+//! whole matrices (Ministral 3).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,14 +18,21 @@ use crate::store::{ScaleKind, Scales, shape_text};
 
 /// Suffixes of four-bit blocks, and of their scales.
 const FOUR_BITS: [&str; 2] = ["_blocks", "_scales"];
-/// Suffix of scales after the name of a tensor of eight-bit floats.
-const EIGHT_BITS: &str = "_scale_inv";
+/// Suffixes of scales after the name of a tensor of eight-bit floats. Both are factors of the numbers.
+const EIGHT_BITS: [&str; 2] = ["_scale_inv", "_scale"];
+/// Ends of the names of scales of activations. Activations are not in eight-bit floats here.
+const OF_ACTIVATIONS: [&str; 2] = ["activation_scale", "input_scale"];
 /// Or the ending that replaces that of the tensor's name (DeepSeek-V4).
 const POWERS: &str = ".scale";
 const WEIGHT: &str = ".weight";
 
 /// Elements of a row that share a scale, for four-bit floats.
 const GROUP: usize = 32;
+
+/// Rows and columns of a block that is any matrix.
+const WHOLE: [usize; 2] = [usize::MAX; 2];
+/// Rows and columns of a block if `quantization_config` does not name them, as in transformers.
+const USUAL: [usize; 2] = [128, 128];
 
 /// The tensors of scales, by name, with the index of their file.
 pub(super) struct ScaleTensors {
@@ -34,8 +42,8 @@ pub(super) struct ScaleTensors {
 }
 
 impl ScaleTensors {
-    /// Extracts them from the shards; `block` is that of eight-bit floats, if the weights have this
-    /// type.
+    /// Extracts them from the shards, without those of activations; `block` is that of eight-bit floats, if
+    /// the weights have this type.
     pub(super) fn take(
         shards: &mut [(DataFile, Vec<Raw>)],
         config: &ModelConfig,
@@ -47,10 +55,13 @@ impl ScaleTensors {
             .is_some_and(|experts| experts.blocks);
         let is_one = |raw: &Raw| {
             four && raw.name.ends_with(FOUR_BITS[1]) && raw.dtype == "U8"
-                || block.is_some() && raw.name.ends_with(EIGHT_BITS)
+                || block.is_some() && is_of_eight_bits(&raw.name)
                 || block.is_some() && raw.name.ends_with(POWERS) && raw.dtype == "F8_E8M0"
         };
+        let of_activations =
+            |raw: &Raw| block.is_some() && OF_ACTIVATIONS.iter().any(|end| raw.name.ends_with(end));
         for (file, (_, header)) in shards.iter_mut().enumerate() {
+            header.retain(|raw| !of_activations(raw));
             for raw in header.extract_if(.., |raw| is_one(raw)) {
                 found.insert(raw.name.clone(), (file, raw));
             }
@@ -97,7 +108,8 @@ impl ScaleTensors {
                 expected,
             });
         };
-        if scales.shape != blocks {
+        let is_single = eight.is_some() && scales.shape.iter().all(|&size| size == 1);
+        if scales.shape != blocks && !is_single {
             return Err(Error::WrongShape {
                 path,
                 tensor: name,
@@ -105,16 +117,12 @@ impl ScaleTensors {
                 expected,
             });
         }
-        let kind = match (eight, scales.dtype.as_str()) {
+        let kind = match (eight, type_of(&scales.dtype)) {
             (None, _) => ScaleKind::Exponents,
-            (Some(block), "F32" | "BF16" | "F8_E8M0") => ScaleKind::Grid {
-                dtype: match scales.dtype.as_str() {
-                    "F32" => DType::F32,
-                    "F8_E8M0" => DType::E8M0,
-                    _ => DType::Bf16,
-                },
-                block,
-                in_a_row: blocks[1],
+            (Some(block), Some(dtype)) => ScaleKind::Grid {
+                dtype,
+                block: if is_single { WHOLE } else { block },
+                in_a_row: if is_single { 1 } else { blocks[1] },
                 first: 0,
             },
             _ => {
@@ -122,7 +130,7 @@ impl ScaleTensors {
                     path,
                     tensor: name,
                     found: scales.dtype,
-                    supported: "F32, BF16, F8_E8M0".into(),
+                    supported: "F32, BF16, F16, F8_E8M0".into(),
                 });
             }
         };
@@ -138,8 +146,12 @@ impl ScaleTensors {
         let powers = tensor
             .strip_suffix(WEIGHT)
             .map(|name| format!("{name}{POWERS}"));
-        let there = powers.filter(|name| self.found.contains_key(name));
-        there.unwrap_or_else(|| format!("{tensor}{EIGHT_BITS}"))
+        let named = EIGHT_BITS.map(|suffix| format!("{tensor}{suffix}"));
+        let usual = named[0].clone();
+        let mut names = powers.into_iter().chain(named);
+        names
+            .find(|name| self.found.contains_key(name))
+            .unwrap_or(usual)
     }
 
     /// The scales of pairs of four-bit floats, a power of two for each [`GROUP`] of a row.
@@ -184,10 +196,30 @@ impl ScaleTensors {
     }
 }
 
+/// The type of scales of eight-bit floats, by its name.
+fn type_of(name: &str) -> Option<DType> {
+    match name {
+        "F32" => Some(DType::F32),
+        "BF16" => Some(DType::Bf16),
+        "F16" => Some(DType::F16),
+        "F8_E8M0" => Some(DType::E8M0),
+        _ => None,
+    }
+}
+
+/// Whether a tensor has this name only if it holds scales of eight-bit floats.
+fn is_of_eight_bits(name: &str) -> bool {
+    let [inverse, plain] = EIGHT_BITS;
+    name.ends_with(inverse)
+        || name
+            .strip_suffix(plain)
+            .is_some_and(|tensor| tensor.ends_with(WEIGHT))
+}
+
 /// Rows and columns of the blocks of eight-bit floats; `None` if the weights have another type.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for formats other than e4m3, [`Error::MissingKey`] without the sizes.
+/// [`Error::Unsupported`] for formats other than e4m3, [`Error::BadKey`] for other sizes.
 pub(super) fn fp8_block(path: &Path, config: &Value) -> Result<Option<[usize; 2]>, Error> {
     let keys = Keys::new(path, config)?;
     let inner = keys.object("text_config", "text_config.")?;
@@ -211,7 +243,10 @@ pub(super) fn block_of(keys: &Keys) -> Result<Option<[usize; 2]>, Error> {
         return Err(object.unsupported("fmt", "implemented: e4m3, float8_e4m3fn"));
     }
     const BLOCK: &str = "weight_block_size";
-    const SIZES: &str = "two sizes above 0, as other scales are not implemented";
+    const SIZES: &str = "two sizes above 0, or null for one scale of a matrix";
+    if object.map().get(BLOCK).is_some_and(Value::is_null) {
+        return Ok(Some(WHOLE));
+    }
     let size = |value: &Value| {
         usize::try_from(value.as_u64()?)
             .ok()
@@ -222,10 +257,7 @@ pub(super) fn block_of(keys: &Keys) -> Result<Option<[usize; 2]>, Error> {
         let sizes: Vec<usize> = sizes.collect::<Option<_>>()?;
         <[usize; 2]>::try_from(sizes).ok()
     })?;
-    match block {
-        Some(block) => Ok(Some(block)),
-        None => Err(object.missing(BLOCK, SIZES)),
-    }
+    Ok(Some(block.unwrap_or(USUAL)))
 }
 
 #[cfg(test)]
@@ -235,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_e4m3_by_blocks_is_read() {
+    fn only_e4m3_by_blocks_or_by_matrices_is_read() {
         let path = Path::new("config.json");
         let of =
             |quantization: Value| fp8_block(path, &json!({"quantization_config": quantization}));
@@ -248,9 +280,11 @@ mod tests {
         let inner = json!({"text_config": {"quantization_config": usual}});
         assert_eq!(fp8_block(path, &inner).unwrap(), Some([128, 64]));
         assert_eq!(of(json!({"quant_method": "mxfp4"})).unwrap(), None);
+        // as Ministral 3 says it
+        let whole = json!({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null});
+        assert_eq!(of(whole).unwrap(), Some(WHOLE));
+        assert_eq!(of(json!({"quant_method": "fp8"})).unwrap(), Some(USUAL));
         for bad in [
-            json!({"quant_method": "fp8"}),
-            json!({"quant_method": "fp8", "weight_block_size": null}),
             json!({"quant_method": "fp8", "weight_block_size": [128]}),
             json!({"quant_method": "fp8", "weight_block_size": [0, 128]}),
             json!({"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}),

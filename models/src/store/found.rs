@@ -105,11 +105,11 @@ pub(crate) struct Scales {
 pub(crate) enum ScaleKind {
     /// A byte for each block of 32 elements of a row.
     Exponents,
-    /// A number for each block of several rows.
+    /// A number for each block of rows and columns.
     Grid {
-        /// F32 or BF16.
+        /// F32, F16, BF16 or E8M0.
         dtype: DType,
-        /// Rows and columns of a block.
+        /// Rows and columns of a block; more than the matrix has, if it has one scale.
         block: [usize; 2],
         /// Number of blocks in a row of blocks.
         in_a_row: usize,

@@ -54,7 +54,12 @@ pub(super) fn safetensors() -> Target {
 
 /// Experts in four-bit blocks and matrices in eight bits, with separate tensors of scales.
 pub(super) fn blocks() -> Target {
-    let models = ["gpt_oss", "deepseek_v3_fp8", "deepseek_v4_release"];
+    let models = [
+        "gpt_oss",
+        "deepseek_v3_fp8",
+        "deepseek_v4_release",
+        "ministral3_fp8",
+    ];
     folders(&models, "model.safetensors", SAFETENSORS)
 }
 

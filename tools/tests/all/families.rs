@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::common::{cache, call, json, save_rates};
 
 /// The families with a mixer or a mixture of their own, and checkpoints in FP8 and FP4.
-const MODELS: [&str; 27] = [
+const MODELS: [&str; 28] = [
     "bailing_hybrid",
     "deepseek_v2",
     "deepseek_v3",
@@ -28,6 +28,7 @@ const MODELS: [&str; 27] = [
     "kimi_linear",
     "lfm2_moe",
     "minimax_m2",
+    "ministral3_fp8",
     "nemotron_h",
     "nemotron_h_moe",
     "qwen3_5",

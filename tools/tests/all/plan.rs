@@ -162,7 +162,10 @@ fn a_description_has_the_formats_of_its_weights() {
         ("minimax-m2", json!({"quant_method": "mxfp4"})),
         ("qwen3.6-35b-a3b", json!({"quant_method": "awq", "bits": 4})),
         ("minimax-m2", json!({"quant_method": "compressed-tensors"})),
-        ("deepseek-v2-lite", json!({"quant_method": "fp8"})),
+        (
+            "deepseek-v2-lite",
+            json!({"quant_method": "fp8", "fmt": "e5m2"}),
+        ),
     ] {
         let output = planned(name, Some(quantization.clone()));
         assert_eq!(output.status.code(), Some(1), "{quantization}: {output:?}");

@@ -353,6 +353,38 @@ fn blocks_and_their_scales_belong_together() {
     assert_refused!(error, MissingTensor, "", "sinks");
 }
 
+/// One scale of a matrix in eight-bit floats may be a scalar or a vector, and ends in `_scale` in some releases. Scales
+/// of activations are left out.
+#[test]
+fn a_matrix_in_eight_bits_has_one_scale() {
+    const MATRIX: &str = "language_model.model.layers.1.mlp.up_proj.weight";
+    let scale = format!("{MATRIX}_scale_inv");
+    let of = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| reference("ministral3_fp8", change);
+    let plain = of(&|_| ()).unwrap();
+    for shape in [vec![1], vec![1, 1]] {
+        let changed = of(&|t| t.get_mut(&scale).unwrap().shape = shape.clone()).unwrap();
+        assert_eq!(changed, plain);
+    }
+    let renamed = of(&|t| {
+        let of_weight = t.remove(&scale).unwrap();
+        t.insert(format!("{MATRIX}_scale"), of_weight);
+        let name = MATRIX.replace("weight", "activation_scale");
+        let of_input = t.remove(&name).unwrap();
+        t.insert(MATRIX.replace("weight", "input_scale"), of_input);
+    });
+    assert_eq!(renamed.unwrap(), plain);
+
+    let error = of(&|t| _ = t.remove(&scale)).unwrap_err();
+    assert_refused!(error, MissingTensor, "model.safetensors", &scale);
+    let error = of(&|t| _ = t.remove(MATRIX)).unwrap_err();
+    assert_refused!(error, UnexpectedTensor, "model.safetensors", &scale);
+    let error = of(&|t| {
+        let scale = t.get_mut(&scale).unwrap();
+        (scale.shape, scale.bytes) = (vec![2], vec![0; 4]);
+    });
+    assert_refused!(error.unwrap_err(), WrongShape, "model.safetensors", &scale);
+}
+
 #[test]
 fn yarn_has_the_defaults_of_transformers() {
     let scaling = |more: Value| {
