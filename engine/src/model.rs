@@ -120,19 +120,25 @@ impl Text {
     /// # Errors
     /// A template that does not compile.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
-        let name = |id: Option<u32>| {
-            id.and_then(|id| self.tokenizer.id_to_token(id))
-                .unwrap_or_default()
-        };
-        let bos = name(self.config().bos);
-        let eos = name(self.config().eos.first().copied());
-        let named = &self.meta.named_tokens;
-        let named = named.iter().map(|(name, text)| (&**name, &**text));
-        let tokens = named.chain([("bos_token", &*bos), ("eos_token", &*eos)]);
-        let tokens: Vec<_> = tokens.filter(|(_, text)| !text.is_empty()).collect();
         let Some(template) = &self.meta.chat_template else {
             return Ok(None);
         };
+        // A checkpoint's names count, not what its texts start and end with: that may be another token, or the
+        // template may have none.
+        let mut tokens: Vec<(&str, &str)> = (self.meta.named_tokens.iter())
+            .map(|(name, text)| (&**name, &**text))
+            .collect();
+        let ends = [self.config().bos, self.config().eos.first().copied()];
+        let ends = ends.map(|id| id.and_then(|id| self.tokenizer.id_to_token(id)));
+        if tokens.is_empty() {
+            let names = ["bos_token", "eos_token"].into_iter();
+            tokens.extend(
+                names
+                    .zip(&ends)
+                    .filter_map(|(name, text)| Some((name, text.as_deref()?))),
+            );
+        }
+        tokens.retain(|(_, text)| !text.is_empty());
         let template = ChatTemplate::new(template, &tokens)?;
         let tool_template = self.meta.tool_template.as_deref();
         Ok(Some(template.with_tool_use(tool_template)?))

@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use emberflow_engine::Model;
+use emberflow_kernels::DType;
 use emberflow_models::chat::{ChatTemplate, Conversation, Message};
 use emberflow_models::gguf_vocab::GgufVocab;
 use emberflow_models::tokenizer::Tokenizer;
+use emberflow_tests::packed;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -189,6 +192,8 @@ struct Edited {
     skipped: Vec<String>,
     eos: Option<u32>,
     named: BTreeMap<String, String>,
+    /// What a chat template writes of the start and the end token.
+    chat: String,
 }
 
 impl Edited {
@@ -248,6 +253,24 @@ fn folders_have_the_tokens_that_transformers_gives_them() {
                 "{name}: {text:?}"
             );
         }
+    }
+}
+
+/// A chat template writes the tokens that the files name, whatever the tokenizer puts around a text.
+#[test]
+fn chat_templates_write_the_tokens_that_folders_name() {
+    let golden: Folders = json("text/folders.json");
+    let template = "{{ bos_token }}|{{ eos_token }}";
+    let named = |case: &&Edited| !case.named.is_empty();
+    for case in golden.cases.values().filter(named) {
+        let folder = tempfile::tempdir().unwrap();
+        case.write(folder.path());
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        let container = packed(folder.path(), folder.path(), DType::F32);
+        let model = Model::load(&container).unwrap();
+        let template = model.text().chat_template().unwrap().unwrap();
+        let text = template.render(&Conversation::default()).unwrap();
+        assert_eq!(text, case.chat, "{:?}", case.files);
     }
 }
 
@@ -378,6 +401,7 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen3_5", "chatml"),
     ("qwen4_exp", "chatml"),
     ("ministral3", "chatml"),
+    ("ministral3_fp8", "chatml"),
     ("mistral_whole", "chatml"),
     ("olmo2", "chatml"),
     ("phi3", "phi3"),
