@@ -32,6 +32,7 @@ mod slip;
 mod source;
 pub(crate) mod sys;
 mod thread;
+mod trial;
 mod uring;
 
 use crate::arena::Slot;

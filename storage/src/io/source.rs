@@ -2,12 +2,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::error::IoError;
 use super::sys::{self, DioAlign, DioAnswer, Piece};
+use super::trial;
 
 /// Alignments to try if the kernel does not report one (before 6.1, which includes most phones, and for
 /// file systems on top of others): the logical block sizes in use. Trial reads decide.
@@ -61,7 +62,7 @@ impl FileSource {
             Err(reason) => {
                 tracing::warn!(
                     file = %label, %reason,
-                    "no direct i/o on this file system; reading through the page cache, which \
+                    "no direct i/o for this file; reading through the page cache, which \
                      counts against memory limits"
                 );
                 None
@@ -161,9 +162,14 @@ fn open_direct(file: &File) -> Result<(File, DioAlign), String> {
         .open(path)
         .map_err(|e| format!("opening with O_DIRECT: {e}"))?;
     let trial = |align: DioAlign| {
+        let mut at = 0;
+        let mut buffered = |to: &mut [u8]| {
+            let n = file.read_at(to, at)?;
+            at += n as u64;
+            Ok(n)
+        };
         let unit = align.mem.max(align.offset) as usize;
-        let read = sys::probe_direct(&direct, unit);
-        read.map_err(|e| format!("a direct read of {unit} bytes: {e}"))
+        trial::compare(unit, &mut buffered, &mut |to| direct.read_at(to, 0))
     };
     let align = match answer {
         DioAnswer::Yes(align) => trial(align).map(|()| align)?,

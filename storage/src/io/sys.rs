@@ -155,28 +155,6 @@ pub(crate) fn advise_random(file: &File) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
-/// One aligned direct read of `align` bytes at the start of the file, to see whether it works. Zero
-/// bytes, from an empty file, count as success.
-pub(crate) fn probe_direct(file: &File, align: usize) -> io::Result<()> {
-    let mut memory = vec![0u8; align * 2];
-    let at = memory.as_mut_ptr();
-    let aligned = at.wrapping_add(at.align_offset(align));
-    let piece = Piece::new(aligned, align);
-    let command = Command {
-        id: 0,
-        fd: file.as_raw_fd(),
-        direct: true,
-        offset: 0,
-        pieces: &piece,
-        count: 1,
-    };
-    // SAFETY: the piece lies inside `memory`, which outlives this synchronous read.
-    match unsafe { command.run() } {
-        n if n >= 0 => Ok(()),
-        e => Err(io::Error::from_raw_os_error(-e)),
-    }
-}
-
 /// Reads the first `len` bytes of a command, piece by piece. Returns as [`Command::run`].
 ///
 /// # Safety
