@@ -162,6 +162,15 @@ pub enum Error {
         /// Position in the sequence.
         position: usize,
     },
+    /// A key or value is too large for f16.
+    #[error(
+        "keys or values at position {position} are beyond 65504, the largest number of --kv f16: use \
+         --kv f32"
+    )]
+    KvRange {
+        /// Position in the sequence.
+        position: usize,
+    },
     /// The text's constraint failed.
     #[error("the grammar of this text failed: {why}")]
     Constraint {

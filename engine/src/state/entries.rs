@@ -63,6 +63,11 @@ impl Entries {
         self.pages.writer(pool)
     }
 
+    /// The first position of the first pool with a number that its format does not hold.
+    pub fn overflow(&self) -> Option<usize> {
+        self.pages.overflow().map(|pool| pool * self.shape.size)
+    }
+
     /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
         self.pages.layer(layer)

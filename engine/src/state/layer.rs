@@ -85,16 +85,34 @@ impl<'a> LayerKv<'a> {
 pub(crate) struct PageWriter<'a> {
     shape: KvShape,
     page: &'a mut [u8],
-    /// Index of the position in the page.
+    /// The position in the sequence, and its index in the page.
+    position: usize,
     place: usize,
+    /// The first position with a number that is infinite in the page's format.
+    overflow: &'a mut Option<usize>,
 }
 
 impl<'a> PageWriter<'a> {
-    pub(super) fn new(shape: KvShape, page: &'a mut Page, place: usize) -> Self {
+    pub(super) fn new(
+        shape: KvShape,
+        page: &'a mut Page,
+        position: usize,
+        overflow: &'a mut Option<usize>,
+    ) -> Self {
         Self {
             shape,
             page: page.bytes_mut(),
-            place,
+            position,
+            place: position % shape.page,
+            overflow,
+        }
+    }
+
+    /// Records whether all numbers of the position could be stored.
+    fn record(&mut self, fits: bool) {
+        if !fits {
+            let first = self.overflow.unwrap_or(self.position);
+            *self.overflow = Some(first.min(self.position));
         }
     }
 
@@ -106,14 +124,16 @@ impl<'a> PageWriter<'a> {
         let (step, size) = (shape.bytes(GROUP), shape.bytes(1));
         let places = self.page[at..].chunks_mut(step);
         let mut elements = [0u8; 4 * GROUP];
+        let mut fits = true;
         let mut places = places.map(|place| &mut place[..size]);
         for part in key.chunks(GROUP) {
             let elements = &mut elements[..shape.bytes(part.len())];
-            write(cpu, shape.dtype, part, elements);
+            fits &= write(cpu, shape.dtype, part, elements);
             for (element, place) in elements.chunks_exact(size).zip(&mut places) {
                 place.copy_from_slice(element);
             }
         }
+        self.record(fits);
     }
 
     /// Stores one head's value.
@@ -121,17 +141,32 @@ impl<'a> PageWriter<'a> {
         let shape = self.shape;
         let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width(layer));
         let stored = &mut self.page[at..at + shape.bytes(value.len())];
-        write(cpu, shape.dtype, value, stored);
+        let fits = write(cpu, shape.dtype, value, stored);
+        self.record(fits);
     }
 }
 
-/// Converts floats to the page format.
-fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) {
+/// Bits of an infinite f16, and the bit of its sign.
+const INFINITE: u16 = 0x7c00;
+/// See [`INFINITE`].
+const SIGN: u16 = 0x8000;
+
+/// Converts floats to the page format. Returns whether all finite ones stay finite.
+fn write(cpu: Cpu, dtype: DType, from: &[f32], to: &mut [u8]) -> bool {
     if dtype == DType::F16 {
         cpu.f32_to_f16_bytes(from, to);
+        let ends = |half: u16, v: f32| half & !SIGN == INFINITE && v.is_finite();
+        let halves = to
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&half| u16::from_le_bytes(half));
+        // No early exit, so that it is vectorised.
+        !(halves.zip(from)).fold(false, |any, (half, &v)| any | ends(half, v))
     } else {
         for (bytes, v) in to.chunks_exact_mut(4).zip(from) {
             bytes.copy_from_slice(&v.to_le_bytes());
         }
+        true
     }
 }

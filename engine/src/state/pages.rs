@@ -41,6 +41,7 @@ impl KvPool {
             pages: Vec::with_capacity(charged),
             positions,
             charged,
+            overflow: None,
             of: Arc::clone(self),
         })
     }
@@ -54,6 +55,8 @@ pub(crate) struct KvPages {
     /// Capacity in positions, and the pages reserved for it.
     positions: usize,
     charged: usize,
+    /// The first position with a number beyond the format.
+    overflow: Option<usize>,
 }
 
 impl KvPages {
@@ -107,19 +110,26 @@ impl KvPages {
         let shared = self.of.shape.pages(len.min(self.positions));
         let pages = other.pages.iter().take(shared).cloned();
         self.pages.extend(pages);
+        self.overflow = other.overflow.filter(|&position| position < len);
     }
 
     /// Drops the pages after position `len`.
     pub fn truncate(&mut self, len: usize) {
         let kept = self.of.shape.pages(len).min(self.pages.len());
         self.of.pool.give_back(self.pages.drain(kept..), 0);
+        self.overflow = self.overflow.filter(|&position| position < len);
+    }
+
+    /// The first position with a number that its format does not hold.
+    pub fn overflow(&self) -> Option<usize> {
+        self.overflow
     }
 
     /// A writer for `position`, after `prepare`.
     pub fn writer(&mut self, position: usize) -> PageWriter<'_> {
         let shape = self.of.shape;
         match Arc::get_mut(&mut self.pages[position / shape.page]) {
-            Some(page) => PageWriter::new(shape, page, position % shape.page),
+            Some(page) => PageWriter::new(shape, page, position, &mut self.overflow),
             None => unreachable!("a prepared page has one owner"),
         }
     }

@@ -119,6 +119,15 @@ impl Sequence {
         self.pages.capacity() - self.tokens.len()
     }
 
+    /// Rejects keys and values that became infinite in their format.
+    pub(crate) fn check_range(&self) -> Result<(), Error> {
+        let entries = self.entries.iter().filter_map(Entries::overflow);
+        match entries.chain(self.pages.overflow()).min() {
+            None => Ok(()),
+            Some(position) => Err(Error::KvRange { position }),
+        }
+    }
+
     /// Rejects more tokens than there are free positions.
     pub(crate) fn check_room(&self, tokens: usize, config: &ModelConfig) -> Result<(), Error> {
         if tokens <= self.room() {
