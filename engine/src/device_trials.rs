@@ -20,7 +20,6 @@ use arrayvec::ArrayVec;
 use serde::Serialize;
 
 use crate::device::InUse;
-use crate::planner::FORECAST_MARGIN;
 
 /// Passes that fill caches before any is counted.
 const FIRST: usize = 4;
@@ -100,8 +99,8 @@ impl Trial {
         }
     }
 
-    /// Ends the trial if all passes of one way are [`FORECAST_MARGIN`] times as fast as all of the other, or after the last
-    /// block. Devices have no part if the median pass is so many times as fast without them.
+    /// Ends the trial if all passes of one way are faster than all of the other, or after the last block. Devices have no part
+    /// if the median pass without them is faster than all with them: chance does not decide.
     fn judge(&mut self) {
         for seconds in &mut self.seconds {
             seconds.sort_unstable_by(f64::total_cmp);
@@ -109,14 +108,13 @@ impl Trial {
         let [with, without] = &self.seconds;
         let ends = [with, without].map(|all| [all.first(), all.last()].map(|s| *s.unwrap_or(&0.0)));
         let [[with_least, with_most], [without_least, without_most]] = ends;
-        let clear = FORECAST_MARGIN * without_most < with_least
-            || FORECAST_MARGIN * with_most < without_least;
+        let clear = without_most < with_least || with_most < without_least;
         if !clear && with.len() < COUNTED {
             return;
         }
         self.ended = true;
         let [with, without] = [with, without].map(|all| all[all.len() / 2]);
-        self.left_out = (FORECAST_MARGIN * without < with).then_some(LeftOut {
+        self.left_out = (without < with_least).then_some(LeftOut {
             rows: self.rows,
             with_ms: 1e3 * with,
             without_ms: 1e3 * without,
