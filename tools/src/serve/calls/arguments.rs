@@ -1,6 +1,6 @@
 //! Parser of one call's arguments, for all notations.
 
-use super::frame::{Frame, Notation};
+use super::frame::{CallFrame, Notation};
 use super::header::Callee;
 use super::json::Scan;
 use super::literal::{Literal, Progress};
@@ -8,27 +8,27 @@ use super::tagged::{Framed, Tagged};
 
 /// State of the parser.
 #[derive(Debug, Clone)]
-pub struct Arguments {
+pub struct ArgumentReader {
     /// Index of the called tool.
     tool: usize,
-    of: Notated,
+    of: NotationReader,
 }
 
 #[derive(Debug, Clone)]
-enum Notated {
+enum NotationReader {
     Json(Scan),
     Literal(Literal),
     Tagged(Tagged),
 }
 
-impl Arguments {
+impl ArgumentReader {
     /// A parser for arguments of tool number `tool`.
-    pub fn new(frame: &Frame, tool: usize) -> Self {
+    pub fn new(frame: &CallFrame, tool: usize) -> Self {
         let of = match &frame.arguments {
-            Notation::Json => Notated::Json(Scan::default()),
-            Notation::Python => Notated::Literal(Literal::python_call()),
-            Notation::Bare { quote } => Notated::Literal(Literal::bare(quote)),
-            Notation::Tags(_) => Notated::Tagged(Tagged::default()),
+            Notation::Json => NotationReader::Json(Scan::default()),
+            Notation::Python => NotationReader::Literal(Literal::python_call()),
+            Notation::Bare { quote } => NotationReader::Literal(Literal::bare(quote)),
+            Notation::Tags(_) => NotationReader::Tagged(Tagged::default()),
         };
         Self { tool, of }
     }
@@ -37,19 +37,19 @@ impl Arguments {
     /// follows.
     pub fn take(
         &mut self,
-        frame: &Frame,
+        frame: &CallFrame,
         tools: &[Callee],
         text: &mut String,
         ended: bool,
         out: &mut String,
     ) -> Progress {
         match (&mut self.of, &frame.arguments) {
-            (Notated::Json(scan), _) => match scan.take(text, out) {
+            (NotationReader::Json(scan), _) => match scan.take(text, out) {
                 true => Progress::Done,
                 false => Progress::More,
             },
-            (Notated::Literal(literal), _) => literal.take(text, ended, out),
-            (Notated::Tagged(tagged), Notation::Tags(tags)) => {
+            (NotationReader::Literal(literal), _) => literal.take(text, ended, out),
+            (NotationReader::Tagged(tagged), Notation::Tags(tags)) => {
                 let parameters = &tools[self.tool].parameters;
                 let framed = Framed {
                     frame,
@@ -58,7 +58,7 @@ impl Arguments {
                 };
                 tagged.take(framed, text, ended, out)
             }
-            (Notated::Tagged(_), _) => Progress::Wrong,
+            (NotationReader::Tagged(_), _) => Progress::Wrong,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The sample's calls have the names [`NAMES`] and the arguments [`KEYS`] with distinct values. What stands between
 //! them is the format. Parts that both calls share belong to each call, the rest to all of them.
 
-use super::frame::{Frame, Members, Middle, Notation, Piece, Tags};
+use super::frame::{ArgumentTags, CallFrame, Members, Middle, Notation, Piece};
 
 /// Names of the sample's calls.
 pub const NAMES: [&str; 2] = ["alpha_tool", "beta_tool"];
@@ -21,12 +21,12 @@ const ID: char = '\u{e000}';
 const INDEX: char = '\u{e001}';
 
 /// The format of the calls in a sample that contains nothing else; a sample may have one call only.
-pub fn derive(sample: &str) -> Option<Frame> {
+pub fn derive(sample: &str) -> Option<CallFrame> {
     let sample = IDS.iter().fold(sample.to_owned(), |text, id| {
         text.replace(id, &ID.to_string())
     });
-    let first = Call::find(&sample, 0, 0)?;
-    let Some(second) = Call::find(&sample, 1, first.end) else {
+    let first = SampleCall::find(&sample, 0, 0)?;
+    let Some(second) = SampleCall::find(&sample, 1, first.end) else {
         return single(&sample, first);
     };
     let lead = &sample[..first.name];
@@ -36,7 +36,7 @@ pub fn derive(sample: &str) -> Option<Frame> {
     let (head_of_first, head) = common_end(lead, &gap[tail.len()..]);
     let between = &gap[tail.len()..gap.len() - head.len()];
     let middle = numbered(first.middle(&sample), second.middle(&sample));
-    Some(Frame {
+    Some(CallFrame {
         open: lead[..lead.len() - head_of_first.len()]
             .trim_start()
             .to_owned(),
@@ -51,9 +51,9 @@ pub fn derive(sample: &str) -> Option<Frame> {
 }
 
 /// The format of one call.
-fn single(sample: &str, call: Call) -> Option<Frame> {
+fn single(sample: &str, call: SampleCall) -> Option<CallFrame> {
     let (head, middle) = (sample[..call.name].trim_start(), call.middle(sample));
-    Some(Frame {
+    Some(CallFrame {
         open: String::new(),
         head: pieces(head),
         members: members(head, middle),
@@ -66,7 +66,7 @@ fn single(sample: &str, call: Call) -> Option<Frame> {
 }
 
 /// Where a call of a sample stands.
-struct Call {
+struct SampleCall {
     /// Offset of its name.
     name: usize,
     /// End of its name.
@@ -78,7 +78,7 @@ struct Call {
     notation: Notation,
 }
 
-impl Call {
+impl SampleCall {
     fn find(sample: &str, number: usize, from: usize) -> Option<Self> {
         let after = |text: &str, from: usize| {
             let at = sample.get(from..)?.find(text)?;
@@ -96,7 +96,7 @@ impl Call {
         let second_value = after(second_text, second.end)?;
         let third = after(three, second_value.end)?;
         let number = after(NUMBERS[number], third.end)?;
-        let found = Arguments {
+        let found = SampleArguments {
             sample,
             keys: [key, second, third],
             values: [value, second_value, number],
@@ -124,21 +124,21 @@ struct Span {
 }
 
 /// Keys and values of one call.
-struct Arguments<'a> {
+struct SampleArguments<'a> {
     sample: &'a str,
     keys: [Span; 3],
     values: [Span; 3],
 }
 
 /// Arguments whose notation is known.
-struct Notated {
+struct LocatedArguments {
     start: usize,
     end: usize,
     notation: Notation,
 }
 
-impl Arguments<'_> {
-    fn notated(&self, after_name: usize) -> Option<Notated> {
+impl SampleArguments<'_> {
+    fn notated(&self, after_name: usize) -> Option<LocatedArguments> {
         let [key, ..] = self.keys;
         let [value, _, number] = self.values;
         let before = &self.sample[..key.start];
@@ -155,21 +155,21 @@ impl Arguments<'_> {
         };
         if bare == "\":\"" {
             let before = before.strip_suffix('"')?.trim_end();
-            return Some(Notated {
+            return Some(LocatedArguments {
                 start: before.strip_suffix('{')?.len(),
                 end: end('}')?,
                 notation: Notation::Json,
             });
         }
         if let (Some(start), "='" | "=\"") = (bracket("("), &*bare) {
-            return Some(Notated {
+            return Some(LocatedArguments {
                 start,
                 end: end(')')?,
                 notation: Notation::Python,
             });
         }
         if let (Some(start), Some(quote)) = (bracket("{"), bare.strip_prefix(':')) {
-            return Some(Notated {
+            return Some(LocatedArguments {
                 start,
                 end: end('}')?,
                 notation: Notation::Bare {
@@ -180,7 +180,7 @@ impl Arguments<'_> {
         self.tagged(after_name)
     }
 
-    fn tagged(&self, after_name: usize) -> Option<Notated> {
+    fn tagged(&self, after_name: usize) -> Option<LocatedArguments> {
         let [key, second, third] = self.keys;
         let [value, second_value, number] = self.values;
         let sample = self.sample;
@@ -191,7 +191,7 @@ impl Arguments<'_> {
         let open = open.trim_start();
         let middle = &sample[key.end..value.start];
         let of_number = &sample[third.end..number.start];
-        let tags = Tags {
+        let tags = ArgumentTags {
             open: open.to_owned(),
             middle: middles(middle, of_number)?,
             close: close.to_owned(),
@@ -204,7 +204,7 @@ impl Arguments<'_> {
         let tagged = [open, middle, close]
             .iter()
             .all(|tag| !tag.trim().is_empty());
-        (same && tagged).then_some(Notated {
+        (same && tagged).then_some(LocatedArguments {
             start: key.start - open.len(),
             end: number.end + close.len(),
             notation: Notation::Tags(tags),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::derive::{
     IDS, KEYS, NAMES, NUMBERS, TEXTS, common_start, derive, inside_of_tag, whole_tags_before,
 };
-use super::frame::{Frame, Notation};
+use super::frame::{CallFrame, Notation};
 use super::header::Callee;
 use super::reader::{CallReader, Part};
 use super::table;
@@ -24,7 +24,7 @@ use crate::template::Renderer;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CallFormat {
     /// The formats that its texts may have; none if the template has no calls that are known.
-    pub frames: Arc<[Frame]>,
+    pub frames: Arc<[CallFrame]>,
     /// Whether calls are messages of gpt-oss.
     pub harmony: bool,
     /// Special tokens of calls, which appear in texts to be parsed.
@@ -114,7 +114,7 @@ impl CallFormat {
 
     /// Whether a special token with this text belongs to calls, so that it appears in texts to be parsed.
     pub fn shows(&self, special: &str) -> bool {
-        let mut texts = self.frames.iter().flat_map(Frame::texts);
+        let mut texts = self.frames.iter().flat_map(CallFrame::texts);
         let harmony = self.harmony && HARMONY.contains(&special);
         let written = self.unknown.contains(special) || texts.any(|text| text.contains(special));
         !special.is_empty() && (harmony || written)
@@ -130,7 +130,7 @@ pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
 /// What a template writes for calls.
 enum Rendered {
     /// Calls in this format.
-    Calls(Box<Frame>),
+    Calls(Box<CallFrame>),
     /// Calls that are not understood, in this text.
     Unknown(String),
     /// Not the calls.
@@ -241,7 +241,7 @@ impl Surroundings {
 }
 
 /// Whether a sample's calls are read from it.
-fn comes_back(frame: &Frame, sample: &str, count: usize) -> bool {
+fn comes_back(frame: &CallFrame, sample: &str, count: usize) -> bool {
     let parameters = KEYS.map(|key| (key.to_owned(), Kinds::ANY)).to_vec();
     let tools = NAMES.map(|name| Callee {
         name: name.to_owned(),

@@ -24,12 +24,12 @@ pub enum Notation {
         quote: String,
     },
     /// A tag with the key, the value, and an end tag.
-    Tags(Tags),
+    Tags(ArgumentTags),
 }
 
 /// The tags of one argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tags {
+pub struct ArgumentTags {
     /// Before the key.
     pub open: String,
     /// Between key and value.
@@ -72,7 +72,7 @@ pub struct Members {
 /// How a model family writes calls: `open`, then for each call `head`, its name, `middle`, its arguments and `tail`,
 /// with `between` between two calls, then `close`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub struct CallFrame {
     /// Before the first call.
     pub open: String,
     /// Before a name.
@@ -110,7 +110,7 @@ impl<'a> Lead<'a> {
     }
 }
 
-impl Frame {
+impl CallFrame {
     /// Whether nothing precedes a call.
     pub fn is_bare(&self) -> bool {
         self.members.is_some() && self.lead().is_empty()

@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::super::rules::{MAX_SOURCE, Rules, bounded};
 use super::format::CallFormat;
-use super::frame::{Frame, Lead, Piece};
-use super::values::Parameters;
+use super::frame::{CallFrame, Lead, Piece};
+use super::values::ToolParameters;
 use super::writer::{Sign, TEXT, Writer, quoted};
 
 /// Maximum calls in a text if they are forced.
@@ -68,7 +68,7 @@ pub fn grammar(
 }
 
 fn write(
-    frame: &Frame,
+    frame: &CallFrame,
     signs: &[Sign],
     tools: &[Callable<'_>],
     calls: Calls,
@@ -78,7 +78,7 @@ fn write(
     let mut names = Vec::new();
     for (at, tool) in tools.iter().enumerate() {
         let name = format!("f{at}");
-        let parameters = Parameters {
+        let parameters = ToolParameters {
             name: &format!("a{at}"),
             schema: &tool.parameters,
         };
@@ -101,7 +101,7 @@ fn write(
 }
 
 /// The expression of the text.
-fn start(frame: &Frame, writer: &Writer<'_>, calls: Calls) -> String {
+fn start(frame: &CallFrame, writer: &Writer<'_>, calls: Calls) -> String {
     let text = |text: &str| match text {
         "" => String::new(),
         text => writer.text(text),

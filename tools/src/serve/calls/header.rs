@@ -1,6 +1,6 @@
 //! The beginning of a call: what precedes its arguments.
 
-use super::frame::{Begins, FUNCTIONS, Frame, Lead, Notation, begins};
+use super::frame::{Begins, CallFrame, FUNCTIONS, Lead, Notation, begins};
 use super::json::{Object, Wanted, object};
 use super::tagged::{Follows, Framed};
 use super::types::Kinds;
@@ -45,7 +45,7 @@ pub enum Header {
 }
 
 /// Parses the beginning of a call that starts with number `from` of the format's lead.
-pub fn header(frame: &Frame, text: &str, from: usize, tools: &[Callee]) -> Header {
+pub fn header(frame: &CallFrame, text: &str, from: usize, tools: &[Callee]) -> Header {
     let lead = frame.lead();
     let at = match after_lead(text, &lead[from.min(lead.len())..]) {
         Begins::With(at) => at,
@@ -120,7 +120,7 @@ fn after_lead(text: &str, lead: &[Lead<'_>]) -> Begins {
 }
 
 /// Parses a name and what stands between it and the arguments.
-fn named(frame: &Frame, text: &str, tools: &[Callee]) -> Header {
+fn named(frame: &CallFrame, text: &str, tools: &[Callee]) -> Header {
     let start = text.trim_start();
     let in_name = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let after = start.trim_start_matches(in_name);

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::error::ApiError;
-use super::super::rules::Rules;
+use super::super::rules::{Rules, bounded};
 use super::format::CallFormat;
 use super::grammar::{Callable, Calls, grammar};
 use super::header::Callee;
@@ -104,9 +104,14 @@ impl ToolOptions {
         let calls = match &choice {
             ToolChoice::Required if !single => Some(Calls::Some),
             _ if is_forced => Some(Calls::One),
+            _ if !tools.iter().any(|tool| tool.strict) => None,
             // Text outside of calls uses special tokens, which the grammar cannot express.
-            _ if format.harmony || format.frames.is_empty() => None,
-            _ => tools.iter().any(|tool| tool.strict).then_some(Calls::Any),
+            _ if format.harmony || format.frames.is_empty() => {
+                let schemas = tools.iter().map(|tool| tool.callable(false).parameters);
+                bounded(schemas.collect()).map_err(|e| ApiError::param("tools", e))?;
+                None
+            }
+            _ => Some(Calls::Any),
         };
         let callable = if is_forced {
             forced

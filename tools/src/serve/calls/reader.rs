@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::arguments::Arguments;
-use super::frame::{Begins, Frame, begins, begun, chunks};
+use super::arguments::ArgumentReader;
+use super::frame::{Begins, CallFrame, begins, begun, chunks};
 use super::header::{Callee, Header, header};
 use super::json::Scan;
 use super::literal::Progress;
@@ -26,7 +26,7 @@ pub enum Part {
 enum CallState {
     /// In text that a call may follow.
     Text,
-    Arguments(Arguments),
+    Arguments(ArgumentReader),
     /// Among the members after the arguments.
     Members(Scan),
     /// After the arguments.
@@ -37,7 +37,7 @@ enum CallState {
 #[derive(Debug, Clone)]
 pub struct CallReader {
     /// The formats; usually one.
-    frames: Arc<[Frame]>,
+    frames: Arc<[CallFrame]>,
     tools: Arc<[Callee]>,
     /// Whether only the first call counts.
     single: bool,
@@ -60,7 +60,7 @@ struct Start<'a> {
 
 impl CallReader {
     /// A parser for calls of these tools; `single`: calls after the first are left out.
-    pub fn new(frames: Arc<[Frame]>, tools: Arc<[Callee]>, single: bool) -> Self {
+    pub fn new(frames: Arc<[CallFrame]>, tools: Arc<[Callee]>, single: bool) -> Self {
         Self {
             frames,
             tools,
@@ -79,7 +79,7 @@ impl CallReader {
 
     /// Whether a mark precedes calls.
     pub fn marks(&self) -> bool {
-        !self.frames.iter().any(Frame::is_bare)
+        !self.frames.iter().any(CallFrame::is_bare)
     }
 
     /// Whether calls after the first are left out.
@@ -215,7 +215,7 @@ impl CallReader {
                 self.calls += 1;
                 self.tell(Part::Call(self.tools[tool].name.clone()), parts);
                 let frame = &self.frames[self.frame];
-                self.state = CallState::Arguments(Arguments::new(frame, tool));
+                self.state = CallState::Arguments(ArgumentReader::new(frame, tool));
             }
             Header::Whole {
                 tool,

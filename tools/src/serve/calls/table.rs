@@ -3,7 +3,7 @@
 //! An entry is a pattern of calls, from which a sample is made that is read as a rendered template is.
 
 use super::derive::{IDS, KEYS, NAMES, NUMBERS, TEXTS, derive};
-use super::frame::Frame;
+use super::frame::CallFrame;
 
 /// A family's calls.
 struct Family {
@@ -314,12 +314,12 @@ const FAMILIES: [Family; 30] = [
 ];
 
 /// What Hermes and Qwen write: for forced calls of models whose template has no calls.
-pub fn plain() -> Option<Frame> {
+pub fn plain() -> Option<CallFrame> {
     of_source("<tool_call>").pop()
 }
 
 /// The formats of a template that contains the marks of one.
-pub fn of_source(source: &str) -> Vec<Frame> {
+pub fn of_source(source: &str) -> Vec<CallFrame> {
     let fits = |family: &&Family| family.marks.iter().all(|mark| source.contains(mark));
     let Some(first) = FAMILIES.iter().find(fits) else {
         return Vec::new();

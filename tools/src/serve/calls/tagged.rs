@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::escape;
-use super::frame::{Begins, Frame, Middle, Tags, begins, begins_with_all, begun, chunks};
+use super::frame::{
+    ArgumentTags, Begins, CallFrame, Middle, begins, begins_with_all, begun, chunks,
+};
 use super::literal::Progress;
 use super::types::Kinds;
 
@@ -13,7 +15,7 @@ const MAX_KEY: usize = 512;
 const CDATA: [&str; 2] = ["<![CDATA[", "]]>"];
 
 /// Kinds of a tool's parameters, by name.
-pub type Parameters = [(String, Kinds)];
+pub type ParameterKinds = [(String, Kinds)];
 
 /// State of the parser.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -226,11 +228,11 @@ enum Key {
 #[derive(Debug, Clone, Copy)]
 pub struct Framed<'a> {
     /// The format.
-    pub frame: &'a Frame,
+    pub frame: &'a CallFrame,
     /// Its tags.
-    pub tags: &'a Tags,
+    pub tags: &'a ArgumentTags,
     /// The tool's parameters.
-    pub parameters: &'a Parameters,
+    pub parameters: &'a ParameterKinds,
 }
 
 impl Framed<'_> {

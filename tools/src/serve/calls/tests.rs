@@ -282,8 +282,11 @@ fn tools_are_checked() {
     let wide: serde_json::Map<String, Value> =
         (0..3000).map(|i| (format!("p{i}"), json!({}))).collect();
     refused(
-        with(json!({"properties": wide})),
+        with(json!({"properties": wide.clone()})),
         json!("required"),
         "at most",
     );
+    let mut strict = with(json!({"properties": wide}));
+    strict[0]["function"]["strict"] = json!(true);
+    refused(strict, json!("auto"), "at most");
 }

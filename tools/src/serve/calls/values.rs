@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::frame::{Middle, Notation, Tags};
+use super::frame::{ArgumentTags, Middle, Notation};
 use super::types::Kinds;
 use super::writer::{Member, Sequence, Writer, json_of, quoted};
 
@@ -28,14 +28,14 @@ const EXPRESSED: [&str; 11] = [
 const DEFINITIONS: [&str; 3] = ["$defs", "definitions", "x-guidance"];
 
 /// Arguments of a tool.
-pub struct Parameters<'a> {
+pub struct ToolParameters<'a> {
     /// Prefix of the names of rules.
     pub name: &'a str,
     /// JSON schema of the arguments.
     pub schema: &'a Value,
 }
 
-impl Parameters<'_> {
+impl ToolParameters<'_> {
     /// The expression of the arguments.
     pub fn write(&self, notation: &Notation, writer: &Writer<'_>) -> String {
         match notation {
@@ -51,7 +51,7 @@ impl Parameters<'_> {
         properties(self.schema)
     }
 
-    fn tagged(&self, tags: &Tags, writer: &Writer<'_>) -> String {
+    fn tagged(&self, tags: &ArgumentTags, writer: &Writer<'_>) -> String {
         let value = writer.until("value", &tags.close);
         let (before, after) = match &tags.middle {
             Middle::Plain(text) => (text.clone(), None),
@@ -118,7 +118,7 @@ impl Parameters<'_> {
         let Some(properties) = self.properties() else {
             return "anyarguments".to_owned();
         };
-        let values = Values {
+        let values = TypedValues {
             style,
             writer,
             root: self.schema,
@@ -305,13 +305,13 @@ fn any(writer: &Writer<'_>, style: &dyn Style) {
 }
 
 /// Values of one tool.
-struct Values<'a> {
+struct TypedValues<'a> {
     style: &'a dyn Style,
     writer: &'a Writer<'a>,
     root: &'a Value,
 }
 
-impl Values<'_> {
+impl TypedValues<'_> {
     /// The expression of values that are valid against `schema`.
     fn value(&self, name: &str, schema: &Value, depth: usize) -> String {
         let schema = resolved(schema, self.root);

@@ -85,17 +85,17 @@ impl<'a> Writer<'a> {
     }
 
     /// The first special token in a text; the longest one that begins there.
-    fn first(&self, text: &str) -> Option<Found<'_>> {
+    fn first(&self, text: &str) -> Option<FoundSign<'_>> {
         let found = self.signs.iter().filter_map(|sign| {
             let at = text.find(&sign.text)?;
-            Some(Found { sign, at })
+            Some(FoundSign { sign, at })
         });
         found.min_by_key(|found| (found.at, usize::MAX - found.sign.text.len()))
     }
 }
 
 /// A special token in a text.
-struct Found<'a> {
+struct FoundSign<'a> {
     sign: &'a Sign,
     at: usize,
 }

@@ -59,7 +59,7 @@ impl Drafts {
 
     /// The text ended inside of the reasoning: the rest of it, or calls; and the parser that has read them. `cut`: it
     /// ended at its length limit.
-    pub fn finish(&mut self, cut: bool) -> Ended {
+    pub fn finish(&mut self, cut: bool) -> DraftsEnd {
         let rest = self.reader.finish(cut);
         let mut parts = std::mem::take(&mut self.parts);
         let called = !parts.is_empty();
@@ -67,7 +67,7 @@ impl Drafts {
             Part::Text(text) if !called => Part::Thought(text),
             part => part,
         }));
-        Ended {
+        DraftsEnd {
             parts,
             calls: self.reader.clone(),
         }
@@ -75,7 +75,7 @@ impl Drafts {
 }
 
 /// The end of the reasoning.
-pub struct Ended {
+pub struct DraftsEnd {
     /// The rest of the text.
     pub parts: Vec<Part>,
     /// The parser that has read it.
