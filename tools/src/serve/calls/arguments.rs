@@ -28,7 +28,7 @@ impl Arguments {
             Notation::Json => Notated::Json(Scan::default()),
             Notation::Python => Notated::Literal(Literal::python_call()),
             Notation::Bare { quote } => Notated::Literal(Literal::bare(quote)),
-            Notation::Tags(_) => Notated::Tagged(Tagged::new()),
+            Notation::Tags(_) => Notated::Tagged(Tagged::default()),
         };
         Self { tool, of }
     }

@@ -40,7 +40,7 @@ pub fn derive(sample: &str) -> Option<Frame> {
         open: lead[..lead.len() - head_of_first.len()]
             .trim_start()
             .to_owned(),
-        members: members(&head, first.middle(&sample)),
+        members: members(head, first.middle(&sample)),
         head: pieces(&numbered(head_of_first, head)),
         middle: pieces(&middle),
         arguments: first.notation,
@@ -235,7 +235,7 @@ fn middles(text: &str, number: &str) -> Option<Middle> {
 }
 
 /// Length of what both texts begin with.
-fn common_start(a: &str, b: &str) -> usize {
+pub fn common_start(a: &str, b: &str) -> usize {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     same.map(|(a, _)| a.len_utf8()).sum()
 }

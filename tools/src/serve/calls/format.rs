@@ -10,7 +10,9 @@ use emberflow_models::chat::{Conversation, Message};
 use emberflow_models::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use super::derive::{IDS, KEYS, NAMES, NUMBERS, TEXTS, derive, inside_of_tag, whole_tags_before};
+use super::derive::{
+    IDS, KEYS, NAMES, NUMBERS, TEXTS, common_start, derive, inside_of_tag, whole_tags_before,
+};
 use super::frame::{Frame, Notation};
 use super::header::Callee;
 use super::reader::{CallReader, Part};
@@ -27,6 +29,8 @@ pub struct CallFormat {
     pub harmony: bool,
     /// Special tokens of calls, which appear in texts to be parsed.
     pub signs: Arc<[u32]>,
+    /// Rendered calls that are not understood.
+    unknown: String,
 }
 
 /// Marker tokens of gpt-oss.
@@ -53,9 +57,13 @@ impl CallFormat {
             true => Rendered::Nothing,
             false => rendered(ends, render),
         };
+        let mut unknown = String::new();
         let mut frames = match rendered {
             Rendered::Calls(frame) => vec![*frame],
-            Rendered::Unknown => Vec::new(),
+            Rendered::Unknown(sample) => {
+                unknown = sample;
+                Vec::new()
+            }
             Rendered::Nothing => table::of_source(source),
         };
         for frame in &mut frames {
@@ -67,6 +75,7 @@ impl CallFormat {
             frames: frames.into(),
             harmony,
             signs: Arc::default(),
+            unknown,
         }
     }
 
@@ -107,7 +116,8 @@ impl CallFormat {
     pub fn shows(&self, special: &str) -> bool {
         let mut texts = self.frames.iter().flat_map(Frame::texts);
         let harmony = self.harmony && HARMONY.contains(&special);
-        !special.is_empty() && (harmony || texts.any(|text| text.contains(special)))
+        let written = self.unknown.contains(special) || texts.any(|text| text.contains(special));
+        !special.is_empty() && (harmony || written)
     }
 }
 
@@ -121,8 +131,8 @@ pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
 enum Rendered {
     /// Calls in this format.
     Calls(Box<Frame>),
-    /// Calls that are not understood.
-    Unknown,
+    /// Calls that are not understood, in this text.
+    Unknown(String),
     /// Not the calls.
     Nothing,
 }
@@ -132,7 +142,16 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
     let Some(answer) = render(&conversation(json!({"content": ANSWER}))) else {
         return Rendered::Nothing;
     };
-    let mut written = false;
+    let asked = Conversation {
+        add_generation_prompt: true,
+        messages: vec![Message::new("user", QUESTION)],
+        ..conversation(json!({}))
+    };
+    let around = Surroundings {
+        answer,
+        begin: render(&asked).unwrap_or_default(),
+    };
+    let mut written = None;
     // Some templates allow one call only, and some write arguments that are text.
     for asked in [[2, 0], [2, 1], [1, 0], [1, 1]] {
         let [count, text] = asked;
@@ -140,21 +159,20 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
         let Some(whole) = render(&conversation(json!({"content": "", "tool_calls": calls}))) else {
             continue;
         };
-        let sample = without_surroundings(&whole, &answer);
+        let sample = around.without(&whole);
         let end = ends.iter().filter(|end| !end.is_empty());
         let end = end.filter_map(|end| sample.rfind(&end[..])).min();
         let sample = &sample[..end.unwrap_or(sample.len())];
-        written |= sample.contains(NAMES[0]);
+        if sample.contains(NAMES[0]) {
+            written.get_or_insert_with(|| sample.to_owned());
+        }
         if let Some(frame) = derive(sample)
             && comes_back(&frame, sample, count)
         {
             return Rendered::Calls(Box::new(frame));
         }
     }
-    match written {
-        true => Rendered::Unknown,
-        false => Rendered::Nothing,
-    }
+    written.map_or(Rendered::Nothing, Rendered::Unknown)
 }
 
 /// A question and an answer with these members.
@@ -191,26 +209,35 @@ fn call(number: usize, text: bool) -> Value {
     json!({"id": IDS[number], "type": "function", "function": function})
 }
 
-/// A rendered conversation without what it has in common with another one around its last message, and without an
-/// empty reasoning.
-fn without_surroundings<'a>(whole: &'a str, other: &str) -> &'a str {
-    let same = whole.chars().zip(other.chars()).take_while(|(a, b)| a == b);
-    let start: usize = same.map(|(a, _)| a.len_utf8()).sum();
-    let start = whole_tags_before(&whole[..start]).len();
-    let rest = &whole[start..];
-    let ends = rest.chars().rev().zip(other.chars().rev());
-    let length: usize = (ends.take_while(|(a, b)| a == b))
-        .map(|(a, _)| a.len_utf8())
-        .sum();
-    let end = &rest[rest.len() - length..];
-    let sample = &rest[..rest.len() - length + inside_of_tag(end)];
-    let name = sample.find(NAMES[0]).unwrap_or(0);
-    let lead = sample[..name].to_ascii_lowercase();
-    let thoughts = lead.rfind("think").map_or(0, |at| {
-        let close = lead[at..].find(['>', ']']);
-        close.map_or(0, |close| at + close + 1)
-    });
-    &sample[thoughts..]
+/// What a rendered conversation has around its last message.
+struct Surroundings {
+    /// The conversation with an answer.
+    answer: String,
+    /// The prompt that asks for one.
+    begin: String,
+}
+
+impl Surroundings {
+    /// The last message of a rendered conversation, without an empty reasoning.
+    fn without<'a>(&self, whole: &'a str) -> &'a str {
+        let same = [&self.answer, &self.begin].map(|other| common_start(whole, other));
+        let start = same.into_iter().max().unwrap_or(0);
+        let start = whole_tags_before(&whole[..start]).len();
+        let rest = &whole[start..];
+        let ends = rest.chars().rev().zip(self.answer.chars().rev());
+        let length: usize = (ends.take_while(|(a, b)| a == b))
+            .map(|(a, _)| a.len_utf8())
+            .sum();
+        let end = &rest[rest.len() - length..];
+        let sample = &rest[..rest.len() - length + inside_of_tag(end)];
+        let name = sample.find(NAMES[0]).unwrap_or(0);
+        let lead = sample[..name].to_ascii_lowercase();
+        let thoughts = lead.rfind("think").map_or(0, |at| {
+            let close = lead[at..].find(['>', ']']);
+            close.map_or(0, |close| at + close + 1)
+        });
+        &sample[thoughts..]
+    }
 }
 
 /// Whether a sample's calls are read from it.

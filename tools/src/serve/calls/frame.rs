@@ -177,14 +177,19 @@ impl Frame {
         last.unwrap_or_default()
     }
 
-    /// Texts after the arguments of a call, up to the next one, without white space.
+    /// Texts after the arguments of a call, or after its object, up to the next one, without white space.
     pub fn ends(&self) -> Vec<&str> {
         let tail = self.tail.iter().filter_map(|piece| match piece {
             Piece::Text(text) => Some(&text[..]),
             Piece::Id | Piece::Index => None,
         });
-        let texts = tail.chain([&self.close[..]]);
-        texts.flat_map(chunks).collect()
+        let mut texts: Vec<&str> = tail.collect();
+        if self.members.is_some() {
+            let last = texts.pop().unwrap_or_default();
+            texts = vec![last.rsplit_once('}').map_or(last, |(_, rest)| rest)];
+        }
+        texts.push(&self.close);
+        texts.into_iter().flat_map(chunks).collect()
     }
 
     /// All fixed texts.
@@ -225,7 +230,7 @@ pub fn chunks(text: &str) -> Vec<&str> {
         let mut start = 0;
         let pairs = word.char_indices().zip(word.chars().skip(1));
         for ((at, c), next) in pairs {
-            if matches!(c, '>' | ']') && matches!(next, '<' | '[' | '{') {
+            if matches!(c, '>' | ']' | '`') && matches!(next, '<' | '[' | '{') {
                 all.push(&word[start..at + c.len_utf8()]);
                 start = at + c.len_utf8();
             }

@@ -115,15 +115,12 @@ fn start(frame: &Frame, writer: &Writer<'_>, calls: Calls) -> String {
     };
     match calls {
         Calls::One | Calls::Some => format!("{} call {more} {close}", text(&frame.open)),
-        Calls::Any if frame.is_bare() => {
-            writer.rule("OTHER", r"/\s*[^\s\x{7B}](?s:.)*/");
-            "call | OTHER?".to_owned()
-        }
         Calls::Any => {
             // What begins a call ends the text before it; the rest of it is written.
             let lead = frame.lead();
-            let first = match lead.first() {
-                Some(Lead::Chunk(first)) => first,
+            let first = match (lead.first(), frame.head.first()) {
+                (Some(Lead::Chunk(first)), _) => first,
+                (None, Some(Piece::Text(first))) => &first[..],
                 _ => "",
             };
             let (in_open, rest) = match frame.open.is_empty() {

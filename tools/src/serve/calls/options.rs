@@ -17,7 +17,7 @@ use super::types::Kinds;
 /// Maximum tools of a request.
 const MAX_TOOLS: usize = 128;
 /// Maximum length of a tool's name.
-const MAX_NAME: usize = 64;
+const MAX_NAME: usize = 128;
 
 /// Request fields.
 #[derive(Debug, Default, Deserialize)]

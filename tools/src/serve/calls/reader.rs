@@ -26,8 +26,6 @@ pub enum Part {
 enum CallState {
     /// In text that a call may follow.
     Text,
-    /// In text that no call can follow.
-    Plain,
     Arguments(Arguments),
     /// Among the members after the arguments.
     Members(Scan),
@@ -115,7 +113,8 @@ impl CallReader {
             let blank = rest.trim().is_empty();
             let begins = |start: &Start<'_>| begins(&rest, start.text) != Begins::Not;
             let begun = cut && !blank && self.starts().iter().any(begins);
-            if !rest.is_empty() && !begun && !(blank && self.calls > 0) {
+            let between = blank && self.calls > 0;
+            if !(rest.is_empty() || begun || between) {
                 parts.push(Part::Text(rest));
             }
         }
@@ -126,10 +125,6 @@ impl CallReader {
     fn step(&mut self, ended: bool, parts: &mut Vec<Part>) -> bool {
         match &mut self.state {
             CallState::Text => self.text(parts),
-            CallState::Plain => {
-                parts.push(Part::Text(std::mem::take(&mut self.held)));
-                false
-            }
             CallState::Arguments(_) => self.arguments(ended, parts),
             CallState::Members(scan) => {
                 let end = scan.end(&self.held);
@@ -139,7 +134,7 @@ impl CallReader {
                 }
                 end.is_some()
             }
-            CallState::After => self.after(parts),
+            CallState::After => self.after(ended, parts),
         }
     }
 
@@ -148,24 +143,26 @@ impl CallReader {
         let frames = self.frames.iter().enumerate();
         let all = frames.flat_map(|(frame, of)| {
             let lead = of.lead();
-            let starts = of.starts(&lead).into_iter();
-            let starts = starts.filter_map(move |at| {
-                let text = lead[at].text()?;
-                Some(Start {
-                    frame,
-                    lead: at,
-                    text,
+            let mut all: Vec<Start<'_>> = (of.starts(&lead).into_iter())
+                .filter_map(|at| {
+                    lead[at].text().map(|text| Start {
+                        frame,
+                        lead: at,
+                        text,
+                    })
                 })
-            });
-            starts.collect::<Vec<_>>()
+                .collect();
+            all.extend(of.is_bare().then_some(Start {
+                frame,
+                lead: 0,
+                text: "{",
+            }));
+            all
         });
         all.collect()
     }
 
     fn text(&mut self, parts: &mut Vec<Part>) -> bool {
-        if self.frames.iter().any(Frame::is_bare) {
-            return self.bare(parts);
-        }
         let starts = self.starts();
         let found = starts.iter().filter_map(|start| self.held.find(start.text));
         let clear = found.min().unwrap_or_else(|| {
@@ -204,27 +201,10 @@ impl CallReader {
     fn say(&mut self, length: usize, parts: &mut Vec<Part>) {
         let rest = self.held.split_off(length);
         let text = std::mem::replace(&mut self.held, rest);
-        if !text.is_empty() && !(self.calls > 0 && text.trim().is_empty()) {
+        let between = self.calls > 0 && text.trim().is_empty();
+        if !(text.is_empty() || between) {
             parts.push(Part::Text(text));
         }
-    }
-
-    /// A call instead of a text, without a mark before it.
-    fn bare(&mut self, parts: &mut Vec<Part>) -> bool {
-        let start = self.held.trim_start();
-        if start.is_empty() {
-            return false;
-        }
-        let frame = self.frames.iter().position(Frame::is_bare).unwrap_or(0);
-        match header(&self.frames[frame], &self.held, 0, &self.tools) {
-            Header::Unclear => return false,
-            Header::Other => self.state = CallState::Plain,
-            found => {
-                self.frame = frame;
-                return self.begin(found, parts);
-            }
-        }
-        true
     }
 
     /// Begins a call, or takes a whole one.
@@ -284,23 +264,29 @@ impl CallReader {
     }
 
     /// After a call: its end, the end of all calls, or another call.
-    fn after(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn after(&mut self, ended: bool, parts: &mut Vec<Part>) -> bool {
         let frame = &self.frames[self.frame];
         let mut ends = frame.ends();
+        let last = ends.last().copied().unwrap_or_default();
         ends.extend(frame.between.iter().flat_map(|between| chunks(between)));
         if frame.members.is_some() {
             ends.extend(["]", ",", ";"]);
         }
         let mut unclear = self.held.trim().is_empty();
+        let mut found: Option<(usize, bool)> = None;
         for end in ends {
             match begins(&self.held, end) {
-                Begins::With(length) => {
-                    self.held.drain(..length);
-                    return true;
-                }
+                Begins::With(length) => found = found.max(Some((length, end == last))),
                 Begins::Unclear => unclear = true,
                 Begins::Not => {}
             }
+        }
+        if let Some((length, over)) = found.filter(|_| ended || !unclear) {
+            self.held.drain(..length);
+            if over {
+                self.state = CallState::Text;
+            }
+            return true;
         }
         let lead = frame.lead_of_next();
         match header(frame, &self.held, lead, &self.tools) {
@@ -309,10 +295,7 @@ impl CallReader {
             found => return self.begin(found, parts),
         }
         if !unclear {
-            self.state = match frame.is_bare() {
-                true => CallState::Plain,
-                false => CallState::Text,
-            };
+            self.state = CallState::Text;
         }
         !unclear
     }

@@ -40,7 +40,7 @@ const PAIR: &str = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n";
 const OBJECT: &str = "{\"name\": \"NAME\", \"arguments\": ARGUMENTS}";
 
 /// The first entry whose marks fit counts, together with others that have the same marks.
-const FAMILIES: [Family; 28] = [
+const FAMILIES: [Family; 30] = [
     // gpt-oss
     Family {
         marks: &["<|channel|>", "<|message|>"],
@@ -203,6 +203,15 @@ const FAMILIES: [Family; 28] = [
         between: Some(", "),
         close: "]<|/tool_call|>",
     },
+    // Phi-4-mini, as it calls without being told how
+    Family {
+        marks: &["<|tool|>", "<|/tool|>"],
+        open: "functools[",
+        call: OBJECT,
+        arguments: Written::Json,
+        between: Some(", "),
+        close: "]",
+    },
     // Command R7B and A
     Family {
         marks: &["<|START_ACTION|>"],
@@ -251,6 +260,15 @@ const FAMILIES: [Family; 28] = [
     // Hermes, Qwen, Granite 4, SmolLM3
     Family {
         marks: &["<tool_call>"],
+        open: "",
+        call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>",
+        arguments: Written::Json,
+        between: Some("\n"),
+        close: "",
+    },
+    // SmolLM3 with a template that does not know calls
+    Family {
+        marks: &["named SmolLM"],
         open: "",
         call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>",
         arguments: Written::Json,

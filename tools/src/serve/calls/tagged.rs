@@ -16,9 +16,10 @@ const CDATA: [&str; 2] = ["<![CDATA[", "]]>"];
 pub type Parameters = [(String, Kinds)];
 
 /// State of the parser.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum At {
     /// Before a key, or the end.
+    #[default]
     Between,
     /// Before a value, whose kinds are these.
     Start(Kinds),
@@ -29,7 +30,7 @@ enum At {
 }
 
 /// Parser of one call's arguments.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Tagged {
     at: At,
     /// The keys so far.
@@ -48,16 +49,6 @@ enum Ending {
 }
 
 impl Tagged {
-    /// A parser.
-    pub fn new() -> Self {
-        Self {
-            at: At::Between,
-            keys: Vec::new(),
-            again: false,
-            begun: false,
-        }
-    }
-
     /// Reads from the start of `text`, removes what was read, and appends it to `out`. `ended`: no text follows.
     pub fn take(
         &mut self,

@@ -100,6 +100,7 @@ fn pieces_of_any_length_give_the_same_calls() {
         "\n{{\"name\": \"get\", \"parameters\": {arguments}}}; {{\"name\": \"put\", \"parameters\": {{}}}}"
     );
     assert_eq!(read("<|python_tag|>", &bare), wanted[1..]);
+    assert_eq!(read("<|python_tag|>", &format!("I ask. {bare}")), wanted);
     let listed = format!(
         "I ask.\n[TOOL_CALLS] [{{\"name\": \"get\", \"arguments\": {arguments}}}, {{\"id\": \"x\", \
          \"name\": \"put\", \"arguments\": {{}}}}]"
@@ -189,14 +190,11 @@ fn a_text_that_ends_in_a_call_gives_no_complete_one() {
         read("<|tool_call_start|>", python),
         call("get", r#"{"a": "/ho"#)
     );
-    let gemma = "<|tool_call>call:get{n:12";
-    assert!(
-        !serde_json::from_str::<Value>(match &read("<|tool_call>", gemma)[..] {
-            [Part::Call(_), Part::Arguments(json)] => json,
-            other => panic!("{other:?}"),
-        })
-        .is_ok()
-    );
+    let gemma = read("<|tool_call>", "<|tool_call>call:get{n:12");
+    let [Part::Call(_), Part::Arguments(json)] = &gemma[..] else {
+        panic!("{gemma:?}");
+    };
+    assert!(serde_json::from_str::<Value>(json).is_err(), "{json}");
 }
 
 #[test]

@@ -118,8 +118,6 @@ impl Kinds {
                 .and_then(|json| serde_json::from_str(&json).ok().map(|value| (json, value))),
         };
         match written {
-            // A string in quotes is not what a schema with several kinds means by a string.
-            Some((_, Value::String(_))) if self.has(Self::TEXT) && self != Self::ANY => string(),
             Some((json, value)) if self.has(Self::of_value(&value)) => json,
             _ => string(),
         }

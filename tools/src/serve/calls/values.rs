@@ -84,7 +84,7 @@ impl Parameters<'_> {
                 Middle::Typed { text, number, .. } => [&text[..], number],
             });
             let [[text, number]] = words;
-            let of_text = || match words_of(property.schema) {
+            let of_text = || match words_of(resolved(property.schema, self.schema)) {
                 Some(all) => format!("({}) {}", all.join(" | "), writer.text(&tags.close)),
                 None => value.clone(),
             };
@@ -314,7 +314,7 @@ struct Values<'a> {
 impl Values<'_> {
     /// The expression of values that are valid against `schema`.
     fn value(&self, name: &str, schema: &Value, depth: usize) -> String {
-        let schema = self.resolved(schema);
+        let schema = resolved(schema, self.root);
         if depth == 0 {
             return self.json(name, schema);
         }
@@ -411,20 +411,21 @@ impl Values<'_> {
         self.writer.rule(&rule, &json_of(&schema));
         rule
     }
+}
 
-    fn resolved<'b>(&'b self, schema: &'b Value) -> &'b Value {
-        let mut schema = schema;
-        for _ in 0..MAX_DEPTH {
-            let path = schema["$ref"]
-                .as_str()
-                .and_then(|path| path.strip_prefix('#'));
-            match path.and_then(|path| self.root.pointer(path)) {
-                Some(target) => schema = target,
-                None => break,
-            }
+/// The schema that a schema's reference into `root` stands for.
+fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
+    let mut schema = schema;
+    for _ in 0..MAX_DEPTH {
+        let path = schema["$ref"]
+            .as_str()
+            .and_then(|path| path.strip_prefix('#'));
+        match path.and_then(|path| root.pointer(path)) {
+            Some(target) => schema = target,
+            None => break,
         }
-        schema
     }
+    schema
 }
 
 /// Number of keywords that are neither annotations nor expressed here.

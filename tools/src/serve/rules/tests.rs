@@ -170,7 +170,7 @@ fn grammars_of_llama_cpp_hold_texts_too() {
 }
 
 /// A SentencePiece-like tokenizer: pieces with a visible space, and bytes as `<0xHH>`.
-fn pieces(special: &[&str]) -> Tokenizer {
+pub fn pieces(special: &[&str]) -> Tokenizer {
     let words = [
         "<unk>",
         "</s>",

@@ -34,90 +34,93 @@ fn json_in(parts: [&str; 3]) -> String {
     format!("{before}{}{between}{{}}{after}", arguments())
 }
 
+/// Marks, and the text before the first arguments, before the second ones, and at the end.
+const JSON: [(&str, [&str; 3]); 10] = [
+    (
+        "<｜tool▁calls▁begin｜>",
+        [
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n",
+            "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>put\n```json\n",
+            "\n``` <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ],
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",
+        [
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜><｜tool▁call▁begin｜>put<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ],
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        [
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|><|tool_call_begin|>functions.put:1<|tool_call_argument_begin|>",
+            "<|tool_call_end|><|tool_calls_section_end|>",
+        ],
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        [
+            "<|tool_call_begin|>get:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|><|tool_call_begin|>put<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ],
+    ),
+    (
+        "<|tool_calls|>",
+        [
+            "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>get<|tool_call:args|>",
+            "<|tool_call:end|><|tool_call:begin|>c3d4<|tool_call:name|>put<|tool_call:args|>",
+            "<|tool_call:end|><|calls|>",
+        ],
+    ),
+    (
+        "<|tool_call|>",
+        [
+            "<|tool_call|>[{\"name\": \"get\", \"arguments\": ",
+            "}, {\"name\": \"put\", \"arguments\": ",
+            "}]<|/tool_call|>",
+        ],
+    ),
+    (
+        "<tool_calls>",
+        [
+            "<tool_calls>[{\"name\": \"get\",\"arguments\": ",
+            "},\n{\"name\": \"put\",\"arguments\": ",
+            "}]</tool_calls>",
+        ],
+    ),
+    (
+        "<|START_ACTION|>",
+        [
+            "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get\", \"parameters\": ",
+            "},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"put\", \"parameters\": ",
+            "}\n]<|END_ACTION|>",
+        ],
+    ),
+    (
+        "Action: \"tool_name\":",
+        [
+            "Action:\n```json\n[\n    {\n        \"tool_name\": \"get\",\n        \"parameters\": ",
+            "\n    },\n    {\n        \"tool_name\": \"put\",\n        \"parameters\": ",
+            "\n    }\n]```\n",
+        ],
+    ),
+    (
+        "<TOOLCALL>",
+        [
+            "<TOOLCALL>[{\"name\": \"get\", \"arguments\": ",
+            "}, {\"name\": \"put\", \"arguments\": ",
+            "}]</TOOLCALL>",
+        ],
+    ),
+];
+
 #[test]
 fn arguments_that_are_json() {
-    for (source, parts) in [
-        (
-            "<｜tool▁calls▁begin｜>",
-            [
-                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n",
-                "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>put\n```json\n",
-                "\n``` <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            ],
-        ),
-        (
-            "<｜tool▁calls▁begin｜>",
-            [
-                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>",
-                "<｜tool▁call▁end｜><｜tool▁call▁begin｜>put<｜tool▁sep｜>",
-                "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            ],
-        ),
-        (
-            "<|tool_calls_section_begin|>",
-            [
-                "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>",
-                "<|tool_call_end|><|tool_call_begin|>functions.put:1<|tool_call_argument_begin|>",
-                "<|tool_call_end|><|tool_calls_section_end|>",
-            ],
-        ),
-        (
-            "<|tool_calls_section_begin|>",
-            [
-                "<|tool_call_begin|>get:0<|tool_call_argument_begin|>",
-                "<|tool_call_end|><|tool_call_begin|>put<|tool_call_argument_begin|>",
-                "<|tool_call_end|>",
-            ],
-        ),
-        (
-            "<|tool_calls|>",
-            [
-                "<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>get<|tool_call:args|>",
-                "<|tool_call:end|><|tool_call:begin|>c3d4<|tool_call:name|>put<|tool_call:args|>",
-                "<|tool_call:end|><|calls|>",
-            ],
-        ),
-        (
-            "<|tool_call|>",
-            [
-                "<|tool_call|>[{\"name\": \"get\", \"arguments\": ",
-                "}, {\"name\": \"put\", \"arguments\": ",
-                "}]<|/tool_call|>",
-            ],
-        ),
-        (
-            "<tool_calls>",
-            [
-                "<tool_calls>[{\"name\": \"get\",\"arguments\": ",
-                "},\n{\"name\": \"put\",\"arguments\": ",
-                "}]</tool_calls>",
-            ],
-        ),
-        (
-            "<|START_ACTION|>",
-            [
-                "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get\", \"parameters\": ",
-                "},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"put\", \"parameters\": ",
-                "}\n]<|END_ACTION|>",
-            ],
-        ),
-        (
-            "Action: \"tool_name\":",
-            [
-                "Action:\n```json\n[\n    {\n        \"tool_name\": \"get\",\n        \"parameters\": ",
-                "\n    },\n    {\n        \"tool_name\": \"put\",\n        \"parameters\": ",
-                "\n    }\n]```\n",
-            ],
-        ),
-        (
-            "<TOOLCALL>",
-            [
-                "<TOOLCALL>[{\"name\": \"get\", \"arguments\": ",
-                "}, {\"name\": \"put\", \"arguments\": ",
-                "}]</TOOLCALL>",
-            ],
-        ),
-    ] {
+    for (source, parts) in JSON {
         check(source, &json_in(parts));
     }
 }
@@ -301,7 +304,10 @@ fn unknown_formats_are_none() {
         "",
         "</tool_call>",
     );
-    assert!(derived(&odd).frames.is_empty());
+    let unknown = derived(&odd);
+    assert!(unknown.frames.is_empty());
+    // Its tokens stay in the text.
+    assert!(unknown.shows("<tool_call>") && !unknown.shows("<|end|>") && !unknown.shows(""));
     let known = template("", "", "", "<tool_call>");
     assert_eq!(derived(&known).frames.len(), 1);
 }

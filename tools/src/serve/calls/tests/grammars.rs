@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use emberflow_engine::Constraint;
 use emberflow_models::tokenizer::Tokenizer;
 
-use super::super::super::rules::tests::{compiled, demo, drawn, mistral};
+use super::super::super::rules::tests::{compiled, demo, drawn, mistral, pieces};
 use super::super::super::rules::{Compiler, Vocabulary};
 use super::super::ToolOptions;
 use super::super::format::CallFormat;
@@ -38,7 +38,7 @@ const TEMPLATES: [&str; 20] = [
 
 /// Two tools, one of them with strict arguments.
 fn two(choice: &str) -> ToolOptions {
-    let parameters = json!({"type": "object", "properties": {"kind": {"enum": ["struct", "trait"]}, "n": {"type": "integer", "maximum": 9}},
+    let parameters = json!({"type": "object", "properties": {"kind": {"enum": ["struct", "trait"]}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
         "required": ["kind"], "additionalProperties": false});
     let tool = |name: &str, strict: bool| {
         json!({"type": "function",
@@ -66,7 +66,8 @@ fn calls(mut reader: CallReader, text: &str) -> Vec<[String; 2]> {
 fn check(arguments: &str) {
     let arguments: Value =
         serde_json::from_str(arguments).unwrap_or_else(|e| panic!("{e}: {arguments}"));
-    assert!(["struct", "trait"].contains(&arguments["kind"].as_str().unwrap()));
+    let kind = &arguments["kind"];
+    assert!(kind == "struct" || kind == "trait", "{arguments}");
     assert!(arguments.get("n").is_none_or(|n| n.as_i64().unwrap() <= 9));
 }
 
@@ -95,7 +96,6 @@ fn forced_calls_are_calls_in_every_form() {
 fn forced_arguments_of_all_kinds_are_valid() {
     let (text, compiler) = demo();
     let properties = json!({
-        "s": {"type": "string", "maxLength": 8},
         "b": {"type": "boolean"},
         "e": {"enum": ["x y", 2, null, true]},
         "l": {"type": "array", "items": {"enum": ["p", "q"]}, "maxItems": 3},
@@ -103,7 +103,7 @@ fn forced_arguments_of_all_kinds_are_valid() {
         "r": {"$ref": "#/$defs/R"},
         "u": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
     });
-    let schema = json!({"type": "object", "properties": properties, "required": ["s", "b", "o", "r"], "additionalProperties": false,
+    let schema = json!({"type": "object", "properties": properties, "required": ["b", "o", "r"], "additionalProperties": false,
         "$defs": {"R": {"enum": ["ref"]}}});
     let body = json!({"tools": [{"type": "function", "function": {"name": "get", "parameters": schema}}],
         "tool_choice": "required", "parallel_tool_calls": false});
@@ -123,10 +123,7 @@ fn forced_arguments_of_all_kinds_are_valid() {
             };
             let read: Value = serde_json::from_str(arguments)
                 .unwrap_or_else(|e| panic!("{template}: {e}: {arguments}"));
-            assert!(
-                read["s"].is_string() && read["b"].is_boolean(),
-                "{template}: {read}"
-            );
+            assert!(read["b"].is_boolean(), "{template}: {read}");
             assert!(
                 [json!(1), json!(2)].contains(&read["o"]["j"]),
                 "{template}: {read}"
@@ -157,7 +154,7 @@ fn accept(held: &mut dyn Constraint, tokenizer: &Tokenizer, text: &str) {
 fn before(form: &CallFormat) -> String {
     let frame = &form.frames[0];
     match frame.is_bare() {
-        true => "{\"name\"".to_owned(),
+        true => "I call. {\"name\": \"".to_owned(),
         false => format!("I call. {}", frame.lead()[0].text().unwrap()),
     }
 }
@@ -254,5 +251,83 @@ fn structural_tokens_are_signs_of_calls() {
             .filter(|&t| held.allows(t))
             .collect();
         assert!(allowed.len() < 6, "{template} {choice}: {allowed:?}");
+    }
+}
+
+/// Marks, and special tokens of the tokenizer.
+const SPECIAL: [(&str, &[&str]); 6] = [
+    ("<|tool_call>", &["<|tool_call>", "<tool_call|>", "<|\"|>"]),
+    (
+        "<|tool_calls_section_begin|>",
+        &[
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+        ],
+    ),
+    (
+        "<|tool_call_start|>",
+        &["<|tool_call_start|>", "<|tool_call_end|>"],
+    ),
+    (
+        "<arg_key>",
+        &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>"],
+    ),
+    (
+        "<tool_call><function=",
+        &["<tool_call>", "</tool_call>", "</parameter>"],
+    ),
+    ("DSML｜", &["｜DSML｜"]),
+];
+
+/// Forced calls where the format's marks are special tokens, which a grammar writes as tokens.
+#[test]
+fn marks_may_be_special_tokens() {
+    for (template, special) in SPECIAL {
+        let all = [&["</s>"][..], special].concat();
+        let tokenizer = pieces(&all);
+        let vocabulary = Vocabulary {
+            tokenizer: &tokenizer,
+            size: tokenizer.vocab_size(),
+            ends: &[1],
+        };
+        let compiler = Compiler::new(vocabulary, 4).unwrap();
+        let form = format(template).with_signs(&tokenizer);
+        assert_eq!(form.signs.len(), special.len(), "{template}");
+        for choice in ["required", "auto"] {
+            let plan = two(choice).plan(&form, &tokenizer).unwrap().unwrap();
+            let mut held = compiled(&compiler, plan.rules.as_ref().unwrap());
+            let mut random = fastrand::Rng::with_seed(3);
+            let mut stream = tokenizer.stream_after_prompt().showing(form.signs.clone());
+            let mut written = String::new();
+            if choice == "auto" {
+                // A text that need not call calls too.
+                let first = form.frames[0].lead()[0].text().unwrap();
+                let begin = format!("yes {first}");
+                accept(&mut held, &tokenizer, &begin);
+                written = begin;
+            }
+            for _ in 0..2000 {
+                held.prepare().unwrap();
+                let allowed: Vec<u32> = (0..tokenizer.vocab_size())
+                    .filter(|&token| held.allows(token))
+                    .collect();
+                let token = allowed[random.usize(..allowed.len())];
+                held.accept(token).unwrap();
+                written.extend(stream.push(token));
+                if held.is_complete() {
+                    break;
+                }
+            }
+            let calls = calls(plan.reader(), &written);
+            let [name, arguments] = calls
+                .first()
+                .unwrap_or_else(|| panic!("{template}: {written}"));
+            if choice == "required" || name == "get" {
+                check(arguments);
+            }
+        }
     }
 }
