@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use emberflow_engine::{LogProb, LogProbs};
 use emberflow_models::tokenizer::Tokenizer;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::api::Kind;
 
@@ -44,11 +44,18 @@ impl LogProbsJson {
 #[derive(Debug, Clone, Serialize)]
 pub struct TokenJson {
     token: String,
+    #[serde(serialize_with = "shortest")]
     logprob: f32,
     bytes: Vec<u8>,
     /// Most likely tokens, themselves without this member.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Vec<TokenJson>>,
+}
+
+/// Writes the shortest number that is this f32, also where the number becomes an f64 first.
+fn shortest<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    let shortest = value.to_string().parse::<f64>();
+    serializer.serialize_f64(shortest.unwrap_or(f64::from(*value)))
 }
 
 /// Formats log-probabilities.

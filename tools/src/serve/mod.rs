@@ -129,20 +129,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let shared = Arc::new(Shared::default());
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
-    let log_probs = u64::from(args.parallel) * submit::RESULT_BYTES as u64;
-    let grammars = match u64::from(args.grammars) {
-        0 => 0,
-        texts => rules::COMPILE_BYTES + texts * rules::TEXT_BYTES,
-    };
-    let template = app.template.as_ref();
-    let template = template.map_or(0, |template| template.memory(app.body_limit));
-    let reserve = HTTP
-        + app.responses.limit() as u64
-        + log_probs
-        + template
-        + grammars
-        + (connections(&app) + connections::SPARE) as u64 * connections::MEMORY
-        + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64;
+    let reserve = reserve(args, &app);
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
         Failure::usage(format!(
             "cannot listen on {address}: {e}; choose another --port"
@@ -174,6 +161,23 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         Ok(served) => Ok(served?),
         Err(_) => Err(Failure::Fault("the HTTP thread panicked".to_owned())),
     }
+}
+
+/// Memory of the HTTP side.
+fn reserve(args: &ServeArgs, app: &App) -> u64 {
+    let log_probs = u64::from(args.parallel) * submit::RESULT_BYTES as u64;
+    let grammars = match u64::from(args.grammars) {
+        0 => 0,
+        texts => rules::COMPILE_BYTES + texts * rules::TEXT_BYTES,
+    };
+    let template = app.template.as_ref();
+    let template = template.map_or(0, |template| template.memory(app.body_limit));
+    HTTP + app.responses.limit() as u64
+        + log_probs
+        + template
+        + grammars
+        + (connections(app) + connections::SPARE) as u64 * connections::MEMORY
+        + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64
 }
 
 /// Resolves a host; prefers IPv4, which clients try first.

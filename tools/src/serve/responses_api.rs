@@ -220,10 +220,11 @@ impl ResponsesRequest {
         let all = serde_json::from_str(&format!("[{before}]"));
         let mut all: Vec<InItem> = all.map_err(ApiError::failed)?;
         all.extend(own);
-        written = match written.is_empty() {
-            true => before.to_string(),
-            false => format!("{before},{written}"),
-        };
+        if written.is_empty() {
+            written = before.to_string();
+        } else {
+            written = format!("{before},{written}");
+        }
         Ok((all, written))
     }
 

@@ -81,7 +81,7 @@ fn lists_and_errors() {
     let running = server.get("/api/ps").json()["models"][0].take();
     assert_eq!(
         (&running["digest"], &running["context_length"]),
-        (&listed["digest"], &json!(2048))
+        (&listed["digest"], &json!(1024))
     );
     // VS Code asks for 0.6.4.
     let version = server.get("/api/version").json()["version"].take();
@@ -96,7 +96,7 @@ fn lists_and_errors() {
     let info = &shown["model_info"];
     assert_eq!(info["general.architecture"], "llama");
     assert_eq!(info["general.basename"], "demo");
-    assert_eq!(info["llama.context_length"], 2048, "that of the server");
+    assert_eq!(info["llama.context_length"], 1024, "that of the server");
     let config = common::json(&["inspect", "--json"])["meta"]["config"].take();
     for (name, of) in [
         ("embedding_length", "d_model"),
