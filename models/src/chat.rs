@@ -58,10 +58,7 @@ impl Message {
     fn value(&self) -> Value {
         let reasoning = REASONING.iter().find_map(|name| self.get(name));
         let named = |name: &&str| Some(((*name).to_owned(), reasoning?.clone()));
-        let mut all: Map<String, Json> = REASONING[1..]
-            .iter()
-            .filter_map(|name| named(name))
-            .collect();
+        let mut all: Map<String, Json> = REASONING[1..].iter().filter_map(&named).collect();
         let given = self.0.iter().filter(|(_, value)| !value.is_null());
         all.extend(given.map(|(name, value)| (name.clone(), value.clone())));
         all.extend(named(&REASONING[0]));
