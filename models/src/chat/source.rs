@@ -7,7 +7,7 @@ use super::filters::PRINTF;
 const MAX_DEPTH: usize = 20;
 
 /// The template with `{% generation %}`, which marks the assistant's words for training and writes nothing, as an
-/// `if` that is always true, and with `'text' % arguments` as a filter.
+/// `if` that is always true, with `'text' % arguments` as a filter, and with `append` and `pop` as assignments.
 pub(super) fn prepared(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -69,8 +69,12 @@ fn changed_list(statement: &str) -> Option<Vec<String>> {
             .strip_prefix('.')
             .map(|rest| 1 + name(rest))?;
     let (list, method) = call.split_at(list_length);
-    let (method, arguments) = method.strip_prefix('.')?.split_once('(')?;
-    let arguments = arguments.strip_suffix(')')?;
+    let method = method.strip_prefix('.')?;
+    let (method, arguments) = method.split_at(name(method));
+    if brackets(arguments) < arguments.len() {
+        return None;
+    }
+    let arguments = arguments.strip_prefix('(')?.strip_suffix(')')?;
     match (method, arguments.trim()) {
         ("append", item) => Some(vec![format!("set {list} = {list} + [{item}]")]),
         ("pop", "0") => Some(vec![

@@ -125,6 +125,17 @@ fn lists_of_namespaces_can_be_changed() {
   {{ id }} of {{ queue.ids | length }};
 {%- endfor -%}";
     assert_eq!(render(source).unwrap(), "<a> of 2;<b> of 1;");
+    let more = "{% set n = namespace(l=[]) %}{% set _ = n.l.append(1) and n.l.append(2) %}";
+    assert!(render(more).unwrap_err().contains("append"));
+    for broken in [
+        "n.l.append(",
+        "n.l.append)",
+        "n..append(1)",
+        "n.l.pop(0",
+        "n.l.",
+    ] {
+        assert!(render(&format!("{{% set x = {broken} %}}")).is_err());
+    }
 }
 
 #[test]

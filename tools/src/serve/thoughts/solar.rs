@@ -83,7 +83,8 @@ impl Solar {
 
     fn header(&mut self) -> bool {
         let start = self.held.trim_start();
-        let begun = [BEGIN, THINK, CONTENT, TOOL_CALLS].map(|sign| sign.starts_with(start));
+        let begun = [BEGIN, THINK, CONTENT, TOOL_CALLS]
+            .map(|sign| start.len() < sign.len() && sign.starts_with(start));
         if begun.contains(&true) {
             return false;
         }
