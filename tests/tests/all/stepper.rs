@@ -342,16 +342,16 @@ fn one_that_stops_stops_alone_of(kind: Kind) {
     drop(one);
     let mut engine = engine_of(kind, 5, 0.5, true);
     let mut stepper = Stepper::new(&mut engine);
-    let first = admit(&mut stepper, &kind.prompt(0, 50), request(30, 0), 1);
+    let first = admit(&mut stepper, &kind.prompt(0, 10), request(30, 0), 1);
     let second = admit(&mut stepper, &kind.prompt(1, 20), request(15, 8), 1);
     // the prompt of the first sample is only half done when it is cancelled: the next one continues
     // with it
     let drawn = admit(&mut stepper, &kind.prompt(2, 30), request(10, 4), 3);
-    for _ in 0..5 {
+    for _ in 0..3 {
         stepper.step().unwrap();
     }
     let stopped = stepper.cancel(first).unwrap();
-    assert_eq!((stopped.stop, stopped.tokens.len()), (Stop::Caller, 2));
+    assert_eq!((stopped.stop, stopped.tokens.len()), (Stop::Caller, 3));
     let half = stepper.cancel(drawn).unwrap();
     assert!(half.sequence.len() < 30 && half.tokens.is_empty());
     drain(&mut stepper);
