@@ -131,52 +131,31 @@ pub fn quantize_q4c(
         .iter()
         .map(|&channel| std::mem::take(&mut dense[usize::from(channel)]))
         .collect();
-    let (scale, of_outliers) = (best_scale(&dense), largest(&taken) / 127.0);
-    let mut codes: Vec<i8> = dense.iter().map(|&w| steps(w, scale, -8.0, 7.0)).collect();
-    for (&channel, &w) in channels.iter().zip(&taken) {
-        codes[usize::from(channel)] = steps(w, of_outliers, -127.0, 127.0);
-    }
-    store_q4c_row(&codes, [scale, of_outliers], channels, quants, scales);
-    Ok(())
-}
-
-/// Stores a q4c row of these integers, −8 to 7, or −127 to 127 where `channels` says that one is an outlier. `by`: the
-/// scale, and that of the outliers.
-///
-/// # Panics
-/// As [`quantize_q4c`].
-pub fn store_q4c_row(
-    codes: &[i8],
-    by: [f32; 2],
-    channels: &[u16],
-    quants: &mut [u8],
-    scales: &mut [u8],
-) {
-    let n = codes.len();
-    DType::Q4c.assert_lens(n, quants.len(), scales.len());
-    let mut nibbles: Vec<u8> = codes
-        .iter()
-        .map(|&code| code.wrapping_add(8) as u8 & 15)
-        .collect();
-    scales.fill(0);
-    let (floats, rest) = scales.split_at_mut(2 * CHANNEL_SCALE);
-    for (to, scale) in floats.chunks_exact_mut(CHANNEL_SCALE).zip(by) {
-        to.copy_from_slice(&scale.to_le_bytes());
-    }
-    let (to, channels_to) = rest.split_at_mut(outliers(n));
-    let places = to.iter_mut().zip(channels_to.as_chunks_mut().0);
-    for ((to, channel_to), &channel) in places.zip(channels) {
-        nibbles[usize::from(channel)] = 8;
-        *to = codes[usize::from(channel)] as u8;
-        *channel_to = channel.to_le_bytes();
-    }
-    let groups = nibbles.chunks(GROUP);
-    for (group, to) in groups.zip(quants.chunks_exact_mut(GROUP / 2)) {
+    let scale = best_scale(&dense);
+    let nibble = |w: f32| (steps(w, scale, -8.0, 7.0) + 8) as u8;
+    let nibbles: Vec<u8> = dense.iter().map(|&w| nibble(w)).collect();
+    for (group, to) in nibbles
+        .chunks(GROUP)
+        .zip(quants.chunks_exact_mut(GROUP / 2))
+    {
         let nibble = |i: usize| group.get(i).copied().unwrap_or(8);
         for (j, byte) in to.iter_mut().enumerate() {
             *byte = nibble(j) | nibble(j + GROUP / 2) << 4;
         }
     }
+    let of_outliers = largest(&taken) / 127.0;
+    scales.fill(0);
+    let (floats, rest) = scales.split_at_mut(2 * CHANNEL_SCALE);
+    floats[..CHANNEL_SCALE].copy_from_slice(&scale.to_le_bytes());
+    floats[CHANNEL_SCALE..].copy_from_slice(&of_outliers.to_le_bytes());
+    let (to, channels_to) = rest.split_at_mut(outliers(n));
+    for (to, &w) in to.iter_mut().zip(&taken) {
+        *to = steps(w, of_outliers, -127.0, 127.0) as u8;
+    }
+    for (to, channel) in channels_to.as_chunks_mut().0.iter_mut().zip(channels) {
+        *to = channel.to_le_bytes();
+    }
+    Ok(())
 }
 
 /// [`crate::quantize_row`] for q4c: the elements of largest magnitude are the outliers.

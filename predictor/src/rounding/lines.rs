@@ -3,10 +3,7 @@
 use std::ops::Range;
 
 use super::scale::Grid;
-use emberflow_kernels::{
-    DType, GROUP, QuantizeError, SuperBlock, best_super_block, outlier_channels, quantize_q4c,
-    quantize_row, store_q4_row, store_q4c_row, store_q4k_row,
-};
+use emberflow_kernels::{DType, GROUP, SuperBlock, best_super_block, store_q4_row, store_q4k_row};
 
 /// Elements of a super-block.
 const SUPER: usize = DType::Q4k.span();
@@ -27,9 +24,6 @@ pub struct Lines<'a> {
     pub len: usize,
     /// All lines.
     pub values: &'a [f32],
-    /// In a format with one scale for a line: the elements of all lines that are outliers, ascending; `None` if each line has
-    /// its own.
-    pub outliers: Option<&'a [u16]>,
 }
 
 impl<'a> Lines<'a> {
@@ -39,24 +33,6 @@ impl<'a> Lines<'a> {
             groups,
             len,
             values,
-            outliers: None,
-        }
-    }
-
-    /// With these outliers.
-    pub fn with_outliers(self, outliers: Option<&'a [u16]>) -> Self {
-        Self { outliers, ..self }
-    }
-
-    /// Stores a line with each of its weights rounded on its own.
-    ///
-    /// # Errors
-    /// A weight that the format cannot represent.
-    pub fn store_plain(&self, line: &[f32], out: &mut [u8]) -> Result<(), QuantizeError> {
-        let (quants, scales) = out.split_at_mut(self.dtype.quants_bytes(self.len));
-        match self.outliers {
-            Some(outliers) => quantize_q4c(line, outliers, quants, scales),
-            None => quantize_row(self.dtype, line, quants, scales),
         }
     }
 
@@ -99,49 +75,12 @@ pub struct Factors {
     stored: Stored,
 }
 
-/// How a weight is stored: `quant · scale − minimum`.
-#[derive(Clone, Copy)]
-pub struct Level {
-    pub grid: Grid,
-    pub scale: f32,
-    pub min: f32,
-}
-
 /// Scales and minimums in storage form.
 enum Stored {
     /// f16 bits of each group's scale.
     Scales(Vec<u16>),
     /// Super-blocks by line; which of a line's super-blocks are begun.
     Blocks(Vec<SuperBlock>, Vec<bool>),
-    /// Lines with one scale.
-    Wholes(Vec<Whole>),
-}
-
-/// A line with one scale, and outliers with another.
-#[derive(Clone, Default)]
-struct Whole {
-    scale: f32,
-    of_outliers: f32,
-    /// Ascending.
-    outliers: Vec<u16>,
-    chosen: bool,
-}
-
-impl Whole {
-    /// Chooses the scales, and the outliers unless all lines have the same, by the weights of the line and the cost of an error
-    /// in each.
-    fn choose(&mut self, grid: Grid, outliers: Option<&[u16]>, xs: &[f32], costs: &[f32]) {
-        self.outliers = match outliers {
-            Some(outliers) => outliers.to_vec(),
-            None => outlier_channels(&xs.iter().map(|x| x.abs()).collect::<Vec<_>>()),
-        };
-        let (mut dense, mut largest) = (xs.to_vec(), 0.0f32);
-        for &outlier in &self.outliers {
-            largest = largest.max(std::mem::take(&mut dense[usize::from(outlier)]).abs());
-        }
-        self.scale = grid.best_scale_of_all(&dense, costs);
-        (self.of_outliers, self.chosen) = (largest / 127.0, true);
-    }
 }
 
 impl Factors {
@@ -159,34 +98,14 @@ impl Factors {
                     vec![SuperBlock::default(); count * blocks],
                     vec![false; blocks],
                 ),
-                DType::Q4c => Stored::Wholes(vec![Whole::default(); count]),
                 _ => Stored::Scales(vec![0; count * groups]),
             },
         }
     }
 
-    /// How a weight is stored.
-    pub fn at(&self, lines: &Lines<'_>, output: usize, input: usize) -> Level {
-        let (mut grid, mut of) = (self.grid, self.values[lines.scale_index(output, input)]);
-        if let Stored::Wholes(wholes) = &self.stored {
-            let at = lines.index(output, input);
-            let whole = &wholes[at / self.len];
-            let element = u16::try_from(at % self.len).unwrap_or(u16::MAX);
-            of = (whole.scale, 0.0);
-            if whole.outliers.binary_search(&element).is_ok() {
-                (grid, of.0) = (Grid::OUTLIERS, whole.of_outliers);
-            }
-        }
-        let (scale, min) = of;
-        Level { grid, scale, min }
-    }
-
-    /// Whether what an element shares with others is chosen in all lines, as its whole line was.
-    pub fn are_chosen(&self) -> bool {
-        match &self.stored {
-            Stored::Wholes(wholes) => wholes.iter().all(|whole| whole.chosen),
-            _ => false,
-        }
+    /// Scale and minimum of a weight.
+    pub fn at(&self, lines: &Lines<'_>, output: usize, input: usize) -> (f32, f32) {
+        self.values[lines.scale_index(output, input)]
     }
 
     /// The elements of a line that determine the choice of [`choose`](Self::choose) for the group
@@ -194,7 +113,6 @@ impl Factors {
     pub fn shared(&self, element: usize) -> Range<usize> {
         let span = match &self.stored {
             Stored::Blocks(_, begun) if !begun[element / SUPER] => SUPER,
-            Stored::Wholes(_) => self.len,
             _ => GROUP,
         };
         let first = element / span * span;
@@ -203,13 +121,7 @@ impl Factors {
 
     /// Chooses scale and minimum for the group of `element` in a line, given the weights of the
     /// [`shared`](Self::shared) elements and the cost of an error in each.
-    pub fn choose(
-        &mut self,
-        lines: &Lines<'_>,
-        [line, element]: [usize; 2],
-        xs: &[f32],
-        costs: &[f32],
-    ) {
+    pub fn choose(&mut self, line: usize, element: usize, xs: &[f32], costs: &[f32]) {
         let (groups, group) = (self.len.div_ceil(GROUP), element / GROUP);
         let to = &mut self.values[line * groups + group];
         match &mut self.stored {
@@ -228,7 +140,6 @@ impl Factors {
                 }
                 *to = block.factors(g);
             }
-            Stored::Wholes(wholes) => wholes[line].choose(self.grid, lines.outliers, xs, costs),
         }
     }
 
@@ -239,9 +150,9 @@ impl Factors {
         }
     }
 
-    /// Calls [`choose`](Self::choose) for a whole line of at most one super-block, or with one scale.
-    pub fn choose_all(&mut self, lines: &Lines<'_>, line: usize, xs: &[f32], costs: &[f32]) {
-        self.choose(lines, [line, 0], xs, costs);
+    /// Calls [`choose`](Self::choose) for a whole line of at most one super-block.
+    pub fn choose_all(&mut self, line: usize, xs: &[f32], costs: &[f32]) {
+        self.choose(line, 0, xs, costs);
         if let Stored::Blocks(blocks, _) = &self.stored {
             let groups = self.len.div_ceil(GROUP);
             let values = &mut self.values[line * groups..][..groups];
@@ -261,18 +172,6 @@ impl Factors {
                 Stored::Blocks(blocks, _) => {
                     let per_line = lines.len.div_ceil(SUPER);
                     store_q4k_row(codes, &blocks[line * per_line..][..per_line], out);
-                }
-                Stored::Wholes(wholes) => {
-                    let whole = &wholes[line];
-                    let (quants, scales) = out.split_at_mut(dtype.quants_bytes(lines.len));
-                    let by = [whole.scale, whole.of_outliers];
-                    store_q4c_row(
-                        bytemuck::cast_slice(codes),
-                        by,
-                        &whole.outliers,
-                        quants,
-                        scales,
-                    );
                 }
                 Stored::Scales(scales) => {
                     let per_line = lines.len.div_ceil(GROUP);

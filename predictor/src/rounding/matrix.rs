@@ -2,11 +2,11 @@
 
 use std::cmp::Ordering;
 
-use emberflow_kernels::QuantizeError;
 use emberflow_kernels::{Columns, Compute, DType, GROUP, Row, matmul_scratch};
+use emberflow_kernels::{QuantizeError, quantize_row};
 
 use super::factor::{DAMPING, inverse_factor};
-use super::lines::{Factors, Groups, Level, Lines};
+use super::lines::{Factors, Groups, Lines};
 use super::scale::{Grid, inverse_of};
 
 /// Outputs rounded together by a thread in a matrix stored by outputs, with one pass over the
@@ -86,17 +86,11 @@ impl<'a> Rounder<'a> {
 
     /// Rounds rows `[outputs × size]` and stores them in `dtype`; a scale is shared along a row.
     /// The squared error of the products over the text is never larger than that of rounding each
-    /// weight on its own. In q4c `outliers` are the inputs in 8 bits, ascending; without them each row has its own. `None` for a
-    /// format without scales, or with no others.
+    /// weight on its own. `None` for a format without scales.
     ///
     /// # Errors
     /// A weight that the format cannot represent.
-    pub fn rows(
-        &self,
-        dtype: DType,
-        values: &[f32],
-        outliers: Option<&[u16]>,
-    ) -> Result<Option<Vec<u8>>, QuantizeError> {
+    pub fn rows(&self, dtype: DType, values: &[f32]) -> Result<Option<Vec<u8>>, QuantizeError> {
         let Some(grid) = Grid::of(dtype) else {
             return Ok(None);
         };
@@ -104,8 +98,11 @@ impl<'a> Rounder<'a> {
         let mut out = vec![0; values.len() / self.size * bytes];
         let work = |tile: usize, out: &mut [u8]| {
             let lines = &values[tile * TILE * self.size..][..out.len() / bytes * self.size];
-            let lines = Lines::new(dtype, Groups::Inputs, self.size, lines);
-            self.tile(lines.with_outliers(outliers), grid, out)
+            self.tile(
+                Lines::new(dtype, Groups::Inputs, self.size, lines),
+                grid,
+                out,
+            )
         };
         self.each_tile(&mut out, TILE * bytes, &work)?;
         Ok(Some(out))
@@ -126,11 +123,7 @@ impl<'a> Rounder<'a> {
             return Ok(None);
         };
         // [tiles][inputs], each with the quants and scales of one tile and input.
-        let wide = match dtype {
-            // One scale, whatever the number of outputs.
-            DType::Q4c => outputs.max(1),
-            _ => dtype.span(),
-        };
+        let wide = dtype.span();
         let group = dtype.row_bytes(wide);
         let mut tiles = vec![0; outputs.div_ceil(wide) * self.size * group];
         let work = |tile: usize, out: &mut [u8]| {
@@ -188,7 +181,8 @@ impl<'a> Rounder<'a> {
         let out = &mut out[..lines.values.len() / lines.len * bytes];
         let mut plain = vec![0; out.len()];
         for (line, plain) in lines.iter().zip(plain.chunks_exact_mut(bytes)) {
-            lines.store_plain(line, plain)?;
+            let (quants, scales) = plain.split_at_mut(lines.dtype.quants_bytes(lines.len));
+            quantize_row(lines.dtype, line, quants, scales)?;
         }
         self.compensate(&lines, grid, out);
         let mut errors = Vec::new();
@@ -225,12 +219,9 @@ impl<'a> Rounder<'a> {
                     elements.clear();
                     elements.extend((0..outputs).map(|r| w[r * n + i]));
                     weights.resize(outputs, 1.0);
-                    factors.choose_all(lines, input, &elements, &weights);
+                    factors.choose_all(input, &elements, &weights);
                 }
-                Groups::Inputs
-                    if !factors.are_chosen()
-                        && (i == 0 || self.order[i - 1] as usize / GROUP != input / GROUP) =>
-                {
+                Groups::Inputs if i == 0 || self.order[i - 1] as usize / GROUP != input / GROUP => {
                     // Weights that share scales with the group; if it is the first of them, none is
                     // rounded yet.
                     let shared = factors.shared(input);
@@ -239,7 +230,7 @@ impl<'a> Rounder<'a> {
                     for (r, row) in w.chunks_exact(n).enumerate() {
                         elements.clear();
                         elements.extend(shared.clone().map(|input| row[place[input]]));
-                        factors.choose(lines, [r, input], &elements, &weights);
+                        factors.choose(r, input, &elements, &weights);
                     }
                     factors.begin(input);
                 }
@@ -247,31 +238,31 @@ impl<'a> Rounder<'a> {
             }
             let factor = &self.factor[i * n + i..(i + 1) * n];
             for r in 0..outputs {
-                let Level { grid, scale, min } = factors.at(lines, r, input);
+                let (s, min) = factors.at(lines, r, input);
                 let (x, later) = match w[r * n + i..(r + 1) * n].split_first_mut() {
                     Some(split) => split,
                     None => continue,
                 };
-                let quant = grid.nearest(*x + min, inverse_of(scale));
+                let quant = grid.nearest(*x + min, inverse_of(s));
                 codes[lines.index(r, input)] = quant as i8 as u8;
-                let error = (*x - (quant * scale - min)) / factor[0];
+                let error = (*x - (quant * s - min)) / factor[0];
                 self.on.cpu.axpy(-error, Row::f32(&factor[1..]), later);
             }
         }
-        self.refine(lines, &factors, &mut codes);
+        self.refine(lines, grid, &factors, &mut codes);
         factors.store(lines, &codes, out);
     }
 
     /// Moves each quant to the value that minimises the error of the products while the others are
     /// fixed.
-    fn refine(&self, lines: &Lines<'_>, factors: &Factors, codes: &mut [u8]) {
+    fn refine(&self, lines: &Lines<'_>, grid: Grid, factors: &Factors, codes: &mut [u8]) {
         let (n, outputs) = (self.size, lines.outputs(self.size));
         let mut errors = vec![0.0; outputs * n];
         for (at, error) in errors.iter_mut().enumerate() {
             let (r, i) = (at / n, at % n);
             let quant = f32::from(codes[lines.index(r, i)] as i8);
-            let Level { scale, min, .. } = factors.at(lines, r, i);
-            *error = lines.at(r, i) - (quant * scale - min);
+            let (s, min) = factors.at(lines, r, i);
+            *error = lines.at(r, i) - (quant * s - min);
         }
         let mut spread = vec![0.0; errors.len()];
         self.spread(&errors, &mut spread);
@@ -280,12 +271,12 @@ impl<'a> Rounder<'a> {
             let row = &self.covariance[i * n..(i + 1) * n];
             let cost = row[i] + self.damping;
             let by = (spread[at] + self.damping * errors[at]) / cost;
-            let Level { grid, scale, .. } = factors.at(lines, r, i);
+            let (s, _) = factors.at(lines, r, i);
             let code = &mut codes[lines.index(r, i)];
             let quant = f32::from(*code as i8);
-            let better = grid.nearest(quant * scale + by, inverse_of(scale));
+            let better = grid.nearest(quant * s + by, inverse_of(s));
             if better != quant && cost > 0.0 {
-                let change = (better - quant) * scale;
+                let change = (better - quant) * s;
                 errors[at] -= change;
                 let spread = &mut spread[r * n..(r + 1) * n];
                 self.on.cpu.axpy(-change, Row::f32(row), spread);

@@ -1,14 +1,10 @@
 //! The scale of a group that minimises the weighted rounding error.
 
-use std::ops::RangeInclusive;
-
 use emberflow_kernels::DType;
 use half::f16;
 
 /// Candidates, in twentieths of the scale that exactly reaches the largest element.
-const CANDIDATES: RangeInclusive<u32> = 11..=21;
-/// The same of a whole row or column.
-const CANDIDATES_OF_ALL: RangeInclusive<u32> = 6..=21;
+const CANDIDATES: std::ops::RangeInclusive<u32> = 11..=21;
 
 /// Adding and subtracting this rounds to the nearest integer, ties to even: fast on build targets
 /// without a rounding instruction.
@@ -26,19 +22,13 @@ impl Grid {
     /// Range of a grouped format; `None` for formats without scales.
     pub fn of(dtype: DType) -> Option<Self> {
         let (low, high) = match dtype {
-            DType::Q4 | DType::Q4c => (-8.0, 7.0),
+            DType::Q4 => (-8.0, 7.0),
             DType::Q4k => (0.0, 15.0),
             DType::Q8 => (-127.0, 127.0),
             _ => return None,
         };
         Some(Self { low, high })
     }
-
-    /// Range of the outliers of a row with one scale.
-    pub const OUTLIERS: Self = Self {
-        low: -127.0,
-        high: 127.0,
-    };
 
     /// The integer nearest to `x / scale`, given `inverse` = `1 / scale`; 0 for scale 0, whose
     /// inverse is 0.
@@ -62,32 +52,14 @@ impl Grid {
 
     /// The f16 scale with the smallest weighted squared error on `group`.
     pub fn best_scale(self, group: &[f32], weights: &[f32]) -> f16 {
-        let rounded = |scale| f16::from_f32(scale).to_f32();
-        f16::from_f32(self.best(group, weights, CANDIDATES, &rounded))
-    }
-
-    /// The scale with the smallest weighted squared error on a whole row or column. With so many weights it is best to clip
-    /// some.
-    pub fn best_scale_of_all(self, all: &[f32], weights: &[f32]) -> f32 {
-        self.best(all, weights, CANDIDATES_OF_ALL, &|scale| scale)
-    }
-
-    /// The best of some candidates, as it is stored.
-    fn best(
-        self,
-        group: &[f32],
-        weights: &[f32],
-        candidates: RangeInclusive<u32>,
-        stored: &dyn Fn(f32) -> f32,
-    ) -> f32 {
         let largest = group
             .iter()
             .fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
-        let mut best = (f32::INFINITY, 0.0);
+        let mut best = (f32::INFINITY, f16::ZERO);
         let mut take = |scale: f32| {
-            let scale = stored(scale);
+            let scale = f16::from_f32(scale);
             if scale.is_finite() {
-                let error = self.error(group, weights, scale);
+                let error = self.error(group, weights, scale.to_f32());
                 if error < best.0 {
                     best = (error, scale);
                 }
@@ -95,7 +67,7 @@ impl Grid {
         };
         // The largest element at the wide end of the range, then at the narrow end.
         for end in [self.low, self.high] {
-            (candidates.clone()).for_each(|k| take(largest / end * k as f32 / 20.0));
+            CANDIDATES.for_each(|k| take(largest / end * k as f32 / 20.0));
             if self.low == -self.high {
                 break;
             }

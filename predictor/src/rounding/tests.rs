@@ -90,8 +90,8 @@ proptest! {
         let covariance = covariance(&on, &x, size);
         let by_rows = Rounder::for_rows(&on, size, covariance.clone());
         let by_columns = Rounder::for_columns(&on, size, covariance);
-        for dtype in [DType::Q4, DType::Q4k, DType::Q8, DType::Q4c] {
-            let rows = by_rows.rows(dtype, &w, None).unwrap().unwrap();
+        for dtype in [DType::Q4, DType::Q4k, DType::Q8] {
+            let rows = by_rows.rows(dtype, &w).unwrap().unwrap();
             let columns = by_columns.columns(dtype, outputs, &turned(&w, size)).unwrap().unwrap();
             let by_column = plain(&on, dtype, outputs, &turned(&w, size));
             let cases = [
@@ -229,7 +229,7 @@ fn a_row_is_rounded_as_the_definition_says() {
         };
         let expected = reference(&covariance, &w, grid);
         let rounder = Rounder::for_rows(&on, size, covariance);
-        let found = rounder.rows(DType::Q4, &w, None).unwrap().unwrap();
+        let found = rounder.rows(DType::Q4, &w).unwrap().unwrap();
         let plain = plain(&on, DType::Q4, size, &w);
         let [with, without] = [&expected, &plain].map(|q| loss(&x, size, &w, q));
         let best = if with < without { expected } else { plain };
@@ -249,7 +249,7 @@ fn threads_change_no_byte() {
         let by_rows = Rounder::for_rows(&on, size, covariance.clone());
         let by_columns = Rounder::for_columns(&on, size, covariance);
         let columns = by_columns.columns(DType::Q4, outputs, &turned(&w, size));
-        (by_rows.rows(DType::Q4, &w, None).unwrap(), columns.unwrap())
+        (by_rows.rows(DType::Q4, &w).unwrap(), columns.unwrap())
     });
     assert!(made[0] == made[1]);
 }

@@ -194,7 +194,7 @@ pub(super) fn add_squares(rows: &[f32], squares: &mut [f32]) {
 }
 
 /// Stores a row of a matrix whose outliers are at these channels; without a list each row has its own.
-fn round(
+pub(super) fn round(
     dtype: DType,
     row: &[f32],
     channels: Option<&Vec<u16>>,

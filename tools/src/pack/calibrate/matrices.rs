@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use emberflow_kernels::{Compute, DType, outlier_channels, quantize_row};
+use emberflow_kernels::{Compute, DType, outlier_channels};
 use emberflow_models::Checkpoint;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
@@ -12,7 +12,7 @@ use super::pass::DOWN_BLOCK;
 use super::rounded::{ROLES, StoredRows};
 use crate::Failure;
 use crate::pack::options::PackOptions;
-use crate::pack::write::add_squares;
+use crate::pack::write::{add_squares, round};
 
 /// Rows read and rounded at once.
 const BATCH: usize = 1024;
@@ -55,18 +55,15 @@ impl Calibrator<'_> {
         let (count, cols) = self.shape(id);
         let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
         let mut values = Vec::new();
-        if dtype == DType::Q8c {
-            return self.nearest(id);
+        if dtype.is_per_channel() {
+            let channels = self.outliers(id, rounder)?;
+            return self.nearest(id, Some(&channels));
         }
-        let outliers = match dtype {
-            DType::Q4c => Some(self.outliers(id, rounder)?),
-            _ => None,
-        };
         for first in (0..count).step_by(BATCH) {
             let these = BATCH.min(count - first);
             values.resize(these * cols, 0.0);
             self.source.read_rows(id, first, these, &mut values)?;
-            let stored = rounder.rows(dtype, &values, outliers.as_deref());
+            let stored = rounder.rows(dtype, &values);
             bytes.extend(self.stored(id, dtype, stored)?);
         }
         Ok(StoredRows { dtype, cols, bytes })
@@ -82,8 +79,8 @@ impl Calibrator<'_> {
         let (_, cols) = self.shape(id);
         let mut bytes = Vec::new();
         let mut values = Vec::new();
-        if dtype == DType::Q8c {
-            return self.nearest(id);
+        if dtype.is_per_channel() {
+            return self.nearest(id, None);
         }
         for (block, covariance) in hidden.into_iter().enumerate() {
             let size = covariance.size();
@@ -113,8 +110,9 @@ impl Calibrator<'_> {
         Ok(outlier_channels(&importance))
     }
 
-    /// Rounds the rows of a matrix to the nearest integers.
-    fn nearest(&self, id: TensorId) -> Result<StoredRows, Failure> {
+    /// Rounds the rows of a matrix to the nearest integers, with one scale for a row. `channels` are its outliers; without them
+    /// each row has its own.
+    fn nearest(&self, id: TensorId, channels: Option<&Vec<u16>>) -> Result<StoredRows, Failure> {
         let dtype = self.options.dtype_of(id);
         let (count, cols) = self.shape(id);
         let mut bytes = vec![0; count * dtype.row_bytes(cols)];
@@ -122,7 +120,7 @@ impl Calibrator<'_> {
         for (row, out) in bytes.chunks_exact_mut(dtype.row_bytes(cols)).enumerate() {
             self.source.read_rows(id, row, 1, &mut values)?;
             let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
-            let rounded = quantize_row(dtype, &values, quants, scales);
+            let rounded = round(dtype, &values, channels, quants, scales);
             self.stored(id, dtype, rounded.map(|()| Some(Vec::new())))?;
         }
         Ok(StoredRows { dtype, cols, bytes })

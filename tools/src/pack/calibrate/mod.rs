@@ -42,7 +42,7 @@ use crate::windows::{self, Amount, Source};
 use crate::{Failure, interrupt, progress};
 
 /// Bump it when the same input gives different bytes.
-const VERSION: u32 = 2;
+const VERSION: u32 = 1;
 
 /// Calibration text and its use.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +85,7 @@ pub fn calibrate(
     let rounds = |t: &TensorInfo| is_calibrated(source.config(), t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
-            "--calibrate needs q4, q4k, q4c or q8; the requested formats are floats",
+            "--calibrate needs q4, q4k or q8; the requested formats are floats",
         ));
     }
     let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
