@@ -263,7 +263,9 @@ impl Engine {
         let rows = check_spans(spans, self.most_rows(), self.config())?;
         let Self { decoder, pass, .. } = self;
         pass.begin(rows);
+        (decoder.ffn.lanes.iter_mut()).for_each(|lane| lane.set_rests(false));
         decoder.run(pass, spans, hooks)?;
+        (spans.iter()).try_for_each(|span| span.sequence.check_range())?;
         match wanted {
             Logits::None => {}
             Logits::Last => decoder.head(pass, rows - 1..rows),
@@ -444,14 +446,14 @@ fn lane(
     room: &FfnRoom,
     d: usize,
 ) -> Option<lanes::Setup> {
-    let most = (2 * room.threads).min(room.clusters);
     (!devices.is_empty()).then(|| lanes::Setup {
         devices: devices.clone(),
         clusters: division.needs.device_clusters,
         widths: planner.widths(division, room.threads),
         room: room.of_device(d),
-        at_once: planner.stream_buffers(division).min(most),
+        at_once: (planner.stream_buffers(division)).min((2 * room.threads).min(room.clusters)),
         experts: expert_setup(planner, division),
+        has_size: planner.tier.as_ref().is_some_and(|tier| tier.asked),
     })
 }
 

@@ -73,7 +73,7 @@
 //! | whole cluster or single neurons | `store/rules.rs`, `store/costs.rs` |
 //! | bytes of a bundle | [`bundle`]; offsets and alignment: `store/layout.rs` |
 //! | division of a budget | `memory.rs` (bytes), `planner/search.rs` (candidates) |
-//! | corrections by the first tokens of a run | `first_tokens.rs`, `prompts.rs` |
+//! | corrections by the first tokens of a run | `first_tokens.rs`, `prompts.rs`; of devices `device_trials.rs` |
 //! | expected speed | `planner/cost.rs`, `planner/reads.rs`; measured inputs: [`planner::rates`] |
 //! | what a run reports | `observe/report.rs`; counters: `counters.rs`; traces: [`trace`] |
 //! | metadata of a container | [`meta`] |
@@ -101,6 +101,7 @@ pub mod constraint;
 mod counters;
 mod decoder;
 pub mod device;
+mod device_trials;
 mod embedding;
 pub mod energy;
 mod engine;
@@ -155,6 +156,7 @@ pub use cluster::CLUSTER;
 pub use constraint::Constraint;
 pub use counters::Counters;
 pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
+pub use device_trials::LeftOut;
 pub use engine::{Engine, Logits};
 pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};

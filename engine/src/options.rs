@@ -192,6 +192,8 @@ pub struct Lab {
     pub io_core: Option<usize>,
     /// Prompt tokens per pass; 0 = as many as the budget allows.
     pub chunk: usize,
+    /// Seconds of a decoding pass with devices and without, in place of the clock's, to decide whether these are left out.
+    pub pass_seconds: Option<[f64; 2]>,
     /// Order of prompts' passes beside a device.
     pub order: PassOrder,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
@@ -218,6 +220,7 @@ impl Default for Lab {
             io: Default::default(),
             io_core: None,
             chunk: 0,
+            pass_seconds: None,
             order: PassOrder::Planned,
             trace: 0,
             observe: false,

@@ -72,7 +72,13 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     // Before a plan is made, NPUs compile graphs.
     let npus = options.devices.iter().map(|device| &*device.facts().name);
     let npus: Vec<&str> = npus.filter(|name| name.starts_with("npu")).collect();
-    let compiling = || Loading::waiting(&format!("compiling graphs for {}", npus.join(", ")));
+    let what = |npus: &[&str]| {
+        let npus = npus.join(", ");
+        format!(
+            "compiling and timing graphs for {npus}, which takes seconds to minutes the first time"
+        )
+    };
+    let compiling = || Loading::waiting(&what(&npus));
     let mut compiling = (!quiet && !npus.is_empty()).then(compiling);
     let planned = |plan: &MemoryPlan| {
         compiling = None;

@@ -7,6 +7,8 @@ use std::time::Duration;
 use emberflow_storage::mem;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::tell::tell;
+
 /// A progress bar over `total` bytes.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
     styled(
@@ -29,6 +31,9 @@ fn styled(total: u64, what: &str, template: &str) -> ProgressBar {
     bar
 }
 
+/// What takes no longer is not told where there is no bar.
+const MOMENT: Duration = Duration::from_secs(2);
+
 /// A progress bar that moves by itself until it is dropped.
 pub struct Loading {
     /// Dropping it ends the thread.
@@ -46,9 +51,28 @@ impl Loading {
         })
     }
 
-    /// A line that says what is done and for how long, where its end is not known; hidden likewise.
+    /// A line that says what is done and for how long, where its end is not known. If standard error is not a terminal, it
+    /// is written once, after a moment.
     pub fn waiting(what: &str) -> Self {
-        Self::moving(styled(0, what, "{msg} {elapsed}"), ProgressBar::tick)
+        let bar = styled(0, what, "{msg} {elapsed}");
+        match bar.is_hidden() {
+            true => Self::told(format!("emberflow: {what}")),
+            false => Self::moving(bar, ProgressBar::tick),
+        }
+    }
+
+    fn told(line: String) -> Self {
+        let (stop, stopped) = channel();
+        let thread = Builder::new().name("ember-progress".into());
+        let thread = thread.spawn(move || {
+            if stopped.recv_timeout(MOMENT) == Err(RecvTimeoutError::Timeout) {
+                tell(line);
+            }
+        });
+        Self {
+            stop: Some(stop),
+            thread: thread.ok(),
+        }
     }
 
     fn moving(bar: ProgressBar, step: impl Fn(&ProgressBar) + Send + 'static) -> Self {

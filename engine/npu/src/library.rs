@@ -1,6 +1,7 @@
 //! The ONNX Runtime library: where it is, and its environment, made once.
 
 use std::ffi::OsStr;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -36,8 +37,9 @@ pub(crate) struct Library {
     pub environment: Environment,
 }
 
-/// The library, once it was found: a process has one.
-static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
+/// The library, once it was found: a process has one. Or why the one that was loaded cannot be used; another would not be
+/// loaded after it.
+static LIBRARY: Mutex<Option<Result<Library, Error>>> = Mutex::new(None);
 
 /// The library, found and loaded at the first call: if there are several, one with `wanted` files.
 ///
@@ -46,43 +48,48 @@ static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 pub(crate) fn library(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     match &*library {
-        Some(library) => Ok(library.clone()),
-        None => Ok(library.insert(load(wanted)?).clone()),
+        Some(library) => library.clone(),
+        None => library.insert(load(wanted)?).clone(),
     }
 }
 
-/// Loads the first of the candidates that is a library of a version that is known.
-fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
+/// Loads the first of the candidates that is a library of a version that is known; or the error that stays.
+///
+/// # Errors
+/// None of them was loaded.
+fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Result<Library, Error>, Error> {
     if cfg!(target_feature = "crt-static") {
         return Err(Error {
             cause: Cause::Static,
-            what: "a static program cannot load ONNX Runtime: use one that is linked dynamically"
+            what: "this program is linked statically and cannot load ONNX Runtime: use one that is linked \
+                   dynamically, as `cargo build --release` makes it"
                 .into(),
         });
     }
-    let (mut why, mut cause) = (Vec::new(), Cause::Missing);
+    let (mut why, mut cause, mut old) = (Vec::new(), Cause::Missing, None);
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     for path in first(wanted, candidates(&variable)?) {
-        match ort::init_from(&path) {
-            Ok(environment) => {
-                let named = environment.with_name("emberflow").with_telemetry(false);
-                let environment = named.build().map_err(Error::of)?;
-                let build = build(ort::info());
-                tracing::debug!(path = %path.display(), build, "ONNX Runtime");
-                return Ok(Library {
-                    path,
-                    build,
-                    environment,
-                });
+        // A library without the interface of its version is a panic there, after which nothing else can be loaded.
+        let Ok(loaded) = catch_unwind(|| loaded(&path)) else {
+            return Ok(Err(without_interface(&path)));
+        };
+        match loaded {
+            Ok(library) => {
+                tracing::debug!(path = %path.display(), build = library.as_ref().map_or("", |of| &of.build), "ONNX Runtime");
+                return Ok(library);
             }
             Err(e) => {
                 tracing::debug!(path = %path.display(), error = %e, "no ONNX Runtime");
                 if !is_missing(&e) {
                     cause = Cause::Broken;
                 }
+                old = old.or_else(|| too_old(&e));
                 why.push(reason(&e));
             }
         }
+    }
+    if let Some(what) = old {
+        return Err(Error { cause, what });
     }
     let what = format!(
         "no ONNX Runtime 1.{} or later was found ({}): {ADVICE}",
@@ -90,6 +97,39 @@ fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
         why.join("; ")
     );
     Err(Error { cause, what })
+}
+
+/// Loads a library and makes its environment.
+fn loaded(path: &Path) -> Result<Result<Library, Error>, ort::LoadDynamicError> {
+    let named = ort::init_from(path)?.with_name("emberflow");
+    let environment = named.with_telemetry(false).build().map_err(Error::of);
+    Ok(environment.map(|environment| Library {
+        path: path.to_owned(),
+        build: build(ort::info()),
+        environment,
+    }))
+}
+
+/// The error of a file that was loaded and has nothing of ONNX Runtime.
+fn without_interface(path: &Path) -> Error {
+    Error::broken(format!(
+        "{} does not give the interface of ONNX Runtime 1.{}: it is damaged, or another library; {ADVICE}",
+        path.display(),
+        ort::MINOR_VERSION
+    ))
+}
+
+/// The error of a library that is too old.
+fn too_old(e: &ort::LoadDynamicError) -> Option<String> {
+    match e {
+        ort::LoadDynamicError::BadVersion { version_str, path } => Some(format!(
+            "ONNX Runtime {version_str} in {} is too old, 1.{} or later is needed: `pip install --upgrade onnxruntime`, \
+             or set EMBERFLOW_ONNXRUNTIME to the path of a newer libonnxruntime.so",
+            path.display(),
+            ort::MINOR_VERSION
+        )),
+        _ => None,
+    }
 }
 
 /// Whether there is no such file, rather than one that cannot be used.
@@ -275,6 +315,21 @@ mod tests {
         assert_eq!(found(&other_file), [other.clone(), plain.clone()]);
         assert_eq!(found(&|_| true), [plain.clone(), other.clone()]);
         assert_eq!(found(&|_| false), [plain, other]);
+    }
+
+    /// A library that is there and too old is not one that was not found.
+    #[test]
+    fn a_library_that_is_too_old_is_named_with_both_versions() {
+        let e = ort::LoadDynamicError::BadVersion {
+            version_str: "1.16.3".into(),
+            path: "/opt/libonnxruntime.so".into(),
+        };
+        let what = too_old(&e).unwrap();
+        let needed = format!("1.{}", ort::MINOR_VERSION);
+        for words in ["1.16.3", "/opt/libonnxruntime.so", &needed, "--upgrade"] {
+            assert!(what.contains(words), "{what}");
+        }
+        assert_eq!(too_old(&ort::LoadDynamicError::InvalidVersionString), None);
     }
 
     #[test]

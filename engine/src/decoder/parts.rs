@@ -563,8 +563,8 @@ fn steps_of(c: &ModelConfig, layer: usize, projects: bool) -> [bool; 3] {
 
 /// Leaves products to the CPU or to devices, or to both.
 fn set_multiplies(ffn: &Ffn, what: Multiplies) {
-    let lanes = ffn.lanes.iter();
-    lanes.for_each(|lane| lane.set_multiplies(what));
+    let devices = ffn.lanes.iter().flat_map(DeviceLane::devices);
+    devices.for_each(|device| device.set_multiplies(what));
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ use crate::device::products::Products;
 use crate::device::{
     Clusters, DeviceError, DeviceSet, Devices, Failures, Multiplies, NeuronRows, Part, Sums, Widths,
 };
+use crate::device_trials::DeviceTrials;
 use crate::error::Error;
 use crate::schedule::InParts;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
@@ -104,6 +105,10 @@ pub(crate) struct DeviceLane {
     each: VecDeque<Each>,
     /// A device failed in this layer: its sums are missing.
     lost: bool,
+    /// Its devices compute nothing that the CPU can compute from the same bytes.
+    rests: bool,
+    /// Whether that is faster in decoding.
+    pub trials: DeviceTrials,
     /// (neuron, row) pairs that fired, and bytes of weights that it computed with, since it was opened.
     fired: u64,
     bytes: u64,
@@ -153,7 +158,7 @@ impl DeviceLane {
         self.rows = rows;
         for bank in 0..self.parts.len() {
             outside.computed[bank] = match streams {
-                true if outside.bytes[bank].is_some() => 0,
+                _ if (streams || self.rests) && outside.bytes[bank].is_some() => 0,
                 true => outside.prefix()[bank],
                 false => self.clusters_for(outside, bank as u32, rows.all()),
             };
@@ -163,7 +168,7 @@ impl DeviceLane {
 
     /// How many rows of a pass of `rows` rows, the first ones, it is to compute with all clusters.
     pub fn first_rows(&self, rows: usize) -> usize {
-        match self.takes_all() {
+        match self.takes_all() && !self.rests {
             true => self.widths.streamed(rows),
             false => 0,
         }
@@ -185,10 +190,17 @@ impl DeviceLane {
         self.buffers.is_some_and(|[first, _]| self.set.has(first))
     }
 
-    /// What multiplies matrices that its devices have.
-    pub fn set_multiplies(&self, what: Multiplies) {
-        let devices = self.set.devices().iter();
-        devices.for_each(|device| device.set_multiplies(what));
+    /// Whether the next passes do without its devices. They compute no rows of a pass with all clusters then.
+    pub fn set_rests(&mut self, rests: bool) {
+        if self.rests != rests {
+            // What is outside is told again.
+            (self.rests, self.rows) = (rests, PassRows::default());
+            let what = match rests {
+                true => Multiplies::Cpu,
+                false => Multiplies::Both,
+            };
+            (self.set.devices().iter()).for_each(|device| device.set_multiplies(what));
+        }
     }
 
     /// Most clusters that pass through a buffer at once.

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::device::InUse;
 use crate::device::check::Speed;
+use crate::device_trials::LeftOut;
 use crate::engine::Engine;
 use crate::lanes::{DeviceLane, GroupCounts};
 use crate::tiers::RouteCounts;
@@ -48,6 +49,8 @@ pub struct DeviceReport {
     pub gates_share: f64,
     /// Why the device stores no neurons, if so.
     pub idle: Option<&'static str>,
+    /// Decoding passes that run without the devices, because they were measured to be faster so.
+    pub left_out: Vec<LeftOut>,
     /// Milliseconds for which the compute threads waited for the device.
     pub wait_ms: f64,
     /// The failure after which the device was not used again.
@@ -185,10 +188,8 @@ impl DeviceReport {
         };
         let (name, driver) = (joined(|of| &of.name), joined(|of| &of.driver));
         let is = |what: fn(&InUse) -> bool| lane.devices().iter().all(|device| what(device));
-        let (unified, same_bits) = (
-            is(|device| device.facts().unified),
-            is(|device| device.verdict.same_bits),
-        );
+        let unified = is(|device| device.facts().unified);
+        let same_bits = is(|device| device.verdict.same_bits);
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
         let (decoder, chunk) = (&engine.decoder, engine.prompt_chunk());
@@ -238,6 +239,7 @@ impl DeviceReport {
                 }
                 None => "it would save no time, or no cluster is hot",
             }),
+            left_out: lane.trials.left_out(),
             wait_ms: (lane.waited() + waited + gates_waited).as_secs_f64() * 1e3,
             lost: lane.lost().map(ToString::to_string),
             name,
@@ -317,6 +319,8 @@ impl DeviceReport {
             100.0 * self.gates_share,
             self.wait_ms
         );
-        format!("{}: {held}; {numerics}{}", self.name, self.each())
+        let left_out = self.left_out.iter().map(|of| format!("{of}; "));
+        let left_out: String = left_out.collect();
+        format!("{}: {left_out}{held}; {numerics}{}", self.name, self.each())
     }
 }

@@ -24,6 +24,7 @@ use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
+use crate::lanes::DeviceLane;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
 use crate::streams;
@@ -199,18 +200,43 @@ impl<'e> Stepper<'e> {
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
         let whole = self.engine.pass.layers.is_none();
+        let decodes = self.rest_devices(rows);
         let (start, before) = (Instant::now(), self.engine.counters());
         if !self.run()? {
             return Ok(Stepped::Yielded);
         }
         if whole {
-            self.count_pass(rows, start.elapsed(), before)?;
+            let time = start.elapsed();
+            if decodes {
+                self.count_for_devices(rows, time);
+            }
+            self.count_pass(rows, time, before)?;
         }
         self.take_tokens()?;
         Ok(Stepped::Passed {
             rows,
             events: &mut self.events,
         })
+    }
+
+    /// Has a pass of tokens that follow texts run without devices, if that is faster or to be tried. Returns whether it is
+    /// such a pass.
+    fn rest_devices(&mut self, rows: usize) -> bool {
+        let runs = |text: &&LiveText| self.running.iter().any(|part| part.id == text.id);
+        let decodes = (self.texts.iter().filter(runs)).all(|text| text.wants() == Wants::Decode);
+        for lane in &mut self.engine.decoder.ffn.lanes {
+            lane.set_rests(decodes && lane.trials.is_without(rows));
+        }
+        decodes
+    }
+
+    /// Counts such a pass.
+    fn count_for_devices(&mut self, rows: usize, time: Duration) {
+        let scripted = self.engine.options.lab.pass_seconds;
+        for DeviceLane { trials, .. } in &mut self.engine.decoder.ffn.lanes {
+            let scripted = scripted.map(|both| both[usize::from(trials.is_without(rows))]);
+            trials.passed(rows, scripted.map_or(time, Duration::from_secs_f64));
+        }
     }
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.
@@ -358,10 +384,12 @@ impl<'e> Stepper<'e> {
             decoder.head(pass, rows.iter().copied());
         }
         takers.sort_unstable();
-        let mut failed = Vec::new();
+        let out_of_range = |text: &LiveText| Some((text.id, text.sequence.check_range().err()?));
+        let mut failed: Vec<_> = self.texts.iter().filter_map(out_of_range).collect();
         for (at, logits) in takers {
             let text = &mut self.texts[at];
-            if text.request.max_tokens == 0 {
+            let has_failed = failed.iter().any(|(id, _)| *id == text.id);
+            if text.request.max_tokens == 0 || has_failed {
                 continue;
             }
             match text.take(decoder.logits(logits)) {

@@ -66,6 +66,9 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     args: &[&str],
     [limit, total]: [Duration; 2],
 ) -> Result<T, Unusable> {
+    if let Some(refused) = refused(cfg!(target_feature = "crt-static")) {
+        return Err(refused);
+    }
     let bounds = ChildBounds {
         bytes: BYTES,
         time: limit,
@@ -90,11 +93,25 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
             Some(Answer::Unusable(unusable)) => Err(unusable),
             None => Err(Unusable::broken("ended without an answer")),
         },
-        Some(status) if status.code().is_some() => Err(Unusable::broken(error(&errors))),
+        Some(status) if status.code().is_some() => {
+            Err(Unusable::broken(error(&errors).unwrap_or_else(|| {
+                format!("its process ended without a message ({status})")
+            })))
+        }
         Some(status) => Err(Unusable::broken(format!(
             "its library or driver crashed ({status}): update it"
         ))),
     }
+}
+
+/// The error of a program that is linked statically, for which no process is started.
+fn refused(is_static: bool) -> Option<Unusable> {
+    is_static.then(|| Unusable {
+        cause: Cause::Static,
+        what: "this program is linked statically and cannot load libraries of devices: use one that is linked \
+               dynamically, as `cargo build --release` makes it (on a phone in Termux, docs/phone.md)"
+            .into(),
+    })
 }
 
 /// The last line with a result: libraries and drivers also print lines, some only at the end.
@@ -103,8 +120,8 @@ fn answer<T: DeserializeOwned>(output: &str) -> Option<Answer<T>> {
     lines.find_map(|line| serde_json::from_str(line).ok())
 }
 
-/// The message of a panic, or else the last line.
-fn error(text: &str) -> String {
+/// The message of a panic, or else the last line, if there is one.
+fn error(text: &str) -> Option<String> {
     let panic = text
         .lines()
         .skip_while(|line| !line.contains(" panicked at "));
@@ -113,8 +130,36 @@ fn error(text: &str) -> String {
         .take_while(|line| !line.starts_with("note: ") && !line.starts_with("stack backtrace:"));
     let message: Vec<&str> = message.collect();
     if !message.is_empty() {
-        return message.join(" ");
+        return Some(message.join(" "));
     }
-    let last = text.lines().last().unwrap_or("no error message");
-    last.trim_start_matches("emberflow: ").to_owned()
+    let last = text.lines().last()?;
+    Some(last.trim_start_matches("emberflow: ").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_program_names_the_build_that_can() {
+        let refused = refused(true).unwrap();
+        assert_eq!(refused.cause, Cause::Static);
+        for words in [
+            "linked statically",
+            "cargo build --release",
+            "docs/phone.md",
+        ] {
+            assert!(refused.what.contains(words), "{refused:?}");
+        }
+        assert!(!refused.what.contains("pip"), "{refused:?}");
+        assert_eq!(super::refused(false), None);
+    }
+
+    #[test]
+    fn errors_of_a_process_are_its_panic_or_its_last_line() {
+        let panic = "one\nthread 'main' panicked at a.rs:1:\nfirst\nsecond\nnote: run with";
+        assert_eq!(error(panic).as_deref(), Some("first second"));
+        assert_eq!(error("one\nemberflow: two\n").as_deref(), Some("two"));
+        assert_eq!(error(""), None);
+    }
 }

@@ -8,6 +8,7 @@ pub mod opencl;
 use emberflow_engine::device::{Device, DeviceChoice, DeviceError};
 
 pub use self::answer::{Cause, Unusable};
+use crate::progress::Loading;
 use crate::tell::tell;
 
 /// Opens a device; its driver is loaded in a child process first.
@@ -18,6 +19,7 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
     match choice {
         DeviceChoice::None | DeviceChoice::Cpu => {}
         DeviceChoice::Npu(provider) => {
+            let _waiting = Loading::waiting(&format!("loading the library of npu:{provider}"));
             npu::open(provider).map_err(|e| e.of(format!("npu:{provider}")))?;
         }
         DeviceChoice::OpenCl(number) | DeviceChoice::OpenClApart(number) => {

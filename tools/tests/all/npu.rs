@@ -92,6 +92,25 @@ fn libraries_that_fail_are_errors_within_seconds() {
                const void *OrtGetApiBase(void) { return base; }";
     let old = broken(&library(dir.path(), "old", old).unwrap(), 60);
     assert!(old.contains("1.10.0") && old.contains("1.24"), "{old}");
+    assert!(
+        old.contains("too old") && !old.contains("was found"),
+        "{old}"
+    );
+    let no_base = "const void *OrtGetApiBase(void) { return 0; }";
+    let no_api = "static const char *version(void) { return \"1.99.0\"; }\n\
+                  static const void *api(unsigned n) { return 0; }\n\
+                  static const void *base[2] = { api, version };\n\
+                  const void *OrtGetApiBase(void) { return base; }";
+    for (name, code) in [("no_base", no_base), ("no_api", no_api)] {
+        let what = broken(&library(dir.path(), name, code).unwrap(), 60);
+        let words = [
+            &*format!("{name}.so"),
+            "interface of ONNX Runtime 1.24",
+            "pip install",
+        ];
+        assert!(words.iter().all(|words| what.contains(*words)), "{what}");
+        assert!(!what.contains("assertion"), "{what}");
+    }
     let other = library(dir.path(), "other", "int other(void) { return 1; }").unwrap();
     assert!(broken(&other, 60).contains("OrtGetApiBase"));
 }

@@ -362,7 +362,7 @@ impl DeviceLane {
         of: [usize; 2],
         visited: impl Iterator<Item = (usize, usize)>,
     ) -> Result<bool, Error> {
-        if self.groups.is_none() || self.is_lost() || self.lost {
+        if self.groups.is_none() || self.is_lost() || self.lost || self.rests {
             return Ok(false);
         }
         self.set.discard()?;

@@ -11,6 +11,7 @@ use crate::cluster::{CLUSTER, prefixes};
 use crate::device::{
     DeviceError, DeviceSet, Devices, Failure, Failures, ProductRoom, Program, Room, Widths,
 };
+use crate::device_trials::DeviceTrials;
 use crate::error::Error;
 use crate::store::{Layout, NeuronStore, Outside};
 
@@ -28,6 +29,8 @@ pub(crate) struct Setup {
     pub at_once: usize,
     /// Experts that it computes in groups, if it does.
     pub experts: Option<ExpertSetup>,
+    /// The user has given them a size.
+    pub has_size: bool,
 }
 
 impl DeviceLane {
@@ -36,6 +39,7 @@ impl DeviceLane {
     /// # Errors
     /// The device has no memory for them.
     pub fn new(setup: Setup, store: &NeuronStore) -> Result<(Self, Outside), Error> {
+        let trials = DeviceTrials::of(&setup.devices, setup.has_size);
         let layout = Arc::clone(&store.layout);
         let (clusters, wanted) = (layout.clusters_of_each(), store.residency.wanted());
         let hot: u64 = wanted.iter().copied().map(u64::from).sum();
@@ -62,6 +66,8 @@ impl DeviceLane {
             groups: None,
             each: VecDeque::new(),
             lost: false,
+            rests: false,
+            trials,
             fired: 0,
             bytes: 0,
             waited: Duration::ZERO,
