@@ -103,8 +103,8 @@ pub fn outlier_channels(importance: &[f32]) -> Vec<u16> {
 
 /// Stores a row in q4c with its outliers at these elements, which ascend.
 ///
-/// The scale of the nibbles is the one with the least squared error of those that are searched; that of the outliers
-/// is their largest magnitude / 127.
+/// The scale of the nibbles is the one with the least squared error of `CANDIDATES`; that of the
+/// outliers is their largest magnitude / 127.
 ///
 /// # Errors
 /// An element is not finite, or the row is longer than [`LONGEST`].
@@ -213,16 +213,11 @@ fn steps(value: f32, scale: f32, low: f32, high: f32) -> i8 {
     }
 }
 
-/// The element of largest magnitude has so many steps at least, where it ends the range of nibbles: −8 has no opposite, so
-/// a scale has a sign.
-const ENDS: [f32; 2] = [-8.0, 7.0];
-/// Times as many steps, which clip that element and others, by the most of them; and how far the search goes about the best.
-const COARSE: [f32; 7] = [1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0];
-const FINE: [f32; 4] = [0.92, 0.96, 1.04, 1.09];
-/// Most steps of the element of largest magnitude.
-const MOST_STEPS: f32 = 8.0 * 3.0 / 0.92;
+/// Steps of the element of largest magnitude, as candidates of the search: −8 has no opposite, so a
+/// scale has a sign, and more steps clip that element.
+const CANDIDATES: [f32; 8] = [-8.0, -8.8, -9.6, -10.4, 7.0, 7.7, 8.4, 9.1];
 
-/// The scale of nibbles with the least squared error among some: those of [`COARSE`], and [`FINE`] about the best of them.
+/// The scale of nibbles with the least squared error among [`CANDIDATES`].
 fn best_scale(dense: &[f32]) -> f32 {
     let most = dense
         .iter()
@@ -237,14 +232,10 @@ fn best_scale(dense: &[f32]) -> f32 {
         });
         errors.sum::<f64>()
     };
-    let best = |scales: &mut dyn Iterator<Item = f32>| {
-        let best = scales.map(|scale| (error(scale), scale));
-        best.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default()
-    };
-    let mut coarse = (ENDS.iter()).flat_map(|end| COARSE.map(|times| most / (end * times)));
-    let coarse = best(&mut coarse);
-    let fine = best(&mut FINE.iter().map(|times| coarse.1 * times));
-    if fine.0 < coarse.0 { fine.1 } else { coarse.1 }
+    let scales = CANDIDATES.map(|steps| most / steps);
+    let best = scales.into_iter().map(|scale| (error(scale), scale));
+    best.min_by(|a, b| a.0.total_cmp(&b.0))
+        .map_or(0.0, |best| best.1)
 }
 
 /// An upper bound of the error of an element, as [`crate::error_bound`] says.
@@ -253,7 +244,7 @@ pub(crate) fn bound(dtype: DType, max_abs: f32) -> f32 {
     const TINY: f32 = 127.0 * f32::MIN_POSITIVE / 256.0;
     match dtype {
         DType::Q8c => max_abs / 254.0 + TINY,
-        // clipped to 7 steps, if the element of largest magnitude has the other sign
-        _ => max_abs * ((MOST_STEPS - 7.0) / MOST_STEPS) + TINY,
+        // clipped from 10.4 steps to 7, if the element of largest magnitude has the other sign
+        _ => max_abs * (3.4 / 10.4) + TINY,
     }
 }

@@ -17,8 +17,7 @@ const BUFFERS_PER_NS: u64 = 2;
 impl Planner {
     /// The fastest division for a prompt of `tokens` tokens, with a longer chunk that takes memory
     /// from the cache. The time to read the evicted weights again is included. `None` unless it is
-    /// [`FORECAST_MARGIN`] times as fast as `usual`; or, beside a device, as fast with half of the reads at most: how far
-    /// these overlap with its work is known least.
+    /// [`FORECAST_MARGIN`] times as fast as `usual`.
     pub(crate) fn for_prompt(&self, usual: &Division, tokens: usize) -> Option<Division> {
         let longer = self.scratch.iter().map(|s: &ChunkMemory| s.chunk);
         let longer = longer.filter(|&chunk| chunk > usual.chunk && chunk < 2 * tokens);
@@ -38,19 +37,8 @@ impl Planner {
             let seconds = seconds(&d) + refill(self, usual, &d) + moves.as_secs_f64();
             (seconds, d)
         });
-        let mut timed: Vec<(f64, Division)> = timed.collect();
-        timed.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (now, reads) = (seconds(usual), bytes_read(self, usual, tokens));
-        let fewer = |of: &(f64, Division)| {
-            let its = bytes_read(self, &of.1, tokens);
-            self.tier.is_some() && of.0 <= now && 2 * its <= reads && its < reads
-        };
-        let best = timed.first()?;
-        let chosen = match best.0 * FORECAST_MARGIN < now {
-            true => 0,
-            false => timed.iter().position(fewer)?,
-        };
-        Some(timed.swap_remove(chosen).1)
+        let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        (best * FORECAST_MARGIN < seconds(usual)).then_some(division)
     }
 
     /// Expected prefill speed in tokens per second. A single text uses the long chunks of its
@@ -61,15 +49,6 @@ impl Planner {
             None => self.speed(division, division.chunk.max(2)),
         }
     }
-}
-
-/// Bytes that a prompt reads: of clusters that neither the host nor a device holds, once for each chunk.
-fn bytes_read(planner: &Planner, division: &Division, tokens: usize) -> u64 {
-    let (memory, needs) = (&division.memory, &division.needs);
-    let clusters = needs.clusters.saturating_sub(needs.device_clusters);
-    let held = ["hot", "cold"].map(|part| memory.ledger.held(part));
-    let missing = (clusters * planner.shape.cluster_read).saturating_sub(held[0] + held[1]);
-    missing * tokens.div_ceil(division.chunk.max(1)) as u64
 }
 
 /// Seconds to reload what `prompt` takes from the cache of `usual`. If it takes all Gate rows, slots have another

@@ -349,39 +349,6 @@ fn outliers_are_stored_in_8_bits() {
     }
 }
 
-/// The search finds the scale of a row with one scale, also where clipping many of its elements is best.
-#[test]
-fn the_scale_of_a_row_is_nearly_the_best() {
-    let mut random = fastrand::Rng::with_seed(9);
-    for tail in [1, 2, 4, 6] {
-        // Sums of three are nearly normal; powers of them have longer tails.
-        let mut element = || {
-            let sum: f32 = (0..3).map(|_| random.f32() - 0.5).sum();
-            sum.signum() * sum.abs().powi(tail)
-        };
-        let row: Vec<f32> = (0..600).map(|_| element()).collect();
-        let error = |values: &[f32]| -> f64 {
-            let of = |(w, v): (&f32, &f32)| f64::from((w - v) * (w - v));
-            row.iter().zip(values).map(of).sum()
-        };
-        let mut bytes = vec![0; DType::Q4c.row_bytes(row.len())];
-        let (quants, scales) = bytes.split_at_mut(DType::Q4c.quants_bytes(row.len()));
-        quantize_q4c(&row, &[], quants, scales).unwrap();
-        let mut values = vec![0.0; row.len()];
-        let stored = Row::inline(DType::Q4c, row.len(), &bytes);
-        Cpu::detect().dequantize(stored, &mut values);
-        let all = (1..=2000).flat_map(|k| [1.0, -1.0].map(|sign| sign * k as f32 / 2000.0));
-        let rounded = |scale: f32| {
-            let scale = scale * max_abs(&row) / 7.0;
-            let of = |w: &f32| (w / scale).round().clamp(-8.0, 7.0) * scale;
-            error(&row.iter().map(of).collect::<Vec<f32>>())
-        };
-        let best = all.map(rounded).fold(f64::INFINITY, f64::min);
-        let found = error(&values);
-        assert!(found <= 1.04 * best, "{tail}: {found} {best}");
-    }
-}
-
 #[test]
 fn rows_that_are_too_long_for_one_sum_are_refused() {
     for dtype in [DType::Q8c, DType::Q4c] {
