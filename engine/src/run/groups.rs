@@ -21,13 +21,13 @@ use super::request::RequestId;
 /// Passes of a time slice. A group reads its neurons again at the start of each slice.
 const SLICE: usize = 128;
 /// Passes after a change of group size that are not measured: neurons are not resident yet.
-const WARM: usize = 6;
+const WARM: usize = 3;
 /// Measured passes.
 const MEASURED: usize = 6;
 /// A larger group is kept if a token takes at most this many times as long: noise.
 const SLOWER: f64 = 1.05;
-/// Times after which a larger group is given up before all of its passes are measured.
-const FAR_SLOWER: f64 = 1.5;
+/// Times these limits at which a larger group is given up before all of its passes are measured.
+const FAR_WORSE: f64 = 1.5;
 /// A larger group is given up if it waits for storage for this share of its time, and misses more than these times as
 /// many neurons per token as one request, and this share of those that it needs.
 const WAITS: f64 = 0.1;
@@ -102,17 +102,17 @@ impl PassSums {
         sum / self.tokens.max(1) as f64
     }
 
-    /// Whether smaller groups are better.
-    fn is_worse_than(&self, before: &Measured) -> bool {
+    /// Whether smaller groups are better, by `times` what is allowed.
+    fn is_worse_than(&self, before: &Measured, times: f64) -> bool {
         let misses = self.each(self.missed as f64);
         let most = MORE_MISSES * before.missed + MISSES * self.each(self.needed as f64);
-        self.each(self.seconds) > SLOWER * before.seconds
-            || self.waited > WAITS * self.seconds && misses > most
+        self.each(self.seconds) > times * SLOWER * before.seconds
+            || self.waited > WAITS * self.seconds && misses > times * most
     }
 
     /// Whether that is clear before all passes are measured.
     fn is_far_worse_than(&self, before: &Measured) -> bool {
-        self.passes > 1 && self.each(self.seconds) > FAR_SLOWER * before.seconds
+        self.passes > 1 && self.is_worse_than(before, FAR_WORSE)
     }
 }
 
@@ -213,7 +213,7 @@ impl Groups {
     /// Returns to the size before, or tries twice the size.
     fn judge(&mut self, before: Option<Measured>, live: usize) {
         let sums = self.sums;
-        if let Some(before) = before.filter(|before| sums.is_worse_than(before)) {
+        if let Some(before) = before.filter(|before| sums.is_worse_than(before, 1.0)) {
             return self.set(before.group_size, Search::Done);
         }
         if self.group_size >= live {
