@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """What one scale per row costs at four bits: perplexity with the weights of a model rounded to q4c in several ways.
 
-usage: row_scales.py MODEL.gguf TEXT CALIBRATION... [--tokens 4096] [--calibrate-tokens 4096] [--only NAME,...]
+usage: row_scales.py MODEL.gguf TEXT CALIBRATION... [--only NAME,...] [--every N]
 
-Activations stay floats. Rounding to nearest is that of `pack --quant q4c` (engine/kernels/src/channel.rs). GPTQ rounds
-column by column and makes up for each column's error in the columns that follow, the outliers last; its
-covariances are of the inputs of the float model over the calibration texts. Down has a row for each neuron, embedding
-and head are q8c. Rotated: the residual stream and the heads' values are multiplied by orthogonal matrices, which weights
-absorb (QuaRot, SpinQuant). Needs transformers, gguf and accelerate, and a Llama-like model.
+Activations stay floats. "nearest" is `pack --quant q4c` (engine/kernels/src/channel.rs), "calibrated" chooses outliers by
+their weights and inputs, "weighted" the scales too. GPTQ rounds column by column and makes up for each column's error
+in the columns that follow, the outliers last; of five scales each row keeps the best. Covariances are of the inputs of
+the float model over the calibration texts. Down has a row for each neuron; embedding and head are q8c. "2x" has twice
+the outliers, "128" a scale for each 128 weights of a row. With --every only some layers are rounded, and errors are
+printed, not perplexities. Needs transformers, gguf and accelerate, and a Llama-like model.
 """
 
 import argparse
 import math
 import os
-import time
+from statistics import mean
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,11 +49,11 @@ def projections(model):
                     yield (number, name.removesuffix("_proj")), module
 
 
-def covariances(model, ids, window):
+def covariances(model, ids, window, every):
     """The sum of x xT of every input x of the matrices, by layer and first role that shares the input."""
     sums, hooks = {}, []
     for (layer, role), module in projections(model):
-        if SHARED[role] == role:
+        if SHARED[role] == role and layer % every == 0:
 
             def add(_, inputs, key=(layer, role)):
                 x = inputs[0].flatten(0, 1)
@@ -177,8 +178,6 @@ def gptq_neurons(w, covariance, share, group):
 
 def round_matrix(how, role, w, covariance):
     """A matrix in the format and by the rule of a variant."""
-    if how.get("bytes") and (how["bytes"] is True or role in how["bytes"]):
-        return in_bytes(w)
     share, group = how.get("share", 1), how.get("group", max(w.shape))
     if how["rule"] == "gptq":
         return (gptq_neurons if role == "down" else gptq_rows)(w, covariance, share, group)
@@ -193,64 +192,17 @@ def round_matrix(how, role, w, covariance):
     return nearest(w, energy if weighted else torch.ones_like(energy), candidates, mask, group)
 
 
-def orthogonal(n, generator):
-    q, r = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
-    return q * r.diagonal().sign()
-
-
-def rotate(model, sums):
-    """Rotates the residual stream and the values of each head; the function of the model stays."""
-    generator = torch.Generator().manual_seed(1)
-    config = model.config
-    of_stream = orthogonal(config.hidden_size, generator)
-    size = config.hidden_size // config.num_attention_heads
-    embedding = model.model.embed_tokens.weight.data.double()
-    head = embedding * model.model.norm.weight.data.double()
-    model.lm_head.weight = torch.nn.Parameter((head @ of_stream).float(), False)
-    model.model.embed_tokens.weight = torch.nn.Parameter((embedding @ of_stream).float(), False)
-    model.model.norm.weight.data.fill_(1)
-    turned = {}
-    for number, layer in enumerate(model.model.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        of_values = orthogonal(size, generator)
-        of_heads = torch.block_diag(*[of_values] * config.num_attention_heads)
-        for norm, first, modules in (
-            (layer.input_layernorm, "q", (attention.q_proj, attention.k_proj, attention.v_proj)),
-            (layer.post_attention_layernorm, "gate", (mlp.gate_proj, mlp.up_proj)),
-        ):
-            gains = norm.weight.data.double()
-            for module in modules:
-                module.weight.data = (module.weight.data.double() * gains @ of_stream).float()
-            plain = sums[number, first].double() / gains / gains[:, None]
-            turned[number, first] = (of_stream.T @ plain @ of_stream).float()
-            norm.weight.data.fill_(1)
-        values = attention.v_proj.weight.data.double().view(-1, size, config.hidden_size)
-        attention.v_proj.weight.data = (of_values.T @ values).flatten(0, 1).float()
-        out = of_stream.T @ attention.o_proj.weight.data.double() @ of_heads
-        attention.o_proj.weight.data = out.float()
-        turned[number, "o"] = (of_heads.T @ sums[number, "o"].double() @ of_heads).float()
-        mlp.down_proj.weight.data = (of_stream.T @ mlp.down_proj.weight.data.double()).float()
-        turned[number, "down"] = sums[number, "down"]
-    return turned
-
-
-ATTENTION = ("q", "k", "v", "o")
 VARIANTS = {
-    "q8c": {"bytes": True},
     "nearest": {"rule": "nearest"},
+    "nearest-128": {"rule": "nearest", "group": 128},
     "nearest-calibrated": {"rule": "nearest", "calibrated": True},
     "weighted": {"rule": "weighted"},
+    "weighted-2x": {"rule": "weighted", "share": 2},
+    "weighted-128": {"rule": "weighted", "group": 128},
     "gptq": {"rule": "gptq"},
     "gptq-2x": {"rule": "gptq", "share": 2},
     "gptq-4x": {"rule": "gptq", "share": 4},
-    "nearest-128": {"rule": "nearest", "group": 128},
     "gptq-128": {"rule": "gptq", "group": 128},
-    "gptq-attention8": {"rule": "gptq", "bytes": ATTENTION},
-    "gptq-gateup8": {"rule": "gptq", "bytes": ("gate", "up")},
-    "gptq-down8": {"rule": "gptq", "bytes": ("down",)},
-    "nearest-rotated": {"rule": "nearest", "rotated": True},
-    "gptq-rotated": {"rule": "gptq", "rotated": True},
-    "gptq-rotated-128": {"rule": "gptq", "rotated": True, "group": 128},
 }
 
 
@@ -262,6 +214,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--calibrate-tokens", type=int, default=4096)
     parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--every", type=int, default=0, help="round every Nth layer and print errors only")
     parser.add_argument("--only", default=",".join(VARIANTS), help="variants: " + ", ".join(VARIANTS))
     options = parser.parse_args()
     folder, name = os.path.split(os.path.abspath(options.gguf))
@@ -275,50 +228,35 @@ def main():
         with open(path) as file:
             texts += tokenizer(file.read(20 * share)).input_ids[:share]
     print(f"{len(ids)} tokens, calibrated on {len(texts)}", flush=True)
-    print("| | squared error | error of products | perplexity | loss |\n|---|---|---|---|---|", flush=True)
-    exact = perplexity(model, ids, options.window)
-    print(f"| f32 | | | {exact:.3f} | |", flush=True)
-    sums = covariances(model, texts, options.window)
-    wanted = sorted(options.only.split(","), key=lambda v: VARIANTS[v].get("rotated", False))
-    rotated, sources, kept = False, None, {}
-    for variant in wanted:
+    roles = list(SHARED)
+    print("| | squared error | of products | " + " | ".join(roles) + " | perplexity | loss |")
+    print("|---" * (5 + len(roles)) + "|", flush=True)
+    exact = 0.0
+    if not options.every:
+        exact = perplexity(model, ids, options.window)
+        print("| f32" + " |" * (3 + len(roles)) + f" {exact:.3f} | |", flush=True)
+    sums = covariances(model, texts, options.window, max(options.every, 1))
+    for table in (model.model.embed_tokens, model.lm_head):
+        table.weight.data = in_bytes(table.weight.data)
+    sources = {key: module.weight.data for key, module in projections(model)}
+    for variant in options.only.split(","):
         how = VARIANTS[variant]
-        if sources is None or how.get("rotated", False) != rotated:
-            if sources is not None:
-                for key, module in projections(model):
-                    module.weight.data = sources[key]
-            if how.get("rotated"):
-                model.model.embed_tokens.weight.data = table
-                sums, rotated = rotate(model, sums), True
-            elif sources is None:
-                pass
-            sources = {key: module.weight.data for key, module in projections(model)}
-            table = model.model.embed_tokens.weight.data
-            model.model.embed_tokens.weight.data = in_bytes(table)
-            if rotated:
-                model.lm_head.weight.data = in_bytes(model.lm_head.weight.data)
-        squares, products = [], []
-        for key, module in projections(model):
-            w, covariance = sources[key], sums[key[0], SHARED[key[1]]]
-            known = {k: v for k, v in how.items() if k != "bytes"}
-            cached = (key, tuple(known.items()))
-            if how.get("bytes") and "rule" in how and key[1] not in how["bytes"] and cached in kept:
-                q = kept[cached]
-            else:
-                q = round_matrix(how, key[1], w, covariance)
-            if variant == "gptq":
-                kept[cached] = q
-            error = q - w
-            squares.append((error.square().sum() / w.square().sum()).item())
-            products.append((((error @ covariance) * error).sum() / ((w @ covariance) * w).sum()).item())
-            module.weight.data = q
-        found = perplexity(model, ids, options.window)
-        means = [sum(errors) / len(errors) for errors in (squares, products)]
-        print(
-            f"| {variant} | {means[0]:.2e} | {means[1]:.2e} | {found:.3f} | {100 * (found / exact - 1):.1f} % |"
-            f" {time.process_time():.0f} s",
-            flush=True,
-        )
+        squares, products = {role: [] for role in roles}, {role: [] for role in roles}
+        for (layer, role), module in projections(model):
+            if (layer, SHARED[role]) not in sums:
+                continue
+            w, covariance = sources[layer, role], sums[layer, SHARED[role]]
+            module.weight.data = round_matrix(how, role, w, covariance)
+            error = module.weight.data - w
+            squares[role].append((error.square().sum() / w.square().sum()).item())
+            products[role].append((((error @ covariance) * error).sum() / ((w @ covariance) * w).sum()).item())
+        found = "| |"
+        if not options.every:
+            loss = perplexity(model, ids, options.window)
+            found = f"| {loss:.3f} | {100 * (loss / exact - 1):.1f} % |"
+        means = [mean(sum(squares.values(), [])), mean(sum(products.values(), []))]
+        means += [mean(products[role]) for role in roles]
+        print(f"| {variant} | " + " | ".join(f"{m:.2e}" for m in means), found, flush=True)
 
 
 if __name__ == "__main__":
