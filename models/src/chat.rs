@@ -58,7 +58,11 @@ impl Message {
     fn value(&self) -> Value {
         let reasoning = REASONING.iter().find_map(|name| self.get(name));
         let named = |name: &&str| Some(((*name).to_owned(), reasoning?.clone()));
-        let mut all: Map<String, Json> = REASONING[1..].iter().filter_map(&named).collect();
+        // A name that the message has stays in its place.
+        let others = REASONING[1..]
+            .iter()
+            .filter(|name| self.get(name).is_none());
+        let mut all: Map<String, Json> = others.filter_map(&named).collect();
         let given = self.0.iter().filter(|(_, value)| !value.is_null());
         all.extend(given.map(|(name, value)| (name.clone(), value.clone())));
         all.extend(named(&REASONING[0]));

@@ -15,8 +15,7 @@ use emberflow_storage::profile::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{MeasureMachineArgs, ModelArg};
-use crate::model::open_model;
+use crate::cli::MeasureMachineArgs;
 use crate::{Failure, print_json, progress};
 
 /// What was measured.
@@ -213,8 +212,7 @@ fn rates(effort: &Effort, saved: Option<Rates>) -> Result<Rates, Failure> {
     if let Some(saved) = saved.filter(is_kept) {
         rates = rates.best_of(saved);
     }
-    let bundled = || -> Result<Model, Failure> { open_model(&ModelArg { model: None }) };
-    layers(&mut rates, bundled)?;
+    layers(&mut rates, || Ok(Model::demo()?))?;
     bar.finish_and_clear();
     Ok(rates)
 }

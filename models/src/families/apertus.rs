@@ -29,7 +29,6 @@ const APERTUS: Family = Family {
         name: "apertus",
         names: &gguf_names::UNGATED,
         act: Activation::XIELU,
-        reads: &["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"],
         ..PLAIN_ARCH
     }),
     qk_norm: QkNorm::Head,

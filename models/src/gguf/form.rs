@@ -163,7 +163,7 @@ fn of_quirks(
                     Parallel::No
                 };
             }
-            Quirk::Xielu => form.activations = activations(metadata, arch, shape.layers)?,
+            Quirk::Xielu => form.activations = activations(metadata, shape.layers)?,
             Quirk::Beside => {
                 let mut mambas = mamba_layers(metadata, arch, (0..shape.layers).collect())?;
                 mambas.beside = true;

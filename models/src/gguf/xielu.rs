@@ -3,16 +3,12 @@
 use super::value::Metadata;
 use crate::config::{Activation, XieluParameters};
 use crate::error::Error;
-use crate::families::Arch;
 
 /// The function of each layer.
-pub(super) fn activations(
-    metadata: &Metadata,
-    arch: &Arch,
-    layers: u32,
-) -> Result<Vec<Activation>, Error> {
+pub(super) fn activations(metadata: &Metadata, layers: u32) -> Result<Vec<Activation>, Error> {
     let list = |part: &str| {
-        let key = format!("{}.xielu.{part}", arch.name);
+        // The only keys of a model without its architecture's name.
+        let key = format!("xielu.{part}");
         let list = metadata.f32s(&key)?;
         match list.len() == layers as usize {
             true => Ok(list),

@@ -261,8 +261,12 @@ fn targets_exist(document: &str, words: &[String]) {
         ("--bench", "benches"),
     ] {
         if let Some(target) = after(option) {
-            let path = root().join(folder).join(place).join(format!("{target}.rs"));
-            assert!(path.exists(), "{document} names {target} of {package}");
+            let place = root().join(folder).join(place);
+            let files = [format!("{target}.rs"), format!("{target}/main.rs")];
+            assert!(
+                files.iter().any(|file| place.join(file).exists()),
+                "{document} names {target} of {package}"
+            );
         }
     }
 }

@@ -82,11 +82,17 @@ fn a_stream_of_short_prompts_does_not_starve_a_long_one() {
     let long = admit(&mut stepper, &prompt(0, 200), request(1, 0), 1);
     let of_long = |e: &Event| matches!(e, Event::Token { id, .. } if *id == long);
     let (mut shorts, mut ended) = (0, false);
+    let mut live = None;
     while !ended {
-        flag.store(stepper.len() == 1, Ordering::Relaxed);
+        flag.store(live.is_none(), Ordering::Relaxed);
         let yielded = match stepper.step().unwrap() {
             Stepped::Passed { events, .. } => {
                 ended = events.iter().any(of_long);
+                let of_short =
+                    |e: &Event| matches!(e, Event::Token { id, .. } if Some(*id) == live);
+                if events.iter().any(of_short) {
+                    live.take().map(|id| stepper.take(id).unwrap());
+                }
                 false
             }
             Stepped::Yielded => true,
@@ -94,7 +100,7 @@ fn a_stream_of_short_prompts_does_not_starve_a_long_one() {
         };
         if yielded {
             shorts += 1;
-            admit(&mut stepper, &prompt(shorts, 6), request(1, 0), 1);
+            live = Some(admit(&mut stepper, &prompt(shorts, 6), request(1, 0), 1));
         }
     }
     let rows = 6 * shorts;

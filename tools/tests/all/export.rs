@@ -66,6 +66,12 @@ fn templates_for_tools_come_back() {
     }
 }
 
+/// Models that no folder can express, with what their refusal says.
+const WITHOUT_FOLDER: [(&str, &str); 2] = [
+    ("apertus", "an activation with parameters by layer"),
+    ("stablelm_parallel", "a LayerNorm of each head"),
+];
+
 #[test]
 fn every_fixture_comes_back_bit_for_bit() {
     let folders = fixtures();
@@ -75,6 +81,14 @@ fn every_fixture_comes_back_bit_for_bit() {
         let container = packed(&folder, &dir.path().join("m.ember"));
         let out = dir.path().join("out");
         let exported = export(&container, &out, &mut |_, _| {});
+        let refused = WITHOUT_FOLDER
+            .iter()
+            .find(|(name, _)| folder.ends_with(name));
+        if let Some((_, why)) = refused {
+            let refusal = exported.unwrap_err().to_string();
+            assert!(refusal.contains(why), "{folder:?}: {refusal}");
+            continue;
+        }
         exported.unwrap_or_else(|e| panic!("{folder:?}: {e}"));
         let [a, b] = [&folder, &out].map(|f| emberflow_models::open(f).unwrap());
         let name = a.config().name.clone();
