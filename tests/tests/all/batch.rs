@@ -49,6 +49,7 @@ fn together(engine: &mut Engine, texts: &[Vec<u32>], steps: &[usize]) -> Vec<Vec
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_sequence_of_a_batch_is_what_it_is_alone() {
     let dir = tempfile::tempdir().unwrap();
     let mut offloaded = 0;

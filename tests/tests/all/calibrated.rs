@@ -37,6 +37,7 @@ fn off(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_family_is_nearer_to_its_source_than_plain_rounding() {
     let (mut families, mut logarithms) = (0, Vec::new());
     for folder in one_per_family() {

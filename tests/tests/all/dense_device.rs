@@ -43,6 +43,7 @@ fn some(share: f64) -> Options {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
     let tokens = text(40);
     let expected = bits(&all_logits(
@@ -76,6 +77,7 @@ fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn batches_on_a_device_are_what_each_text_is_alone() {
     let options = || Options {
         batch: 3,
@@ -111,6 +113,7 @@ fn batches_on_a_device_are_what_each_text_is_alone() {
 /// A device that is slow for few rows and fast for many computes between none and all of its clusters; the CPU
 /// computes the rest from the same bytes. Each text is the same as alone while others come and go.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_devices_part_follows_the_rows_of_a_pass() {
     const LIVE: [usize; 8] = [1, 8, 6, 3, 7, 1, 8, 5];
     let options = |share| Options {
@@ -172,6 +175,7 @@ fn a_devices_part_follows_the_rows_of_a_pass() {
 
 /// Gated and ungated, with biases, every activation that devices support, dense and sparse.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn families_and_formats_on_a_device() {
     let dir = tempfile::tempdir().unwrap();
     let cases = [
@@ -219,6 +223,7 @@ fn families_and_formats_on_a_device() {
 /// Clusters of experts that a device holds, of some of them or of all, with the sums of each weighed by its router: shared
 /// experts, dense layers beside them, prompts and next tokens, room for some experts in memory; and once the device is lost.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn experts_on_a_device_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     let cases = [
@@ -268,6 +273,7 @@ fn experts_on_a_device_change_no_bit() {
 
 /// Device, compute threads and the I/O thread are at work at the same time.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_trace_shows_all_lanes_at_once() {
     for device in devices() {
         let options = Options {
@@ -306,6 +312,7 @@ fn at_once(engine: &Engine) -> bool {
 /// Projections and head are computed by a device and the CPU together, for any division of rows; and
 /// by the CPU alone after the device is lost.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn products_on_a_device_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     for (name, dtype) in [
@@ -347,6 +354,7 @@ fn products_on_a_device_change_no_bit() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_device_lost_in_the_middle_ends_on_the_cpu_with_the_same_text() {
     let tokens = text(24);
     let expected = bits(&all_logits(
@@ -386,6 +394,7 @@ fn a_device_lost_in_the_middle_ends_on_the_cpu_with_the_same_text() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_device_with_other_bits_is_a_class_of_its_own() {
     let tokens = text(16);
     let run = |fault| {
@@ -418,6 +427,7 @@ fn a_device_with_other_bits_is_a_class_of_its_own() {
 
 /// Every family runs on a device with the same bits as without, or is refused with a reason and a remedy.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_family_is_served_or_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let (mut served, mut refused) = (0, 0);
@@ -463,6 +473,7 @@ fn every_family_is_served_or_refused_by_name() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn what_a_device_cannot_do_is_refused() {
     let refused = |model: Model, options: Options| match Engine::open(model, options) {
         Err(e) => e.to_string(),

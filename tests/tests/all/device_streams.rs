@@ -57,6 +57,7 @@ fn expected(tokens: &[u32]) -> Vec<u32> {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
     let tokens = text(200);
     let expected = &expected(&tokens);
@@ -92,6 +93,7 @@ fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
 
 /// In separate memory, shared by the buffers and the hottest clusters: one, some and all.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
     let tokens = text(200);
     let expected = &expected(&tokens);
@@ -130,6 +132,7 @@ fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
 
 /// Rows in tiles, by work item and by work group: held clusters, streamed clusters, and products.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn texts_of_a_device_with_rows_in_tiles_have_the_same_bits() {
     let tokens = text(200);
     let expected = &expected(&tokens);
@@ -155,6 +158,7 @@ fn texts_of_a_device_with_rows_in_tiles_have_the_same_bits() {
 
 /// Gated and ungated, with biases, dense and sparse, in several formats.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn families_and_formats_stream_through_a_device() {
     let dir = tempfile::tempdir().unwrap();
     for (name, dtype) in [
@@ -200,6 +204,7 @@ fn families_and_formats_stream_through_a_device() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() {
     let tokens = text(200);
     let expected = &expected(&tokens);
@@ -233,6 +238,7 @@ fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() 
 
 /// Passes so long that the sums of device-only clusters come in pieces, before all groups of the CPU's.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn totals_in_pieces_change_no_bit() {
     let tokens = text(480);
     let long = || Options {
@@ -274,6 +280,7 @@ fn totals_in_pieces_change_no_bit() {
 
 /// Rows of several texts in one pass: the device computes the first and the CPU the last ones.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn texts_of_one_pass_are_what_each_is_alone() {
     let texts: Vec<Vec<u32>> = [60, 1, 67].map(text).to_vec();
     let alone: Vec<Vec<u32>> = texts.iter().map(|text| expected(text)).collect();
@@ -298,6 +305,7 @@ fn texts_of_one_pass_are_what_each_is_alone() {
 
 /// The device and compute threads work at the same time, and clusters are read.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_trace_shows_streams_beside_the_cpu_and_reads() {
     for device in devices() {
         let options = Options {
@@ -345,6 +353,7 @@ fn with_predictors(dir: &Path) -> PathBuf {
 
 /// A neuron not selected for a row contributes nothing to it, on a device as on the CPU.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     let path = with_predictors(dir.path());

@@ -107,6 +107,7 @@ fn report(engine: &Engine) -> DeviceReport {
 /// A device with a graph for 32 tokens gets these of 33 of all rows, where another run of the graph takes longer than the CPU
 /// for the last token; some of the rows, where it is slower; and all tokens, padded, where another run takes less.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_token_that_fills_no_graph_is_left_to_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
     let path = packed(&case("llama2"), dir.path(), DType::Q8);
@@ -141,6 +142,7 @@ fn a_token_that_fills_no_graph_is_left_to_the_cpu() {
 /// The token that fills no graph goes to another device where the CPU is slower: of each two devices of this machine, in either
 /// order of `--device`.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_token_that_fills_no_graph_is_left_to_the_faster_device() {
     let dir = tempfile::tempdir().unwrap();
     let path = packed(&case("llama2"), dir.path(), DType::Q8);

@@ -56,6 +56,7 @@ fn work(engine: &Engine) -> ExpertWork {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn prompts_budgets_capacities_and_groups_change_no_bit() {
     let tokens = text(300);
     let plain = || Engine::open(demo(), some(1.0, 64, Grouping::Measured)).unwrap();
@@ -111,6 +112,7 @@ fn prompts_budgets_capacities_and_groups_change_no_bit() {
 
 /// Larger groups have fewer runs of graphs.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn groups_save_launches() {
     let tokens = text(256);
     let Some(device) = grouping(plain_devices()).find(|device| device.facts().name != "cpu") else {
@@ -139,6 +141,7 @@ fn groups_save_launches() {
 
 /// A device that is slower than the CPU for experts computes none of those that it holds.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn experts_follow_measured_times() {
     let tokens = text(128);
     let plain = || Engine::open(demo(), some(1.0, 64, Grouping::Measured)).unwrap();
@@ -166,6 +169,7 @@ fn experts_follow_measured_times() {
 
 /// The bundled model in formats of NPUs.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn formats_of_npus_in_groups_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("demo-moe");
@@ -214,6 +218,7 @@ fn formats_of_npus_in_groups_change_no_bit() {
 
 /// Formats of NPUs, biases, shared experts, dense layers beside them; devices that are lost in a group.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn families_and_formats_in_groups_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     let cases = [

@@ -69,6 +69,7 @@ fn in_parts(engine: &Engine) -> u64 {
 /// Dense attention, sliding windows, output norms, short convolutions, DeltaNets, Mamba-2 in layers of its own and beside
 /// FFNs; everything in memory, and most of it read for each part.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn mixers_of_all_kinds_in_parts_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     for (name, dtype) in [
@@ -124,6 +125,7 @@ fn mixers_of_all_kinds_in_parts_change_no_bit() {
 /// Clusters that only the device has and single neurons, under budgets that read most of each layer again
 /// for each part.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn budgets_and_memory_of_the_device_change_no_bit() {
     let tokens = text(2 * CHUNK - 30);
     let mut plain = demo(some(1.0, PassOrder::Planned));
@@ -148,6 +150,7 @@ fn budgets_and_memory_of_the_device_change_no_bit() {
 
 /// Several devices compute the FFN of a part together, and one of them is lost.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn parts_on_several_devices_change_no_bit() {
     let tokens = text(2 * CHUNK - 30);
     let mut plain = demo(some(1.0, PassOrder::Planned));
@@ -171,6 +174,7 @@ fn parts_on_several_devices_change_no_bit() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_device_lost_between_two_parts_ends_on_the_cpu_with_the_same_text() {
     let tokens = text(2 * CHUNK - 30);
     let mut plain = demo(some(1.0, PassOrder::Planned));
@@ -230,6 +234,7 @@ fn generated(engine: &mut Engine, prompt: &[u32], yields: bool) -> (Vec<u32>, u6
 
 /// Recurrent states are marked where a conversation continues, in the middle of a pass.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn passes_in_parts_yield_between_layers_and_resume() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["llama2", "qwen3_5", "granitehybrid_dense"] {
@@ -256,6 +261,7 @@ fn passes_in_parts_yield_between_layers_and_resume() {
 
 /// The device multiplies all projections of a pass in parts where that was asked for, else none.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn projections_of_parts_are_the_devices() {
     let tokens = text(2 * CHUNK);
     let rows = ORDERS.map(|order| {
@@ -278,6 +284,7 @@ fn projections_of_parts_are_the_devices() {
 
 /// While the device computes the FFN of a part, the CPU mixes another.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_trace_shows_the_mixer_of_one_part_beside_the_ffn_of_another() {
     for device in plain_devices() {
         let mut options = on(device, 1.0, 0);
@@ -312,6 +319,7 @@ fn a_trace_shows_the_mixer_of_one_part_beside_the_ffn_of_another() {
 
 /// The order is a switch for measurements: without it a device that is slow gets no parts.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn nothing_runs_in_parts_unless_that_is_faster() {
     let tokens = text(CHUNK);
     for order in [PassOrder::Layers, PassOrder::Planned] {

@@ -91,6 +91,7 @@ fn finish(stepper: &mut Stepper<'_>) -> Vec<Finished> {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_long_prompt_takes_memory_from_the_cache_and_gives_it_back() {
     let (expected, prompt) = {
         let mut engine = open(Options {
@@ -122,6 +123,7 @@ fn a_long_prompt_takes_memory_from_the_cache_and_gives_it_back() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_second_request_ends_the_division_for_the_first() {
     let mut engine = open(Options {
         batch: 2,
@@ -146,6 +148,7 @@ fn a_second_request_ends_the_division_for_the_first() {
 
 /// A request restores the memory division, whether its prompt was computed or not.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn what_ends_in_its_prompt_gives_memory_back() {
     let mut engine = open(options());
     let (long, usual) = (prompt(&engine, PROMPT), engine.chunk());
@@ -172,6 +175,7 @@ fn what_ends_in_its_prompt_gives_memory_back() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_budget_that_changes_in_the_middle_is_kept() {
     let mut engine = open(options());
     let long = prompt(&engine, PROMPT);
@@ -188,6 +192,7 @@ fn a_budget_that_changes_in_the_middle_is_kept() {
 
 /// A device without memory for longer chunks computes as many rows as before.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_device_without_room_for_more_rows_is_kept() {
     let long = prompt(&open(options()), PROMPT);
     let expected = generate(&mut open(options()), &long);
@@ -211,6 +216,7 @@ fn a_device_without_room_for_more_rows_is_kept() {
 
 /// One of two devices that has no memory for shorter passes after a long prompt is lost, and the other goes on.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_device_without_room_leaves_the_other_at_work() {
     let long = prompt(&open(options()), PROMPT);
     let expected = generate(&mut open(options()), &long);
@@ -250,6 +256,7 @@ fn a_device_without_room_leaves_the_other_at_work() {
 
 /// A device's buffers follow, and it gets rows of the long chunks.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn devices_follow_and_change_no_bit() {
     let long = prompt(&open(options()), PROMPT);
     let expected = generate(&mut open(options()), &long);

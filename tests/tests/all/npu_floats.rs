@@ -17,6 +17,7 @@ fn on(device: &Device, bytes: u64) -> Options {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn floats_of_32_bits_have_the_cpus_bits() {
     let Some(devices) = provider(Provider::CpuFloats) else {
         return;
@@ -49,6 +50,7 @@ fn floats_of_32_bits_have_the_cpus_bits() {
 
 /// Whatever the times, the chunks, the memory and the run: a share of the model is fixed.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn floats_of_16_bits_are_a_class_of_its_own() {
     let Some(devices) = provider(Provider::CpuHalves) else {
         return;
@@ -81,6 +83,7 @@ fn floats_of_16_bits_are_a_class_of_its_own() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn other_formats_are_refused_with_what_to_do() {
     let Some([device, _]) = provider(Provider::CpuFloats) else {
         return;

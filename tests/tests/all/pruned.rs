@@ -86,6 +86,7 @@ const FIXTURES: [&str; 12] = [
 ];
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn budgets_threads_and_chunks_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     for (name, dtype) in FIXTURES
@@ -140,6 +141,7 @@ fn budgets_threads_and_chunks_change_no_bit() {
 
 /// Layer by layer and in parts where the model can, with devices that share memory and others.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn devices_and_parts_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     let (mut with_devices, mut in_parts) = (0, 0);
@@ -179,6 +181,7 @@ fn devices_and_parts_change_no_bit() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn damaged_metadata_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let plain = packed(&case("llama2"), dir.path(), DType::Q8c);

@@ -82,6 +82,7 @@ fn some_worked(engine: &Engine) {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn budgets_chunks_and_shares_of_several_devices_change_no_bit() {
     let tokens = text(40);
     let expected = expected(&tokens);
@@ -104,6 +105,7 @@ fn budgets_chunks_and_shares_of_several_devices_change_no_bit() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn prompts_through_several_devices_change_no_bit() {
     let tokens = text(200);
     let expected = expected(&tokens);
@@ -123,6 +125,7 @@ fn prompts_through_several_devices_change_no_bit() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn texts_of_a_batch_and_experts_on_several_devices_change_no_bit() {
     let texts: Vec<Vec<u32>> = (0..3).map(|n| text(5 + n)).collect();
     let model = |experts: bool| {
@@ -161,6 +164,7 @@ fn texts_of_a_batch_and_experts_on_several_devices_change_no_bit() {
 
 /// Projections, head and Gate rows too.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn goldens_and_products_on_several_devices_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     for (name, dtype) in [
@@ -192,6 +196,7 @@ fn goldens_and_products_on_several_devices_change_no_bit() {
 
 /// One after the other is lost: the others go on, and then the CPU.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_lost_device_leaves_the_others_at_work() {
     let tokens = text(130);
     let expected = expected(&tokens);
@@ -235,6 +240,7 @@ fn a_lost_device_leaves_the_others_at_work() {
 
 /// The same of products.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn products_of_a_lost_device_are_those_of_the_others() {
     let tokens = text(40);
     let expected = expected(&tokens);
@@ -261,6 +267,7 @@ fn products_of_a_lost_device_are_those_of_the_others() {
 
 /// A device that fails while clusters of a prompt pass to it: the other goes on.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_failed_upload_leaves_the_others_at_work() {
     let tokens = text(200);
     let expected = expected(&tokens);
@@ -296,6 +303,7 @@ fn a_failed_upload_leaves_the_others_at_work() {
 
 /// Gates that are resident again after one of the devices was lost: the other multiplies them as before.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn gates_are_shared_again_with_the_devices_that_are_left() {
     let tokens = text(24);
     let expected = expected(&tokens);
@@ -325,6 +333,7 @@ fn gates_are_shared_again_with_the_devices_that_are_left() {
 /// Clusters of a prompt pass through the devices that have memory for that. One that has none computes what it holds, and
 /// goes on alone where the others are lost.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn prompts_stream_through_the_devices_with_memory_for_it() {
     let tokens = text(200);
     let expected = expected(&tokens);
@@ -371,6 +380,7 @@ fn prompts_stream_through_the_devices_with_memory_for_it() {
 
 /// Gates that are resident again: the report's share is that of the devices that have room for them.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn the_share_of_gates_is_of_the_devices_with_room_for_them() {
     for without in [0, 1, 2] {
         let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
@@ -407,6 +417,7 @@ fn the_share_of_gates_is_of_the_devices_with_room_for_them() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_trace_has_a_lane_for_each_device() {
     let list = vec![fast(&plain_devices()[0]), fast(&plain_devices()[0])];
     let mut options = on(list, 64 << 20, some(1.0, 16));
@@ -422,6 +433,7 @@ fn a_trace_has_a_lane_for_each_device() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn devices_that_cannot_compute_together_are_refused() {
     for (device, told) in [
         (Faulty::device(Fault::Off), "bits"),

@@ -36,6 +36,7 @@ fn layers(output: &Path) -> PathBuf {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn calibrating_closes_half_of_the_gap_of_four_bits() {
     let dir = tempfile::tempdir().unwrap();
     let folder = exported(dir.path());
@@ -85,6 +86,7 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
 
 /// The model of experts, in four bits of both kinds: each expert is rounded against its own tokens.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn calibrating_experts_closes_half_of_the_gap_of_four_bits() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -116,6 +118,7 @@ fn calibrating_experts_closes_half_of_the_gap_of_four_bits() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn threads_and_a_kill_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let folder = exported(dir.path());
@@ -164,6 +167,7 @@ fn threads_and_a_kill_change_no_byte() {
 
 /// Neurons are sorted by the statistics after rounding.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn calibrated_neurons_can_be_sorted() {
     let dir = tempfile::tempdir().unwrap();
     let folder = exported(dir.path());

@@ -46,6 +46,7 @@ const MODELS: [&str; 33] = [
 /// The container equals its source, also with neurons sorted by the statistics that a profile of it found; a plan
 /// of `config.json` alone divides memory as that of the container does.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_family_is_packed_verified_profiled_and_planned() {
     let dir = tempfile::tempdir().unwrap();
     save_rates(&cache());

@@ -104,7 +104,7 @@ fn ask(line: &str, dir: &Path) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{line}: {text}");
     assert!(
-        !text.is_empty() && !text.contains("\"error\""),
+        !text.is_empty() && !text.contains("\"error\":{"),
         "{line}: {text}"
     );
 }

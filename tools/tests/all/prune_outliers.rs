@@ -72,6 +72,7 @@ fn hash(model: &str, extra: &[&str]) -> String {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn the_loss_is_within_the_bound() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -158,6 +159,7 @@ fn the_loss_names_the_numerics_in_which_it_was_measured() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn the_text_does_not_depend_on_budgets_and_threads() {
     let dir = tempfile::tempdir().unwrap();
     for quant in ["q8c", "q4c"] {
@@ -177,6 +179,7 @@ fn the_text_does_not_depend_on_budgets_and_threads() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn predictors_and_pruning_keep_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();

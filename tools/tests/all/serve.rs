@@ -389,7 +389,7 @@ fn the_budget_holds_and_the_end_is_clean() {
 
 #[test]
 fn what_it_does_can_be_looked_at() {
-    let server = Server::start(&["--memory", "84MiB", "--parallel", "2"]);
+    let server = Server::start(&["--memory", "96MiB", "--parallel", "2"]);
     assert!(server.get("/").body.contains("<!doctype html>"));
     let head = "POST /v1/completions HTTP/1.0\r\nX-Emberflow-Class: proactive";
     let running = server.send(head, &request("A vector", 900).to_string());
@@ -408,10 +408,10 @@ fn what_it_does_can_be_looked_at() {
     drop(running);
     server.wait_for("requests_processing", 0);
     let stats = server.get("/stats").json();
-    assert_eq!(stats["memory"]["budget_bytes"], 84 << 20);
+    assert_eq!(stats["memory"]["budget_bytes"], 96 << 20);
     let parts = stats["memory"]["parts"].as_object().unwrap();
     let sum: u64 = parts.values().map(|bytes| bytes.as_u64().unwrap()).sum();
-    assert!(sum <= 84 << 20, "{stats}");
+    assert!(sum <= 96 << 20, "{stats}");
     let layers = stats["layers"].as_array().unwrap();
     assert_eq!(layers.len(), 8);
     let held = |layer: &Value| layer["hot"].as_u64().unwrap() + layer["cold"].as_u64().unwrap();
