@@ -2,6 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::dtype::DType;
+use crate::families;
 use crate::names::{Role, TensorId};
 
 /// Relation of the stored matrix to the presented one.
@@ -186,10 +187,12 @@ pub(crate) fn rotary_order(id: TensorId, config: &ModelConfig) -> Option<Layout>
         first: head_dim.saturating_sub(rotated),
         rotated,
     };
+    // Converters to GGUF interleave whole heads, also of families that rotate a part of them.
+    let interleaved = families::of(&config.family).interleaved;
     let first = RotaryHeads {
         head_dim,
         first: 0,
-        rotated,
+        rotated: if interleaved { rotated } else { head_dim },
     };
     match (id.role, config.form.latent) {
         (Role::Q, Some(_)) => Some(Layout::Interleaved(last(head_dim))),

@@ -7,7 +7,9 @@ use crate::file::DataFile;
 
 /// Keys whose change may mean nothing: what they say follows from other keys or tensors, is the default, or is of parts
 /// that the file does not have.
-const REPEATED: [&str; 30] = [
+const REPEATED: [&str; 31] = [
+    // the norms before FFNs say it
+    "use_parallel_residual",
     "vocab_size",
     "tensor_data_layout",
     "context_length",
