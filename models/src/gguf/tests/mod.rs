@@ -379,9 +379,12 @@ fn reference_models_agree_between_folder_and_gguf() {
         compared += 1;
         let from_file = crate::open(&file).unwrap();
         let (left, right) = (from_folder.config(), from_file.config());
+        // A file has divisors of frequencies; with few of them, several scalings have the same ones.
+        let few = folder.ends_with("apertus");
+        assert!(few || left.rope == right.rope, "{folder:?}");
         assert_eq!(
-            (left.rope.clone(), left.ffn_kind, &left.window),
-            (right.rope.clone(), right.ffn_kind, &right.window),
+            (left.rope.theta, left.ffn_kind, &left.window),
+            (right.rope.theta, right.ffn_kind, &right.window),
             "{folder:?}"
         );
         // A token that is never prepended may be missing in the file.
