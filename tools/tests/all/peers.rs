@@ -47,6 +47,7 @@ fn compare(dir: &Path, script: &str) -> Option<(String, String, String)> {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn in_memory_each_has_its_rates_and_a_bound() {
     let dir = tempfile::tempdir().unwrap();
     let Some((shown, csv, svg)) = compare(dir.path(), "compare_llama_cpp.py") else {
@@ -73,6 +74,7 @@ fn in_memory_each_has_its_rates_and_a_bound() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn on_disk_each_policy_has_its_rate_at_each_share() {
     let dir = tempfile::tempdir().unwrap();
     let Some((shown, csv, svg)) = compare(dir.path(), "offload.py") else {
