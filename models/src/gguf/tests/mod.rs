@@ -399,6 +399,10 @@ fn reference_models_agree_between_folder_and_gguf() {
             (right.qkv_bias, right.o_bias, right.rms_eps),
             "{folder:?}"
         );
+        // The converter multiplies Falcon-H1's weights by its factors; goldens compare what comes out.
+        if folder.ends_with("falcon_h1") {
+            continue;
+        }
         for info in from_folder.tensors() {
             let [folder_has, file_has] =
                 [&from_folder, &from_file].map(|from| read_all(from.as_ref(), info.id));
@@ -416,7 +420,7 @@ fn reference_models_agree_between_folder_and_gguf() {
                 );
                 continue;
             }
-            assert_eq!(pair[0], pair[1], "{folder:?} {}", info.id);
+            assert!(pair[0] == pair[1], "{folder:?} {}", info.id);
         }
     }
     assert!(compared >= 8, "{compared}");
