@@ -102,7 +102,7 @@ impl PassSums {
         sum / self.tokens.max(1) as f64
     }
 
-    /// Whether this size misses more than `times` the allowed increase over `before`, a smaller size.
+    /// Whether this size is slower than `before`, a smaller one, or misses more, by more than `times` the tolerance.
     fn is_worse_than(&self, before: &Measured, times: f64) -> bool {
         let misses = self.each(self.missed as f64);
         let most = MORE_MISSES * before.missed + MISSES * self.each(self.needed as f64);
