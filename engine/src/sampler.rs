@@ -461,13 +461,13 @@ mod tests {
         let shown = |f: fn(&mut Sampling)| with(f).to_string();
         assert_eq!(Sampling::default().to_string(), "greedy");
         assert_eq!(shown(|_| ()), "temperature 1, seed 0");
-        let all = shown(|s| {
+        let text = shown(|s| {
             (s.top_k, s.top_p, s.min_p, s.seed) = (40, 0.95, 0.05, 7);
             s.repetition_penalty = 1.1;
         });
         let wanted =
             "temperature 1, top-k 40, top-p 0.95, min-p 0.05, repetition penalty 1.1, seed 7";
-        assert_eq!(all, wanted);
+        assert_eq!(text, wanted);
         // Parameters without effect are omitted.
         let greedy = shown(|s| (s.temperature, s.top_p) = (0.0, 0.5));
         assert_eq!(greedy, "greedy");

@@ -55,13 +55,13 @@ impl StreamWeights {
             return Ok(None);
         };
         let d = c.d_model as usize;
-        let all = |role| -> Result<Vec<Matrix>, Error> {
+        let projections = |role| -> Result<Vec<Matrix>, Error> {
             let numbers = 0..streams.count - 1;
             numbers.map(|n| from.numbered(role, n, d, d)).collect()
         };
         Ok(Some(Self {
-            into: all(Role::StreamIn)?,
-            out: all(Role::StreamOut)?,
+            into: projections(Role::StreamIn)?,
+            out: projections(Role::StreamOut)?,
         }))
     }
 
@@ -96,8 +96,8 @@ impl LayerStreams {
 
     /// Bytes read per token.
     pub fn bytes_per_token(&self) -> u64 {
-        let all = [&self.router, &self.left, &self.right];
-        all.map(Matrix::len).iter().sum()
+        let matrices = [&self.router, &self.left, &self.right];
+        matrices.map(Matrix::len).iter().sum()
     }
 }
 

@@ -113,8 +113,8 @@ impl fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// A trace of `threads` compute threads, the I/O thread, the device and so many accelerators, with
-    /// `room` spans each.
+    /// A trace of `threads` compute threads, the I/O thread, the device and `accelerators` accelerators,
+    /// with `room` spans each.
     #[must_use]
     pub fn new(threads: usize, accelerators: usize, room: usize) -> Self {
         let ring = || Ring {

@@ -1,5 +1,5 @@
-//! Runs untrusted work in a child process, this program again: chat templates and grammars with kernel limits on memory and
-//! CPU time, libraries and drivers of devices that may crash or hang.
+//! Runs untrusted work in a child process of the same program: chat templates and grammars with kernel limits on memory
+//! and CPU time, and drivers of devices that may crash or hang.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -21,44 +21,44 @@ pub struct Limits {
     pub seconds: u64,
 }
 
-/// Longest time of a child whose processor time is limited.
+/// Time limit of a child whose CPU time is limited.
 pub const LONGEST: Duration = Duration::from_secs(60);
 
-/// Longest wait for the end of a child that was killed: one that the kernel cannot end, as in a driver's call, is left behind.
-/// Also the longest time for which the rest of a child's output is read.
+/// Maximum wait for a killed child to end. One that the kernel cannot end, as in a driver's call, is left behind. Also the
+/// maximum time for reading the rest of a child's output.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// How often a child is looked at, at first and later.
+/// Polling intervals: first and longest.
 const STEPS: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(5)];
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const CHUNK: usize = 16 << 10;
 
-/// What a child may cost its parent.
+/// Limits on what a child costs its parent.
 #[derive(Debug, Clone, Copy)]
 pub struct ChildBounds {
-    /// Bytes of its output, and of its errors, that are held: the last ones.
+    /// Number of last bytes kept of standard output, and of standard error.
     pub bytes: usize,
-    /// Longest time without [`PROGRESS`]; then it is killed.
+    /// Maximum time without [`PROGRESS`] before the child is killed.
     pub time: Duration,
-    /// Time until its end; then it is killed.
+    /// Maximum total time before the child is killed.
     pub total: Duration,
 }
 
-/// What a child writes to its output when a part of its work is done: a byte that is in no text.
+/// Written to standard output when a part of the work is done: a byte that no text contains.
 pub const PROGRESS: u8 = 0x16;
 
-/// Called in the child: a part of its work is done.
+/// Called in the child: reports that a part of the work is done.
 pub fn tell_progress() {
     let mut out = std::io::stdout();
-    // The parent may be gone.
+    // Ignored, because the parent may have ended.
     let _ = out.write_all(&[PROGRESS]).and_then(|()| out.flush());
 }
 
 /// How a child ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Exit status; `None` if it was killed because its time was over.
+    /// Exit status; `None` if the child was killed at its time limit.
     pub status: Option<ExitStatus>,
     /// Its standard output.
     pub output: Vec<u8>,
@@ -67,7 +67,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Whether it says that all went well.
+    /// Whether the child has succeeded.
     pub fn succeeded(&self) -> bool {
         self.status.is_some_and(|status| status.success())
     }
@@ -78,11 +78,11 @@ pub fn this_program() -> Command {
     Command::new("/proc/self/exe")
 }
 
-/// Starts a program with hidden arguments of this one, sends it `input`, and reads what it writes until it ends. What it has
-/// started and left behind may hold its output open, and is not waited for.
+/// Starts a program with hidden arguments of this one, sends it `input`, and reads its output until it ends. Does not wait
+/// for grandchildren that hold the output open.
 ///
 /// # Errors
-/// The child cannot be started, its output not be read, or there is no thread for its input.
+/// The child cannot be started, its output cannot be read, or no thread is available for its input.
 pub fn ask(
     mut program: Command,
     args: &[&str],
@@ -95,14 +95,14 @@ pub fn ask(
     let written = followed(&mut child, input, bounds);
     let over = written.as_ref().is_ok_and(|ended| ended.status.is_some());
     if !over {
-        // It may have ended just now.
+        // Ignored, because the child may have ended just now.
         let _ = child.kill();
         reap(&mut child);
     }
     written
 }
 
-/// Sends a child its input, and reads what it writes until it ends, or its time is over.
+/// Sends a child its input, and reads its output until it ends or reaches a time limit.
 ///
 /// # Errors
 /// As [`ask`].
@@ -127,7 +127,7 @@ fn followed(child: &mut Child, input: Vec<u8>, bounds: ChildBounds) -> std::io::
             std::thread::sleep(start.elapsed().clamp(first, later));
         }
     };
-    // What it wrote before its end is there to read.
+    // Output from before the end is still in the pipes.
     let end = Instant::now() + KILLED;
     while output.read() + errors.read() > 0 && Instant::now() < end {}
     Ok(Ended {
@@ -137,21 +137,21 @@ fn followed(child: &mut Child, input: Vec<u8>, bounds: ChildBounds) -> std::io::
     })
 }
 
-/// A pipe that a child writes to, read without waiting.
+/// A non-blocking pipe from a child.
 struct Pipe<R> {
     from: Option<R>,
     /// The last bytes.
     held: Vec<u8>,
     most: usize,
-    /// When there was [`PROGRESS`], or it was opened.
+    /// Time of the last [`PROGRESS`], or of opening.
     progress: Instant,
 }
 
 impl<R: Read + AsFd> Pipe<R> {
-    /// Of a pipe, of which the last `most` bytes are held.
+    /// Makes a pipe non-blocking. Keeps its last `most` bytes.
     ///
     /// # Errors
-    /// It cannot be read without waiting.
+    /// The pipe cannot be made non-blocking.
     fn new(from: Option<R>, most: usize) -> std::io::Result<Self> {
         if let Some(from) = &from {
             fcntl_setfl(from, fcntl_getfl(from)? | OFlags::NONBLOCK)?;
@@ -164,14 +164,14 @@ impl<R: Read + AsFd> Pipe<R> {
         })
     }
 
-    /// Reads some of what is there; returns how many bytes, 0 if there is nothing now.
+    /// Reads available bytes; returns their number, 0 if there are none now.
     fn read(&mut self) -> usize {
         let Some(from) = &mut self.from else { return 0 };
         let mut bytes = [0; CHUNK];
         let count = loop {
             match from.read(&mut bytes) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                // What was read until an error counts.
+                // Bytes read before an error count.
                 found => break found.unwrap_or(0),
             }
         };
@@ -179,7 +179,7 @@ impl<R: Read + AsFd> Pipe<R> {
             self.progress = Instant::now();
         }
         self.held.extend_from_slice(&bytes[..count]);
-        // Not at each step, as it moves all of them.
+        // Not after each read, because it moves all bytes.
         if self.held.len() >= self.most.max(CHUNK).saturating_mul(2) {
             self.held.drain(..self.held.len() - self.most);
         }
@@ -193,7 +193,7 @@ impl<R: Read + AsFd> Pipe<R> {
     }
 }
 
-/// Waits for the end of a child that was killed.
+/// Waits for a killed child to end.
 fn reap(child: &mut Child) {
     let start = Instant::now();
     while start.elapsed() < KILLED && matches!(child.try_wait(), Ok(None)) {
@@ -232,7 +232,7 @@ pub fn failure(e: std::io::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// What a shell's script wrote within a time.
+    /// Output of a shell script within a time limit.
     fn written(script: &str, bytes: usize, seconds: u64) -> Ended {
         let time = Duration::from_secs(seconds);
         let total = 5 * time;
@@ -251,7 +251,7 @@ mod tests {
         let ended = written("sleep 30 & echo said; echo told >&2", 1 << 10, 60);
         assert!(ended.succeeded());
         assert_eq!([&ended.output[..], &ended.errors], [b"said\n", b"told\n"]);
-        // One that goes on writing is not listened to.
+        // A child that keeps writing is killed too.
         let ended = written(
             "echo said; while echo; do :; done >&2 & exit 3",
             1 << 10,
@@ -305,7 +305,7 @@ mod tests {
             },
         );
         assert!(endless.status.is_none() && start.elapsed() < Duration::from_secs(10));
-        // Other output is none.
+        // Other output is no progress.
         let talks = bounded(&script(1000).replace("026", "040"), bounds);
         assert!(talks.status.is_none() && start.elapsed() < Duration::from_secs(20));
     }

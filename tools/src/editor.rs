@@ -1,7 +1,7 @@
 //! The line editor of terminals: history with search, several lines, and pasted text as one message.
 //!
-//! Enter ends a message, Alt-Enter begins a new line of it, and so does Enter in a message that begins with `"""` until
-//! these are repeated.
+//! Enter ends a message and Alt-Enter begins a new line. In a message that begins with `"""`, Enter begins a new line until
+//! `"""` is repeated.
 
 use std::path::PathBuf;
 
@@ -18,14 +18,14 @@ use rustyline::{
 
 use crate::Failure;
 
-/// Messages in the history, and most bytes of one.
+/// Maximum messages in the history, and bytes per message.
 const HISTORY: usize = 200;
 const LONGEST: usize = 16 << 10;
 
 /// Encloses messages of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// What was typed.
+/// Input from the terminal.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TerminalInput {
     /// A message.
@@ -36,9 +36,9 @@ pub enum TerminalInput {
     End,
 }
 
-/// Completes commands, and finds out where a message ends.
+/// Completes commands and detects the end of a message.
 struct Guide {
-    /// Words that the first word of a message is completed to.
+    /// Completions of the first word of a message.
     words: &'static [&'static str],
 }
 
@@ -71,7 +71,7 @@ impl Completer for Guide {
     }
 }
 
-/// The words that begin with `begun`.
+/// The words with the prefix `begun`.
 fn completions(words: &[&str], begun: &str) -> Vec<String> {
     let fit = words
         .iter()
@@ -101,7 +101,7 @@ pub struct Editor {
     history: Option<PathBuf>,
 }
 
-/// The file of the history, beside what else is saved; `None` without such a folder.
+/// The file of the history in the cache folder; `None` without one.
 fn history_file() -> Option<PathBuf> {
     Some(DeviceProfile::default_path()?.with_file_name("chat_history"))
 }

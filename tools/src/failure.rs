@@ -20,7 +20,7 @@ pub enum Failure {
     Stats {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The message.
         source: emberflow_predictor::stats::StatsError,
     },
     /// From a device profile.

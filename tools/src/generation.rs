@@ -1,4 +1,4 @@
-//! One text from one prompt: streamed to standard output, with what there is to say about it on standard error.
+//! Generates one text: streams it to standard output, with messages on standard error.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ pub struct Settings {
     pub chosen: SamplingDefaults,
     /// Seed of the next text.
     pub seed: u64,
-    /// Most tokens; `None` for the context only.
+    /// Maximum tokens; `None` if only the context limits them.
     pub most: Option<usize>,
     /// Whether a loop ends the text: in chats without a limit.
     pub ends_loops: bool,
@@ -36,7 +36,7 @@ pub struct Settings {
     pub chat: bool,
     /// Whether the chat takes commands, so that `/set` is named instead of options.
     pub commands: bool,
-    /// Whether texts go on after an end-of-text token.
+    /// Whether texts continue after an end-of-text token.
     pub ignore_eos: bool,
     /// Whether each token's metrics are reported.
     pub details: bool,
@@ -67,7 +67,7 @@ impl Settings {
         }
     }
 
-    /// Those of a chat without options.
+    /// The defaults of a chat.
     #[cfg(test)]
     pub fn chat() -> Self {
         Self {
@@ -173,7 +173,7 @@ enum CutShort {
 /// Generates after `prompt`; streams the text unless it is printed as JSON.
 ///
 /// # Errors
-/// Those of the engine, and of standard output.
+/// Errors of the engine and of standard output.
 pub fn generate(
     engine: &mut Engine,
     sequence: &mut Sequence,
@@ -239,7 +239,7 @@ pub fn generate(
 /// The report of a text.
 ///
 /// # Errors
-/// Those of the forecast.
+/// Errors of the forecast.
 pub fn report(engine: &mut Engine, made: &Generated, how: &Settings) -> Result<Report, Failure> {
     let mut report = Report::new(engine, &made.generation, made.text.clone())?;
     report.sampling = Some(how.sampling_report(engine.text()));

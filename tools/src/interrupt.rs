@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use crate::tell::tell;
 use crate::terminal;
 
-/// What the signal handler uses.
+/// Data of the signal handler.
 struct HandlerState {
     /// Stop flag of the running command, if it can stop cleanly.
     flag: Option<Arc<AtomicBool>>,

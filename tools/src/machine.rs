@@ -1,4 +1,4 @@
-//! Measures the machine for the planner, where nothing was saved: compute rates, and the disk by a few reads of the model.
+//! Measures the machine for the planner if nothing is saved: compute rates, and the disk by a few reads of the model.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::MeasureMachineArgs;
 use crate::{Failure, print_json, progress};
 
-/// What was measured.
+/// Measured values.
 #[derive(Serialize, Deserialize)]
 struct MachineFacts {
     rates: Option<Rates>,
@@ -73,9 +73,9 @@ fn save_disk(profile: &DeviceProfile) {
     }
 }
 
-/// Measures what the plan of a model needs and was not measured on this machine yet, or under load: compute rates of its
-/// formats, and the disk under `file`. A child process does it, so that the memory used for measuring does not count
-/// towards the peak of this one.
+/// Measures what a model's plan needs, if it was not measured on this machine yet or only under load: compute rates of its
+/// formats, and the disk of `file`. A child process does so, so that the memory of measurements does not count towards this
+/// process's peak.
 ///
 /// # Errors
 /// Not enough memory.
@@ -174,7 +174,7 @@ fn brief(formats: &[DType], disk: Option<&Path>) -> Result<MachineFacts, Failure
         found.rates = Some(rates);
     }
     if let Some(path) = disk {
-        // An assumption takes its place; the plan says so.
+        // The plan assumes a value and says so.
         found.disk = reads(path)
             .map_err(|e| tracing::info!("the disk is not measured: {e}"))
             .ok();
@@ -202,8 +202,8 @@ fn reads(path: &Path) -> Result<DeviceProfile, ProfileError> {
     })
 }
 
-/// Measures compute rates; `saved` ones are kept where they are better or not measured now, unless only they were measured
-/// under load.
+/// Measures compute rates. Better or unmeasured ones are kept from `saved`, unless those were measured under load and the
+/// new ones were not.
 fn rates(effort: &Effort, saved: Option<Rates>) -> Result<Rates, Failure> {
     let steps = effort.counts(Machine::here().cores).len() * effort.formats.len();
     let bar = progress::steps("measuring", u64::from(effort.rounds) * steps as u64);

@@ -96,7 +96,7 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     engine
 }
 
-/// Where a person starts a program that can save what it finds, measures what a plan needs, the first time.
+/// Measures what a plan needs at the first start, if a person runs the program and the results can be saved.
 fn measure_for_people(model: &Model, io: IoChoice) -> Result<(), Failure> {
     if !std::io::stderr().is_terminal() || Rates::default_path().is_none() {
         return Ok(());

@@ -26,13 +26,13 @@ pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) 
         .log_internal_errors(false)
         .init();
     let done = known_isa().and_then(|()| work());
-    // Drivers that print when the program ends do so beside its output.
+    // Messages that drivers print at exit must not mix with this program's output.
     if std::io::stdout().flush().is_ok() {
         let _ = rustix::stdio::dup2_stdout(std::io::stderr());
     }
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has gone.
+        // The reader of the output has closed the pipe.
         Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let hint = failure.missing_file().map(suggest::near_file);

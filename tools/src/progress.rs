@@ -31,7 +31,7 @@ fn styled(total: u64, what: &str, template: &str) -> ProgressBar {
     bar
 }
 
-/// What takes no longer is not told where there is no bar.
+/// Without a terminal, shorter work is not reported.
 const MOMENT: Duration = Duration::from_secs(2);
 
 /// A progress bar that moves by itself until it is dropped.
@@ -51,8 +51,8 @@ impl Loading {
         })
     }
 
-    /// A line that says what is done and for how long, where its end is not known. If standard error is not a terminal, it
-    /// is written once, after a moment.
+    /// A line with the current work and its duration so far, for work of unknown length. If standard error is not a terminal,
+    /// it is written once, after a moment.
     pub fn waiting(what: &str) -> Self {
         let bar = styled(0, what, "{msg} {elapsed}");
         match bar.is_hidden() {
@@ -83,7 +83,7 @@ impl Loading {
             };
         }
         let (stop, stopped) = channel();
-        // Without a thread there is no bar.
+        // No bar if no thread is available.
         let thread = Builder::new().name("ember-progress".into());
         let thread = thread.spawn(move || {
             bar.tick();

@@ -1,9 +1,9 @@
 //! `emberflow prune-outliers`: copies a container with one scale per row and prunes outlier activations of layers.
 //!
-//! A layer whose outliers are pruned has nothing for the CPU to add beside a device (llm.npu, §3.3). Layers are pruned by
-//! their outliers' importance, least first: as many as the perplexity on a text allows. The bound holds on that text, as the
-//! perplexity of the chosen layers is measured, not estimated. It does not rise with every layer, as roundings fall by
-//! chance: a bisection may end far below the most layers, so the search goes down from all layers in steps before it bisects.
+//! In a pruned layer the CPU adds nothing to a device's products (llm.npu §3.3). Layers are pruned in the order of their
+//! outliers' importance, least important first, as far as the perplexity on a text allows. The perplexity of the chosen
+//! layers is measured, so the bound holds on that text. It is not monotonic in the number of layers, because rounding errors
+//! are random: plain bisection could end far below the maximum, so the search first goes down from all layers in steps.
 
 use std::io::Write;
 
@@ -22,10 +22,10 @@ use crate::tell::tell;
 use crate::text::{self, Tokens};
 use crate::{Failure, atomic, budget, print_json, progress};
 
-/// Fewer scored tokens bring a note: with 4,088 of them single layers of a model differed by 0.2 % by chance.
+/// Fewer scored tokens cause a warning: with 4,088 of them single layers of a model differed by 0.2 % by chance.
 const FEW: u64 = 4000;
 
-/// Steps from all layers down to none, before a step is bisected.
+/// Steps from all layers down to none before the bisection.
 const STEPS: usize = 8;
 
 /// Output of `prune-outliers --json`. Keys are a contract.
@@ -37,15 +37,15 @@ pub struct PrunedModel {
     pub pruned: usize,
     /// Perplexity on the text without pruning.
     pub perplexity: f64,
-    /// The same with these layers pruned.
+    /// Perplexity with these layers pruned.
     pub perplexity_pruned: f64,
-    /// How much it rises, in percent.
+    /// Increase in percent.
     pub loss_percent: f64,
-    /// How much it may rise, in percent.
+    /// Allowed increase in percent.
     pub bound_percent: f64,
-    /// Tokens on which it was measured.
+    /// Number of scored tokens.
     pub tokens: u64,
-    /// Class of numerics in which it was measured: `cpu`, or device and driver.
+    /// Numerics class of the measurement: `cpu`, or device and driver.
     pub numerics: String,
     /// All layers.
     pub layers: Vec<PrunedLayer>,
@@ -82,7 +82,7 @@ pub fn command(args: &PruneOutliersArgs) -> Result<(), Failure> {
             chosen.tokens
         ));
     }
-    // It may have been made meanwhile.
+    // Another process may have created the output by now.
     atomic::may_create(&args.output, args.force, &reads)?;
     write(args, &container, meta, &chosen)?;
     chosen.print(args.json)
@@ -275,7 +275,7 @@ fn in_class(numerics: &str) -> String {
     }
 }
 
-/// What `inspect` says of a container's pruned layers, of `of` layers.
+/// The line of `inspect` about a container's pruned layers, of `of` layers.
 pub fn summary(pruned: &Pruned, of: u32) -> String {
     format!(
         "pruned in {} of {of} layers: perplexity {:+.3} % (at most {} %) on {} tokens{}",

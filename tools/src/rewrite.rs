@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Failure, progress};
 
-/// What differs from the copied container; `None` stays as it is.
+/// Differences from the copied container; `None` copies the original.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Changed<'a> {
     /// The METADATA section.

@@ -1,4 +1,4 @@
-//! The terminal while the program computes: what is typed is not shown in the middle of the output, and waits for the
+//! The terminal during computation: typed input is not echoed into the output, and waits for the
 //! next prompt. The line mode of terminals, which cuts lines after 4095 bytes, is off.
 
 use std::io::{IsTerminal, stderr, stdin};

@@ -1,11 +1,11 @@
-//! Graphs that a provider has compiled, in files: an NPU's compiler may take most of a second for each.
+//! Files with compiled graphs: an NPU's compiler may take most of a second for one.
 //!
 //! ```text
-//! PROVIDER-DRIVER-GRAPH.onnx     compiled graph ‖ CRC-32        DRIVER, GRAPH: hashes of what decides on it
-//! PROVIDER-DRIVER-NOTE.onnx      nothing ‖ CRC-32               NOTE: hash of the graphs that a process has made and run
+//! PROVIDER-DRIVER-GRAPH.onnx     compiled graph ‖ CRC-32        DRIVER: hash of all versions, GRAPH: of the graph
+//! PROVIDER-DRIVER-NOTE.onnx      empty ‖ CRC-32                 NOTE: hash of graphs that a process has tried
 //! ```
 //!
-//! What cannot be read or written is compiled: a file only saves time.
+//! A file only saves time: if it cannot be read or written, the graph is compiled.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::driver::Fnv;
 
-/// Most bytes of a file that is read: graphs have no weights.
+/// Maximum size of a file in bytes; graphs contain no weights.
 const LARGEST: u64 = 64 << 20;
 
 /// A folder of compiled graphs of one provider.
@@ -26,7 +26,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Of a provider whose results and graphs depend on what `driver` names.
+    /// The cache of a provider. `driver` names all versions that its graphs depend on.
     pub fn new(folder: &Path, provider: &str, driver: &str) -> Self {
         let mut hash = Fnv::new();
         hash.add(driver.as_bytes());
@@ -45,18 +45,18 @@ impl Cache {
         self.folder.join(name)
     }
 
-    /// The compiled graph.
+    /// Reads a compiled graph.
     pub fn get(&self, graph: &[u8]) -> Option<Vec<u8>> {
         let path = self.path(graph);
-        let its = fs::metadata(&path).ok()?;
-        let mut bytes = (its.is_file() && its.len() <= LARGEST)
+        let metadata = fs::metadata(&path).ok()?;
+        let mut bytes = (metadata.is_file() && metadata.len() <= LARGEST)
             .then(|| fs::read(&path).ok())
             .flatten()?;
         let checksum = bytes.split_off(bytes.len().checked_sub(4)?);
         (crc32fast::hash(&bytes).to_le_bytes() == *checksum).then_some(bytes)
     }
 
-    /// Writes a compiled graph, and removes those of other drivers of the provider.
+    /// Writes a compiled graph, and removes the provider's graphs of other driver versions.
     pub fn put(&self, graph: &[u8], compiled: &[u8]) {
         let path = self.path(graph);
         let partial = path.with_extension(format!("{}.partial", std::process::id()));
@@ -76,27 +76,28 @@ impl Cache {
     }
 
     fn remove_others(&self) -> std::io::Result<()> {
-        let (all, own) = (
+        let (provider, driver) = (
             format!("{}-", self.provider),
             format!("{}-{}-", self.provider, self.driver),
         );
-        // The name of another provider may begin alike.
+        // Compared, because the name of one provider may be the beginning of another's.
         let len = self.path(&[]).file_name().map_or(0, |name| name.len());
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            // Of a process that ended while it wrote.
+            // Old partial files are left behind by processes that ended while writing.
             let age = entry
                 .metadata()?
                 .modified()
                 .ok()
                 .and_then(|time| time.elapsed().ok());
             let is_old = age.is_some_and(|age| age > Duration::from_secs(24 * 3600));
-            let is_its = |name: &str| {
-                let of_other = !name.starts_with(&own) && name.len() == len;
-                name.starts_with(&all) && (of_other || is_old && name.ends_with(".partial"))
+            let is_outdated = |name: &str| {
+                let other_driver = !name.starts_with(&driver) && name.len() == len;
+                name.starts_with(&provider)
+                    && (other_driver || is_old && name.ends_with(".partial"))
             };
-            if entry.file_name().to_str().is_some_and(is_its) {
-                // Another process may have removed it.
+            if entry.file_name().to_str().is_some_and(is_outdated) {
+                // An error may mean that another process has removed it.
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -125,13 +126,13 @@ mod tests {
             (None, b"of b".to_vec())
         );
         assert_eq!(other.get(b"a").unwrap(), b"of another");
-        // Damage is no graph.
+        // A damaged file is ignored.
         let path = new.path(b"b");
         fs::write(&path, b"of c\0\0\0\0").unwrap();
         assert_eq!(new.get(b"b"), None);
         fs::write(&path, b"of").unwrap();
         assert_eq!(new.get(b"b"), None);
-        // What is no file of a graph's size is none.
+        // So are folders and files that are too large.
         for odd in [b"d", b"e"] {
             let path = new.path(odd);
             match odd {
@@ -140,7 +141,7 @@ mod tests {
             }
             assert_eq!(new.get(odd), None);
         }
-        // Where nothing can be written nothing is.
+        // A folder that cannot be written is no error.
         Cache::new(&path, "qnn", "1").put(b"a", b"of a");
     }
 }

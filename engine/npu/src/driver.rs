@@ -1,4 +1,4 @@
-//! What decides on a provider's results besides ONNX Runtime's build: libraries of the provider and of the NPU's driver.
+//! Versions that a provider's results depend on: ONNX Runtime's build, the provider's libraries, the NPU's driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use crate::plugin;
 
-/// Libraries of NPU drivers, where distributions put them.
+/// Driver libraries of NPUs in the folders of distributions.
 const DRIVERS: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/libze_intel_npu.so.1",
     "/usr/lib/x86_64-linux-gnu/libze_intel_vpu.so.1",
@@ -14,22 +14,22 @@ const DRIVERS: [&str; 4] = [
     "/usr/lib64/libze_intel_vpu.so.1",
 ];
 
-/// What says which driver the kernel has.
+/// Files that identify the kernel's drivers.
 const KERNEL: [&str; 3] = [
     "/proc/sys/kernel/osrelease",
     "/sys/module/intel_vpu/srcversion",
     "/sys/module/amdxdna/srcversion",
 ];
 
-/// A name for the versions of all that decide on a provider's results and graphs: ONNX Runtime's build; the libraries in its
-/// folder and in QNN's, by name, length and time; those of drivers, and the kernel's drivers. Another name where one of them was
-/// replaced. The folder is not known of a library that the system's loader has found by name.
+/// Identifies everything that a provider's results and graphs depend on: ONNX Runtime's build, the libraries in its folder
+/// and in QNN's (name, length, time), driver libraries, and the kernel's drivers. If the system's loader has found the
+/// library by name, its folder is unknown and left out.
 pub(crate) fn versions(library: &Path, build: &str) -> String {
     let file = library.file_name().unwrap_or_default().display();
     format!("{file}, {build}, {}", driver(library))
 }
 
-/// A name for the versions of all files.
+/// Hash of all files.
 fn driver(library: &Path) -> String {
     let mut hash = Fnv::new();
     let plugin = plugin::path(library);
@@ -44,14 +44,15 @@ fn driver(library: &Path) -> String {
     files.sort();
     files.dedup();
     for file in files.iter().filter(|file| is_library(file)) {
-        // The file that a link leads to.
-        let Ok(found) = fs::metadata(file) else {
+        // Follows links.
+        let Ok(metadata) = fs::metadata(file) else {
             continue;
         };
         let since = |time: std::time::SystemTime| time.duration_since(UNIX_EPOCH).ok();
-        let time = found.modified().ok().and_then(since).unwrap_or_default();
+        let time = metadata.modified().ok().and_then(since);
+        let time = time.unwrap_or_default();
         hash.add(file.as_os_str().as_encoded_bytes());
-        hash.add(&found.len().to_le_bytes());
+        hash.add(&metadata.len().to_le_bytes());
         hash.add(&time.as_nanos().to_le_bytes());
     }
     for file in KERNEL {
@@ -60,7 +61,7 @@ fn driver(library: &Path) -> String {
     format!("driver {}", hash.hex())
 }
 
-/// Whether a file is a library, by its name.
+/// Whether a file name is that of a library.
 fn is_library(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     [".so", ".dylib", ".dll"]
@@ -68,7 +69,7 @@ fn is_library(path: &Path) -> bool {
         .any(|end| name.contains(end))
 }
 
-/// Fowler, Noll and Vo's hash, 1a.
+/// FNV-1a.
 pub(crate) struct Fnv(u64);
 
 impl Fnv {
@@ -107,7 +108,7 @@ mod tests {
         assert!(alone != first && first != second);
         fs::write(dir.path().join("notes.txt"), "bb").unwrap();
         assert_eq!(second, driver(&library));
-        // Not an error without a folder.
+        // A library without a folder is no error.
         assert_ne!(driver(Path::new("libonnxruntime.so")), second);
     }
 

@@ -1,20 +1,20 @@
-//! What goes wrong.
+//! Errors.
 
 use std::fmt;
 
-/// What an error is about.
+/// Kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// There is no library where it is looked for.
+    /// No library was found.
     Missing,
-    /// A program that is linked statically cannot load libraries.
+    /// A statically linked program cannot load libraries.
     Static,
-    /// A library, a provider or a driver that cannot be used, or that fails.
+    /// A library, provider or driver is unusable or failed.
     Broken,
 }
 
 impl Cause {
-    /// Its name, in lower case.
+    /// Lower-case name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -28,20 +28,20 @@ impl Cause {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
-    /// What it is about.
+    /// Kind of error.
     pub cause: Cause,
-    /// What failed, and what to do.
+    /// Message: the failure and the remedy.
     pub what: String,
 }
 
 impl Error {
-    /// Something that cannot be used, or that failed.
+    /// An error of kind [`Cause::Broken`].
     pub(crate) fn broken(what: impl Into<String>) -> Self {
         let (cause, what) = (Cause::Broken, what.into());
         Self { cause, what }
     }
 
-    /// An error of the library, in one line.
+    /// An error of the library; its message is joined to one line.
     pub(crate) fn of(e: impl fmt::Display) -> Self {
         let text = e.to_string();
         Self::broken(text.lines().collect::<Vec<_>>().join(" "))

@@ -1,40 +1,39 @@
 //! Static graphs of integer products.
 //!
 //! ```text
-//! weights [height, row bytes] i8 or u8   rows as they lie, each with its scales behind it
+//! weights [height, row bytes] i8 or u8   rows as stored, each followed by its scales
 //! tokens  [width, groups, 32] i8
 //! sums    [groups, height, width]   i32
 //!
 //! PER GROUP
-//! weights ─Slice─Reshape─Transpose─▶ [groups, height, bytes of a group] ─bytes or nibbles─▶ ┐
+//! weights ─Slice─Reshape─Transpose─▶ [groups, height, group bytes] ─bytes or nibbles──────▶ ┐
 //! tokens ───────────────Transpose──▶ [groups, 32, width] ──────────────────────────────────▶ MatMulInteger ─▶ sums
 //!
-//! PER ROW: a group less in all shapes, and [1, height, width] sums, or with outliers [2, height, width]
+//! PER ROW: shapes without the group dimension; sums [1, height, width], with outliers [2, height, width]
 //! weights ─Slice─bytes or nibbles─Reshape─▶ [height, groups · 32] ─────────────────────────▶ ┐
 //! tokens ─Reshape─Transpose───────────────▶ [groups · 32, width] ──────────────────────────▶ MatMulInteger ─▶ sums[0]
 //! outliers [height, count] i8 ─────────────────────────────────────────────────────────────▶ ┐
 //! picked   [width, count]  i8 ─Transpose──▶ [count, width] ────────────────────────────────▶ MatMulInteger ─▶ sums[1]
 //! ```
 //!
-//! A sum per row is what NPUs that know one scale per channel compute, and the output is as many times smaller as a row has
-//! groups.
+//! Sums by row suit NPUs with one scale per channel, and make the output smaller by the number of groups per row.
 //!
-//! Signed bytes are multiplied by signed bytes, and nibbles by signed bytes: kernels that multiply unsigned by signed bytes add
-//! pairs of products in 16 bits on some processors, which saturates, but not of nibbles.
+//! Bytes are signed on both sides. On some processors kernels for unsigned times signed bytes add pairs of products in 16
+//! bits, which saturate; products of nibbles do not, so nibbles are unsigned.
 
 use serde::{Deserialize, Serialize};
 
 use crate::onnx::{Attribute, Element, Graph};
 
-/// Elements of a group.
+/// Elements per group.
 pub(crate) const GROUP: usize = 32;
 
-/// How weights are stored.
+/// Storage of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Weights {
     /// Signed bytes.
     Bytes,
-    /// Nibbles that stand for numbers that are so much smaller; the low ones of a group's bytes come first.
+    /// Nibbles minus this offset. The low nibbles of a group's bytes are its first half.
     Nibbles(u8),
 }
 
@@ -46,7 +45,7 @@ impl Weights {
         }
     }
 
-    /// Bytes of a group.
+    /// Bytes per group.
     pub fn group_bytes(self) -> usize {
         match self {
             Self::Bytes => GROUP,
@@ -55,16 +54,16 @@ impl Weights {
     }
 }
 
-/// Which products are summed up.
+/// Range of sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Summed {
-    /// Those of each group.
+    /// One sum per group.
     ByGroup,
-    /// Those of a row, and apart from them those of so many outliers, which are inputs of their own.
+    /// One sum per row, and a second one of this number of outliers, if any; they are separate inputs.
     ByRow(usize),
 }
 
-/// What a graph computes with.
+/// Arithmetic of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Numbers {
     /// Integers: `MatMulInteger`.
@@ -73,36 +72,36 @@ pub(crate) enum Numbers {
     Floats(Floats),
 }
 
-/// Floats that products are computed in.
+/// Float type of products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Floats {
-    /// Of 32 bits, if the provider has no others.
+    /// 32 bits in the graph; the provider may still use fewer.
     Single,
-    /// Of 16 bits, whatever the provider has.
+    /// 16 bits.
     Half,
 }
 
-/// Rows of weights.
+/// Layout of rows and of their sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Form {
-    /// How they are stored.
+    /// Storage of weights.
     pub weights: Weights,
-    /// Which products are summed up.
+    /// Range of sums.
     pub summed: Summed,
-    /// Groups of a row.
+    /// Groups per row.
     pub groups: usize,
-    /// Bytes of a row, with what lies behind its groups.
+    /// Bytes per row, including those after its groups.
     pub row_bytes: usize,
 }
 
-/// The number of rows and of tokens of a graph.
+/// Size of a graph: rows (height) and tokens (width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
     pub height: usize,
     pub width: usize,
 }
 
-/// Which graph.
+/// Identifies a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub form: Form,
@@ -110,7 +109,7 @@ pub(crate) struct Key {
     pub numbers: Numbers,
 }
 
-/// Names of a graph's inputs and of its output.
+/// Names of a graph's inputs and output.
 pub(crate) const WEIGHTS: &str = "weights";
 pub(crate) const TOKENS: &str = "tokens";
 pub(crate) const OUTLIERS: &str = "outliers";
@@ -118,7 +117,7 @@ pub(crate) const PICKED: &str = "picked";
 pub(crate) const SUMS: &str = "sums";
 
 impl Form {
-    /// Sums of a row and a token.
+    /// Number of sums per row and token.
     pub fn sums(&self) -> usize {
         match self.summed {
             Summed::ByGroup => self.groups,
@@ -127,7 +126,7 @@ impl Form {
         }
     }
 
-    /// Outliers of a row.
+    /// Outliers per row.
     pub fn outliers(&self) -> usize {
         match self.summed {
             Summed::ByGroup => 0,
@@ -135,7 +134,7 @@ impl Form {
         }
     }
 
-    /// Adds a sum for each row, and one for its outliers.
+    /// Adds the nodes for sums by row, and for sums of outliers.
     pub(crate) fn by_row(&self, graph: Graph, Tile { height, width }: Tile) -> Graph {
         let (groups, count) = (self.groups, self.outliers());
         let (n, bytes) = (groups * GROUP, self.weights.group_bytes());
@@ -154,33 +153,38 @@ impl Form {
             .node("Reshape", &[TOKENS, "by token"], "whole", None)
             .node("Transpose", &["whole"], "x", permuted(&[1, 0]));
         let graph = match self.weights {
-            Weights::Bytes => graph.node("MatMulInteger", &["rows", "x"], "all", None),
-            Weights::Nibbles(less) => nibbles(
+            Weights::Bytes => graph.node("MatMulInteger", &["rows", "x"], "product", None),
+            Weights::Nibbles(offset) => nibbles(
                 graph.node("Reshape", &["rows", "by group"], "stored", None),
-                less,
+                offset,
             )
             .node("Reshape", &["w", "by row"], "matrix", None)
-            .node("MatMulInteger", &["matrix", "x", "less"], "all", None),
+            .node("MatMulInteger", &["matrix", "x", "offset"], "product", None),
         };
         if count == 0 {
-            return graph.node("Reshape", &["all", "one sum"], SUMS, None);
+            return graph.node("Reshape", &["product", "one sum"], SUMS, None);
         }
         graph
             .input(OUTLIERS, Element::I8, &[height, count])
             .input(PICKED, Element::I8, &[width, count])
             .node("Transpose", &[PICKED], "p", permuted(&[1, 0]))
-            .node("MatMulInteger", &[OUTLIERS, "p"], "of others", None)
-            .node("Reshape", &["all", "one sum"], "of rows", None)
-            .node("Reshape", &["of others", "one sum"], "of outliers", None)
+            .node("MatMulInteger", &[OUTLIERS, "p"], "outlier product", None)
+            .node("Reshape", &["product", "one sum"], "row sums", None)
+            .node(
+                "Reshape",
+                &["outlier product", "one sum"],
+                "outlier sums",
+                None,
+            )
             .node(
                 "Concat",
-                &["of rows", "of outliers"],
+                &["row sums", "outlier sums"],
                 SUMS,
                 Some(("axis", Attribute::Number(0))),
             )
     }
 
-    /// Adds a sum for each group.
+    /// Adds the nodes for sums by group.
     pub(crate) fn by_group(&self, graph: Graph, tile: Tile) -> Graph {
         let Self {
             weights,
@@ -204,19 +208,19 @@ impl Form {
             .node("Transpose", &[TOKENS], "x", permuted(&[1, 2, 0]));
         match weights {
             Weights::Bytes => graph.node("MatMulInteger", &["stored", "x"], SUMS, None),
-            Weights::Nibbles(less) => {
-                nibbles(graph, less).node("MatMulInteger", &["w", "x", "less"], SUMS, None)
+            Weights::Nibbles(offset) => {
+                nibbles(graph, offset).node("MatMulInteger", &["w", "x", "offset"], SUMS, None)
             }
         }
     }
 }
 
-/// Adds the nibbles `w` of `stored` bytes, by group in their order, and how much `less` they stand for.
-fn nibbles(graph: Graph, less: u8) -> Graph {
+/// Adds the nodes that unpack the bytes `stored` to nibbles `w`, group by group, and the constant `offset`.
+fn nibbles(graph: Graph, offset: u8) -> Graph {
     graph
         .byte("16", 16)
         .byte("4", 4)
-        .byte("less", less)
+        .byte("offset", offset)
         .node("Mod", &["stored", "16"], "low", None)
         .node(
             "BitShift",
@@ -232,7 +236,7 @@ fn nibbles(graph: Graph, less: u8) -> Graph {
         )
 }
 
-/// The attribute of a transposition.
+/// The attribute of `Transpose`.
 fn permuted<'a>(axes: &'a [u64]) -> Option<(&'static str, Attribute<'a>)> {
     Some(("perm", Attribute::Numbers(axes)))
 }

@@ -1,13 +1,13 @@
-//! Graphs of several experts in one run (NPUMoE, §4.2): a launch for all of them instead of one for each.
+//! Graphs of several experts (NPUMoE §4.2): one launch instead of one per expert.
 //!
 //! ```text
 //! expert 0   weights ‖ tokens [capacity, groups, 32] ─ nodes of `graph.rs` ─▶ sums
-//! expert 1   weights ‖ tokens                        ─ the same nodes      ─▶ sums          names begin with "1."
+//! expert 1   weights ‖ tokens                        ─ the same nodes      ─▶ sums          with the prefix "1."
 //! …
 //! ```
 //!
-//! Each expert has inputs of its own, so that its weights are read where they lie. A graph holds as many rows of each expert
-//! as the bytes of a run allow; there is none of a number of experts that saves no runs.
+//! Each expert has its own inputs, so its weights need no copy. A graph holds as many rows per expert as [`RUN_BYTES`]
+//! allows. Numbers of experts that save no runs get no graph.
 
 use std::array;
 use std::collections::HashMap;
@@ -20,33 +20,33 @@ use crate::graph::{Form, GROUP, Numbers, OUTLIERS, PICKED, SUMS, TOKENS, Tile, W
 use crate::onnx::Graph;
 use crate::tiles::RUN_BYTES;
 
-/// Numbers of experts that graphs have, the largest first.
+/// Experts per graph, in descending order.
 pub const GROUP_SIZES: [usize; 4] = [16, 8, 4, 1];
 
-/// Matrices of a form with `rows` rows each, and a graph's tokens of each.
+/// Shape of the experts of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupForm {
-    /// Form of the rows.
+    /// Layout of rows.
     pub form: Form,
-    /// Rows of an expert's matrix.
+    /// Rows of each expert's matrix.
     pub rows: usize,
-    /// Tokens of an expert.
+    /// Maximum tokens per expert.
     pub capacity: usize,
 }
 
-/// Which graph: experts, and rows of each.
+/// Size of a graph: experts, and rows of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GroupTile {
     pub experts: usize,
     pub height: usize,
 }
 
-/// What of a group was run.
+/// Counters of a group's runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupRuns {
     /// Runs of graphs.
     pub runs: u64,
-    /// Tokens of the graphs' experts, once for each expert of a group, with and without a token in them.
+    /// Token places of the experts in these graphs, used or padded, each counted once per expert.
     pub rows: u64,
 }
 
@@ -58,7 +58,7 @@ impl GroupForm {
         }
     }
 
-    /// The fewest parts that an expert's rows have in a graph of `experts` experts; `None` if no part fits.
+    /// Minimum number of runs for all rows in a graph of `experts` experts; `None` if not even 8 rows fit.
     fn parts(&self, experts: usize, numbers: Numbers) -> Option<usize> {
         let most = self.rows.div_ceil(8).max(1);
         let fits = |parts: &usize| {
@@ -68,12 +68,12 @@ impl GroupForm {
         (1..=most).find(fits)
     }
 
-    /// The graphs, by number of experts, the largest first; none if no expert fits.
+    /// The graphs in descending order of experts; empty if no expert fits.
     pub(crate) fn tiles(&self, numbers: Numbers) -> Vec<GroupTile> {
-        let mut all = Vec::new();
+        let mut tiles = Vec::new();
         let mut fewest = f64::INFINITY;
         if self.rows == 0 || self.capacity == 0 {
-            return all;
+            return tiles;
         }
         for experts in GROUP_SIZES.into_iter().rev() {
             let Some(parts) = self.parts(experts, numbers) else {
@@ -82,32 +82,32 @@ impl GroupForm {
             let runs = parts as f64 / experts as f64;
             if runs < fewest {
                 let height = self.rows.div_ceil(parts);
-                all.push(GroupTile { experts, height });
+                tiles.push(GroupTile { experts, height });
                 fewest = runs;
             }
         }
-        all.reverse();
-        all
+        tiles.reverse();
+        tiles
     }
 
-    /// The model of a graph; `None` if there is none with such numbers.
+    /// The ONNX model of a graph; `None` if these numbers do not support the form.
     pub(crate) fn model(&self, tile: GroupTile, numbers: Numbers) -> Option<Vec<u8>> {
-        let its = self.tile(tile.height);
+        let expert_tile = self.tile(tile.height);
         let mut experts = 0..tile.experts;
         let graph = experts.try_fold(Graph::new("experts"), |graph, expert| {
             let graph = graph.prefixed(prefix(expert));
-            self.form.added(graph, its, numbers)
+            self.form.added(graph, expert_tile, numbers)
         });
         graph.map(|graph| graph.model())
     }
 }
 
-/// Begins the names of an expert's values.
+/// Prefix of the names of an expert's values.
 fn prefix(expert: usize) -> String {
     format!("{expert}.")
 }
 
-/// Names of an expert's inputs and output in a graph.
+/// Names of an expert's inputs and output.
 pub(crate) struct ExpertNames {
     pub weights: String,
     pub tokens: String,
@@ -116,10 +116,10 @@ pub(crate) struct ExpertNames {
     pub sums: String,
 }
 
-/// Those of each expert of a graph, made once.
+/// Names for each expert of a graph, built once.
 pub(crate) static NAMES: LazyLock<[ExpertNames; GROUP_SIZES[0]]> = LazyLock::new(|| {
     array::from_fn(|expert| {
-        let name = |of: &str| prefix(expert) + of;
+        let name = |value: &str| prefix(expert) + value;
         ExpertNames {
             weights: name(WEIGHTS),
             tokens: name(TOKENS),
@@ -130,18 +130,18 @@ pub(crate) static NAMES: LazyLock<[ExpertNames; GROUP_SIZES[0]]> = LazyLock::new
     })
 });
 
-/// Divides `count` experts among graphs of so many each, the largest first: a graph that at least three quarters of its
-/// experts fill, else smaller ones. Calls `then` with the first expert and the graph.
+/// Divides `count` experts among graphs: the largest of which at least three quarters are used, else the smallest. Calls
+/// `then` with the first expert and the graph.
 pub(crate) fn pieces(count: usize, tiles: &[GroupTile], mut then: impl FnMut(usize, GroupTile)) {
-    let mut at = 0;
-    while at < count {
-        let left = count - at;
+    let mut first = 0;
+    while first < count {
+        let left = count - first;
         let filled = |tile: &&GroupTile| 4 * left >= 3 * tile.experts;
         let Some(&tile) = tiles.iter().find(filled).or(tiles.last()) else {
             return;
         };
-        then(at, tile);
-        at += tile.experts;
+        then(first, tile);
+        first += tile.experts;
     }
 }
 
@@ -153,16 +153,16 @@ pub(crate) struct Lens {
 }
 
 impl Lens {
-    pub fn of(of: GroupForm, tile: GroupTile, numbers: Numbers) -> Self {
-        let count = of.form.outliers();
+    pub fn of(group: GroupForm, tile: GroupTile, numbers: Numbers) -> Self {
+        let count = group.form.outliers();
         let [row, token] = match numbers {
-            Numbers::Integers => [of.form.row_bytes, of.form.groups * GROUP],
-            Numbers::Floats(_) => [of.form.float_row_bytes(); 2],
+            Numbers::Integers => [group.form.row_bytes, group.form.groups * GROUP],
+            Numbers::Floats(_) => [group.form.float_row_bytes(); 2],
         };
         Self {
             rows: tile.height * row,
-            tokens: of.capacity * token,
-            outliers: [tile.height, of.capacity].map(|items| items * count),
+            tokens: group.capacity * token,
+            outliers: [tile.height, group.capacity].map(|items| items * count),
         }
     }
 }
@@ -213,12 +213,12 @@ mod tests {
             rows in 1usize..3000,
             capacity in prop::sample::select(vec![16usize, 32, 64, 128, 256, 512]),
         ) {
-            let of = form(groups, nibbles, summed, rows, capacity);
-            let tiles = of.tiles(numbers);
-            prop_assert_eq!(of.parts(1, numbers).is_none(), tiles.is_empty());
+            let group = form(groups, nibbles, summed, rows, capacity);
+            let tiles = group.tiles(numbers);
+            prop_assert_eq!(group.parts(1, numbers).is_none(), tiles.is_empty());
             let mut before = 0.0;
             for tile in tiles {
-                let bytes = tile.experts * of.form.bytes(of.tile(tile.height), numbers);
+                let bytes = tile.experts * group.form.bytes(group.tile(tile.height), numbers);
                 prop_assert!(bytes <= RUN_BYTES, "{:?}", tile);
                 let runs = rows.div_ceil(tile.height) as f64 / tile.experts as f64;
                 prop_assert!(runs > before, "{:?}", tile);
@@ -246,24 +246,24 @@ mod tests {
 
     #[test]
     fn nearly_full_graphs_are_taken() {
-        let of = form(8, false, Summed::ByGroup, 160, 64);
-        let tiles = of.tiles(Numbers::Integers);
-        let all: Vec<_> = tiles
+        let group = form(8, false, Summed::ByGroup, 160, 64);
+        let tiles = group.tiles(Numbers::Integers);
+        let shapes: Vec<_> = tiles
             .iter()
             .map(|tile| [tile.experts, tile.height])
             .collect();
-        assert_eq!(all, [[8, 160], [4, 160], [1, 160]]);
-        let of = |count| {
+        assert_eq!(shapes, [[8, 160], [4, 160], [1, 160]]);
+        let experts_by_graph = |count| {
             let mut sizes = Vec::new();
             pieces(count, &tiles, |_, tile| sizes.push(tile.experts));
             sizes
         };
-        assert_eq!(of(1), [1]);
-        assert_eq!(of(2), [1, 1]);
-        assert_eq!(of(3), [4]);
-        assert_eq!(of(5), [4, 1]);
-        assert_eq!(of(6), [8]);
-        assert_eq!(of(12), [8, 4]);
-        assert_eq!(of(0), []);
+        assert_eq!(experts_by_graph(1), [1]);
+        assert_eq!(experts_by_graph(2), [1, 1]);
+        assert_eq!(experts_by_graph(3), [4]);
+        assert_eq!(experts_by_graph(5), [4, 1]);
+        assert_eq!(experts_by_graph(6), [8]);
+        assert_eq!(experts_by_graph(12), [8, 4]);
+        assert_eq!(experts_by_graph(0), []);
     }
 }

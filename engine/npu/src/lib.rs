@@ -1,17 +1,17 @@
-//! Exact integer products on an NPU, by ONNX Runtime: sums of groups of 32 weights and activations, or of whole rows.
+//! Exact integer products on an NPU through ONNX Runtime, summed by groups of 32 or by whole rows.
 //!
 //! ```text
-//! sum[g][row][token] = Σ_j  weight[row][g][j] · activation[token][g][j]        |sum| < 2^24, so any order gives it
-//! sum[0][row][token] = Σ_j  weight[row][j] · activation[token][j]              as i32, likewise
-//! sum[1][row][token] = Σ_k  outlier[row][k] · picked[token][k]
+//! BY GROUP  sum[g][row][token] = Σ_j  weight[row][g][j] · activation[token][g][j]     i32, |sum| < 2^24
+//! BY ROW    sum[0][row][token] = Σ_j  weight[row][j] · activation[token][j]           i32
+//!           sum[1][row][token] = Σ_k  outlier[row][k] · picked[token][k]              i32
 //! ```
 //!
-//! NPUs compute static graphs: there is one for each of some numbers of rows and tokens (`tiles.rs`, after HeteroInfer,
-//! §4.1), and what is left is padded. Weights are inputs of a graph, so that rows which come from flash are read where they
-//! are. Scales are the caller's: they are floats, of which no two processors have the same sums.
+//! NPUs compute static graphs, so there is one graph per tile size (rows × tokens; `tiles.rs`, after HeteroInfer §4.1), and
+//! smaller tiles are padded. Weights are inputs of a graph, so rows from flash need no copy. The caller applies scales: sums
+//! of floats differ between processors.
 //!
-//! The library is looked for when an NPU is asked for (`library.rs`). Apart from the provider `cpu` nothing is left to the
-//! library's own kernels: a graph that a provider does not take as a whole is an error.
+//! The library is loaded at the first request for an NPU (`library.rs`). A graph that a provider cannot compute as a whole
+//! is an error; only the provider `cpu` uses ONNX Runtime's own kernels.
 
 mod cache;
 mod driver;
@@ -40,5 +40,5 @@ pub use provider::Provider;
 pub use tiles::{RUN_BYTES, WIDTHS};
 pub use wanted::Wanted;
 
-/// Tells versions of the graphs from each other.
+/// Version of the graphs.
 pub const GRAPHS: u32 = 4;

@@ -1,4 +1,4 @@
-//! The ONNX Runtime library: where it is, and its environment, made once.
+//! Search for ONNX Runtime, and its environment, of which a process has one.
 
 use std::ffi::OsStr;
 use std::panic::catch_unwind;
@@ -9,42 +9,41 @@ use ort::environment::Environment;
 
 use crate::error::{Cause, Error};
 
-/// Variables that name the library or its folder. The first that is set counts, and nothing else is tried.
+/// Environment variables that name the library or its folder. The first that is set replaces the search.
 const VARIABLES: [&str; 2] = ["EMBERFLOW_ONNXRUNTIME", "ORT_DYLIB_PATH"];
 
-/// Names of the library that the system's loader may know.
+/// File names for the system's loader.
 #[cfg(target_vendor = "apple")]
 const NAMES: [&str; 1] = ["libonnxruntime.dylib"];
 #[cfg(not(target_vendor = "apple"))]
 const NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
 
-/// Where a library may be within the folders of Python, and how folders and files begin.
+/// Folders of Python's packages, and prefixes of names in them.
 const PYTHON: &str = "python3";
 const PACKAGES: [&str; 2] = ["site-packages", "dist-packages"];
 const IN_WHEEL: &str = "onnxruntime/capi";
 const PREFIX: &str = "libonnxruntime.";
 
-/// What to do where there is none.
+/// Advice if there is no library.
 const ADVICE: &str = "`pip install onnxruntime` (onnxruntime-openvino or onnxruntime-qnn for those NPUs), or set \
                       EMBERFLOW_ONNXRUNTIME to the path of libonnxruntime.so";
 
-/// A library that is loaded; it stays.
+/// A loaded library; it is never unloaded.
 #[derive(Clone)]
 pub(crate) struct Library {
     pub path: PathBuf,
-    /// What it says of its build.
+    /// Build, by git commit.
     pub build: String,
     pub environment: Environment,
 }
 
-/// The library, once it was found: a process has one. Or why the one that was loaded cannot be used; another would not be
-/// loaded after it.
+/// The loaded library, or why it cannot be used. A process loads one; after a failure no other can be loaded.
 static LIBRARY: Mutex<Option<Result<Library, Error>>> = Mutex::new(None);
 
-/// The library, found and loaded at the first call: if there are several, one with `wanted` files.
+/// Finds and loads the library at the first call. Libraries that satisfy `wanted` are preferred.
 ///
 /// # Errors
-/// There is none, it is too old or damaged, or this program cannot load libraries.
+/// No library, one that is too old or damaged, or a statically linked program.
 pub(crate) fn library(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     match &*library {
@@ -53,10 +52,10 @@ pub(crate) fn library(wanted: &dyn Fn(&Path) -> bool) -> Result<Library, Error> 
     }
 }
 
-/// Loads the first of the candidates that is a library of a version that is known; or the error that stays.
+/// Loads the first candidate of a supported version. The inner error is final: a library was loaded but is unusable.
 ///
 /// # Errors
-/// None of them was loaded.
+/// No candidate could be loaded.
 fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Result<Library, Error>, Error> {
     if cfg!(target_feature = "crt-static") {
         return Err(Error {
@@ -69,13 +68,13 @@ fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Result<Library, Error>, Error>
     let (mut why, mut cause, mut old) = (Vec::new(), Cause::Missing, None);
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     for path in first(wanted, candidates(&variable)?) {
-        // A library without the interface of its version is a panic there, after which nothing else can be loaded.
+        // ort panics if the library lacks the interface of its version; after that it can load no other.
         let Ok(loaded) = catch_unwind(|| loaded(&path)) else {
             return Ok(Err(without_interface(&path)));
         };
         match loaded {
             Ok(library) => {
-                tracing::debug!(path = %path.display(), build = library.as_ref().map_or("", |of| &of.build), "ONNX Runtime");
+                tracing::debug!(path = %path.display(), build = library.as_ref().map_or("", |library| &library.build), "ONNX Runtime");
                 return Ok(library);
             }
             Err(e) => {
@@ -99,7 +98,7 @@ fn load(wanted: &dyn Fn(&Path) -> bool) -> Result<Result<Library, Error>, Error>
     Err(Error { cause, what })
 }
 
-/// Loads a library and makes its environment.
+/// Loads a library and creates its environment.
 fn loaded(path: &Path) -> Result<Result<Library, Error>, ort::LoadDynamicError> {
     let named = ort::init_from(path)?.with_name("emberflow");
     let environment = named.with_telemetry(false).build().map_err(Error::of);
@@ -110,7 +109,7 @@ fn loaded(path: &Path) -> Result<Result<Library, Error>, ort::LoadDynamicError> 
     }))
 }
 
-/// The error of a file that was loaded and has nothing of ONNX Runtime.
+/// The error for a loaded library without ONNX Runtime's interface.
 fn without_interface(path: &Path) -> Error {
     Error::broken(format!(
         "{} does not give the interface of ONNX Runtime 1.{}: it is damaged, or another library; {ADVICE}",
@@ -119,7 +118,7 @@ fn without_interface(path: &Path) -> Error {
     ))
 }
 
-/// The error of a library that is too old.
+/// The message for a library that is too old.
 fn too_old(e: &ort::LoadDynamicError) -> Option<String> {
     match e {
         ort::LoadDynamicError::BadVersion { version_str, path } => Some(format!(
@@ -132,28 +131,28 @@ fn too_old(e: &ort::LoadDynamicError) -> Option<String> {
     }
 }
 
-/// Whether there is no such file, rather than one that cannot be used.
+/// Whether the file does not exist (rather than being unusable).
 fn is_missing(e: &ort::LoadDynamicError) -> bool {
     matches!(e, ort::LoadDynamicError::Dlopen { path, .. } if !path.exists())
 }
 
-/// Why a library was not loaded, with what the system's loader says.
+/// Why a library was not loaded, with the message of the system's loader.
 fn reason(e: &ort::LoadDynamicError) -> String {
-    let of_loader = match e {
+    let source = match e {
         ort::LoadDynamicError::Dlopen { error, .. } => std::error::Error::source(error),
         _ => None,
     };
-    of_loader.map_or_else(|| e.to_string(), ToString::to_string)
+    source.map_or_else(|| e.to_string(), ToString::to_string)
 }
 
-/// Which build a library is, from what it says: `ORT Build Info: git-branch=…, git-commit-id=…, …`.
+/// The build, parsed from `ORT Build Info: git-branch=…, git-commit-id=…, …`.
 fn build(info: &str) -> String {
     let commit = info.split("git-commit-id=").nth(1);
     let commit = commit.and_then(|rest| rest.split([',', ' ']).next());
     format!("build {}", commit.unwrap_or("unknown"))
 }
 
-/// The candidates, those with wanted files before others.
+/// The candidates, those that satisfy `wanted` first.
 fn first(wanted: &dyn Fn(&Path) -> bool, mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
     candidates.sort_by_cached_key(|path| !wanted(path));
     candidates
@@ -176,12 +175,12 @@ fn candidates(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Vec<PathBuf>
         .filter_map(|name| variable(name))
         .chain(home)
         .chain(["/usr/local", "/usr"].map(PathBuf::from));
-    let mut all: Vec<PathBuf> = prefixes.flat_map(|prefix| in_python(&prefix)).collect();
-    all.extend(NAMES.map(PathBuf::from));
-    Ok(all)
+    let mut paths: Vec<PathBuf> = prefixes.flat_map(|prefix| in_python(&prefix)).collect();
+    paths.extend(NAMES.map(PathBuf::from));
+    Ok(paths)
 }
 
-/// The libraries that a variable names by its value.
+/// The libraries named by a variable.
 fn named(variable: &str, path: PathBuf) -> Result<Vec<PathBuf>, Error> {
     let missing = |what: String| Error {
         cause: Cause::Missing,
@@ -190,7 +189,7 @@ fn named(variable: &str, path: PathBuf) -> Result<Vec<PathBuf>, Error> {
              `pip install onnxruntime`"
         ),
     };
-    // A name alone is the loader's to find.
+    // The system's loader searches for a bare name.
     if !path.exists() && path.components().count() > 1 {
         let path = path.display();
         return Err(missing(format!("{path}, which does not exist")));
@@ -198,19 +197,19 @@ fn named(variable: &str, path: PathBuf) -> Result<Vec<PathBuf>, Error> {
     if !path.is_dir() {
         return Ok(vec![path]);
     }
-    // A package's folder, or the one that packages are in, stands for that of its library.
+    // The folder of the library, of its package, or of all packages.
     let folders = [path.clone(), path.join("capi"), path.join(IN_WHEEL)];
     let found = folders.iter().map(|folder| libraries(folder));
     found
         .into_iter()
-        .find(|all| !all.is_empty())
+        .find(|libraries| !libraries.is_empty())
         .ok_or_else(|| {
             let path = path.display();
             missing(format!("the folder {path}, which has no {PREFIX}*"))
         })
 }
 
-/// The libraries in packages of Python under a prefix.
+/// The libraries in Python's packages under a prefix.
 fn in_python(prefix: &Path) -> Vec<PathBuf> {
     let versions = entries(&prefix.join("lib"), PYTHON);
     let folders = versions.iter().flat_map(|version| {
@@ -225,7 +224,7 @@ fn libraries(folder: &Path) -> Vec<PathBuf> {
     entries(folder, PREFIX)
 }
 
-/// Entries of a folder whose names begin so, in their order.
+/// Entries of a folder whose names start with `prefix`, sorted.
 fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(found) = std::fs::read_dir(folder) else {
         return Vec::new();
@@ -259,7 +258,7 @@ mod tests {
             let value = value.to_path_buf();
             candidates(&move |asked| (asked == name).then(|| value.clone()))
         };
-        // Nothing but what a variable names is tried.
+        // A variable replaces the search.
         let only = vec![library.clone()];
         assert_eq!(with("ORT_DYLIB_PATH", &library).unwrap(), only);
         for folder in wheel.ancestors().take(3) {
@@ -279,7 +278,7 @@ mod tests {
                 "{empty}"
             );
         }
-        // Without, a package comes before what the system has.
+        // Otherwise packages precede the system's library.
         let found = with("VIRTUAL_ENV", dir.path()).unwrap();
         assert_eq!(found[0], library);
         assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
@@ -287,11 +286,11 @@ mod tests {
         assert!(found.ends_with(&NAMES.map(PathBuf::from)), "{found:?}");
     }
 
-    /// The package of a virtual environment may lack a provider that the user's own packages have.
+    /// A virtual environment may lack a provider that the user's packages have.
     #[test]
     fn a_library_with_the_wanted_files_comes_first() {
         let dir = tempfile::tempdir().unwrap();
-        let of = |prefix: &str| {
+        let install = |prefix: &str| {
             let lib = dir.path().join(prefix).join("lib/python3.12/site-packages");
             let wheel = lib.join(IN_WHEEL);
             std::fs::create_dir_all(&wheel).unwrap();
@@ -299,7 +298,7 @@ mod tests {
             std::fs::write(&library, "").unwrap();
             library
         };
-        let [plain, other] = ["env", "home/.local"].map(of);
+        let [plain, other] = ["env", "home/.local"].map(install);
         std::fs::write(other.with_file_name("libonnx_other.so"), "").unwrap();
         let variable = |name: &str| match name {
             "VIRTUAL_ENV" => Some(dir.path().join("env")),
@@ -307,9 +306,9 @@ mod tests {
             _ => None,
         };
         let found = |wanted: &dyn Fn(&Path) -> bool| {
-            let all = first(wanted, candidates(&variable).unwrap());
-            assert!(all.ends_with(&NAMES.map(PathBuf::from)), "{all:?}");
-            all[..2].to_vec()
+            let paths = first(wanted, candidates(&variable).unwrap());
+            assert!(paths.ends_with(&NAMES.map(PathBuf::from)), "{paths:?}");
+            paths[..2].to_vec()
         };
         let other_file = |path: &Path| path.with_file_name("libonnx_other.so").is_file();
         assert_eq!(found(&other_file), [other.clone(), plain.clone()]);
@@ -317,7 +316,7 @@ mod tests {
         assert_eq!(found(&|_| false), [plain, other]);
     }
 
-    /// A library that is there and too old is not one that was not found.
+    /// A library that is too old is not reported as missing.
     #[test]
     fn a_library_that_is_too_old_is_named_with_both_versions() {
         let e = ort::LoadDynamicError::BadVersion {

@@ -1,4 +1,4 @@
-//! A provider, and the sessions that compute its graphs.
+//! An open provider with its graphs.
 
 mod groups;
 mod tensors;
@@ -31,21 +31,21 @@ use crate::tiles::TimedTiles;
 use crate::trial::Trial;
 use crate::wanted::Wanted;
 
-/// The library of this machine.
+/// ONNX Runtime on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Its path.
+    /// Path of the library.
     pub path: String,
-    /// Its build.
+    /// Build of the library.
     pub build: String,
-    /// Whether it has the provider that is wanted.
+    /// Whether it has the requested provider.
     pub has_provider: bool,
 }
 
-/// Loads the library, one with a provider if there are several, and says whether it has that.
+/// Loads ONNX Runtime, if possible with the provider, and says whether it has it.
 ///
 /// # Errors
-/// There is none that can be used: what to install. Or it cannot load the provider.
+/// No usable library (with what to install), or a provider that cannot be loaded.
 pub fn list(wanted: Provider) -> Result<Listed, Error> {
     let library = library(&|path| wanted.is_beside(path))?;
     Ok(Listed {
@@ -55,22 +55,22 @@ pub fn list(wanted: Provider) -> Result<Listed, Error> {
     })
 }
 
-/// Timed runs of a graph, of which the fastest counts.
+/// Timed runs per graph; the fastest counts.
 const RUNS: usize = 3;
 
-/// Rows or tokens that a run could compute in the time that launching it takes, where times must not decide.
+/// Assumed cost of a launch in rows or tokens, for providers whose division must not depend on times.
 const FIXED: f64 = 32.0;
 
-/// Largest deviation of sums in floats of 16 bits, as a share of the largest: some units of 2^-11 for each of some hundred
-/// additions in another order. Broken ones are off by about the largest.
+/// Maximum error of sums in 16-bit floats, relative to the largest sum: some units of 2^-11 for each of some hundred
+/// additions. Broken kernels are off by about the largest sum.
 const HALVES_APART: f64 = 1.0 / 64.0;
 
-/// A graph that returned other sums than those of integers.
+/// The error for a graph with wrong sums.
 fn wrong_sums(provider: Provider) -> Error {
     Error::broken(format!("the provider {provider} computes wrong sums"))
 }
 
-/// Whole sums that came out, `count` of each; those of graphs of floats in `buffer`.
+/// The integer sums of a graph's output for `count` (row, token) pairs; those of float graphs are put in `buffer`.
 fn whole<'a>(
     form: Form,
     numbers: Numbers,
@@ -97,34 +97,37 @@ fn whole<'a>(
     }
 }
 
-/// A provider, and the graphs that it has.
+/// An open provider with its graphs.
 pub struct Npu {
     library: Library,
     provider: Provider,
-    /// Where compiled graphs are.
+    /// Files with compiled graphs.
     cache: Option<Cache>,
-    /// What the graphs of a form compute with.
+    /// Arithmetic of the graphs of each prepared form.
     numbers: HashMap<Form, Numbers>,
     sessions: HashMap<Key, Session>,
-    /// Times of graphs, also of those that were given back.
+    /// Times of graphs, kept after the graphs are freed.
     times: HashMap<(Form, Numbers), TimedTiles>,
-    /// Those of which a graph returned other sums than those of integers.
+    /// Forms of which a graph was within tolerance but not exact.
     inexact: HashSet<(Form, Numbers)>,
     groups: GroupSessions,
     /// Graphs that failed in another process.
     given_up: HashSet<Wanted>,
-    /// Called whenever a graph was compiled or tried.
+    /// Called after each compilation and each trial of a graph.
     progress: fn(),
     compiled: u64,
     runs: u64,
-    /// Operands of a short tile, padded.
+    /// Padded rows of a short tile.
     rows: Vec<u8>,
+    /// Padded tokens of a short tile.
     tokens: Vec<i8>,
+    /// Padded outliers of a short tile, and their activations.
     outliers: [Vec<i8>; 2],
-    /// Tokens and what they meet of outliers by channel, and whole sums, for graphs of floats.
+    /// For float graphs: transposed tokens, and transposed activations of outlier channels.
     across: [Vec<i8>; 2],
-    /// Which tokens these are, for graphs of which width.
+    /// Tokens in `across`, and the width that they are padded to.
     placed: Option<(Range<usize>, usize)>,
+    /// For float graphs: integer sums.
     sums: Vec<i32>,
 }
 
@@ -132,7 +135,7 @@ impl Npu {
     /// Opens a provider.
     ///
     /// # Errors
-    /// There is no library, or it does not have the provider: what to install.
+    /// No library, or one without the provider, with what to install.
     pub fn open(provider: Provider) -> Result<Self, Error> {
         let library = library(&|path| provider.is_beside(path))?;
         if !provider.is_available(&library)? {
@@ -169,30 +172,30 @@ impl Npu {
         })
     }
 
-    /// The same with a folder for graphs that it has compiled, if it has a compiler: they are of use as long as the
-    /// [`versions`](Self::versions) are the same.
+    /// Saves compiled graphs in a folder, if the provider has a compiler. They are valid as long as
+    /// [`versions`](Self::versions) does not change.
     #[must_use]
     pub fn with_cache(self, folder: Option<&Path>) -> Self {
         let folder = folder.filter(|_| self.provider.compiles());
-        let cache = folder.map(|at| Cache::new(at, self.provider.name(), &self.versions()));
+        let cache = folder.map(|path| Cache::new(path, self.provider.name(), &self.versions()));
         Self { cache, ..self }
     }
 
-    /// The same, which calls `progress` whenever a graph was compiled or tried.
+    /// Calls `progress` after each compilation and each trial of a graph.
     #[must_use]
     pub fn telling(self, progress: fn()) -> Self {
         Self { progress, ..self }
     }
 
-    /// Name of the library, its build, and a name for the versions of all other libraries and drivers.
+    /// Identifies the library, its build, and the versions of all other libraries and drivers.
     pub fn versions(&self) -> String {
         versions(&self.library.path, &self.library.build)
     }
 
-    /// Whether it takes graphs of integers, so that it knows sums by group; found out with a small one.
+    /// Whether the provider supports integer graphs, and with them sums by group. Compiles a small one to find out.
     ///
     /// # Errors
-    /// The provider does not start, as without its device or driver.
+    /// The provider does not start, for example without its device or driver.
     pub fn knows_integers(&self) -> Result<bool, Error> {
         let form = Form {
             weights: Weights::Bytes,
@@ -220,33 +223,32 @@ impl Npu {
         })
     }
 
-    /// Whether all graphs for rows that are prepared returned the sums of integers when they were tried.
+    /// Whether all prepared graphs for rows returned exact sums in their trials.
     pub fn is_exact(&self) -> bool {
         let exact = |(&form, &numbers)| !self.inexact.contains(&(form, numbers));
         self.numbers.iter().all(exact)
     }
 
-    /// Whose graphs these are.
+    /// The provider.
     pub fn provider(&self) -> Provider {
         self.provider
     }
 
-    /// Graphs compiled so far.
+    /// Number of graphs compiled so far.
     pub fn compiled(&self) -> u64 {
         self.compiled
     }
 
-    /// Graphs run so far, besides those that were timed.
+    /// Number of runs so far, without timed ones.
     pub fn runs(&self) -> u64 {
         self.runs
     }
 
-    /// Makes the graphs for rows of a form, unless there are some: of all sizes, so that none is compiled while a token is
-    /// computed (PowerInfer-2 §4.1.3 makes that of the next batch size ready during attention). Takes the time of each, unless
-    /// it is known.
+    /// Compiles and times the graphs of a form, unless it is prepared. All sizes are compiled now, so that none is compiled
+    /// while a token waits (PowerInfer-2 §4.1.3 prepares the next batch size during attention).
     ///
     /// # Errors
-    /// The provider does not take one as a whole, or has no memory for it.
+    /// The provider cannot compute a graph as a whole, or has no memory for it.
     pub fn prepare(&mut self, form: Form) -> Result<(), Error> {
         if self.numbers.contains_key(&form) {
             return Ok(());
@@ -271,7 +273,7 @@ impl Npu {
         Err(refused.unwrap_or_else(|| Error::broken("no graphs")))
     }
 
-    /// Makes the graphs for rows of a form with such numbers, and takes their times unless they are known.
+    /// Compiles the graphs of a form with the given numbers, and times them unless their times are known.
     fn prepare_with(&mut self, form: Form, numbers: Numbers) -> Result<(), Error> {
         for tile in form.tiles(numbers) {
             let graph = form.added(Graph::new("sums"), tile, numbers).ok_or_else(|| {
@@ -309,8 +311,8 @@ impl Npu {
         Ok(())
     }
 
-    /// Seconds of a run of a graph, the fastest of some, whose sums are those of integers. Of a provider that may compute with
-    /// floats of 16 bits sums may be apart, and the number is always the same, so that no text depends on times.
+    /// Checks a graph's sums and returns the seconds of its fastest run. For a provider that may compute in 16-bit floats,
+    /// sums may differ a little and the time is a formula, so that no text depends on measurements.
     fn tried(&mut self, key: Key) -> Result<f64, Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         self.placed = None;
@@ -337,14 +339,14 @@ impl Npu {
         Ok(best)
     }
 
-    /// Gives all graphs back.
+    /// Frees all graphs.
     pub fn clear(&mut self) {
         self.sessions.clear();
         self.numbers.clear();
         self.groups.clear();
     }
 
-    /// The session of a graph that is compiled, or that is a file's.
+    /// Creates the session of a graph from the cache, or compiles and caches it.
     fn compiled_session(&self, model: &[u8]) -> Result<Session, Error> {
         let Some(cache) = &self.cache else {
             return self.session(model);
@@ -362,7 +364,7 @@ impl Npu {
         };
         let compiled = match compile() {
             Ok(compiled) => compiled,
-            // It may not know how, and what it refuses is told without a file.
+            // The provider may not support saving; compiling without a file reports other errors.
             Err(error) => {
                 tracing::debug!(%error, "a compiled graph cannot be saved");
                 return self.session(model);
@@ -383,33 +385,33 @@ impl Npu {
         })
     }
 
-    /// What sessions are made by.
+    /// Builder of sessions of this provider.
     fn builder(&self) -> Result<SessionBuilder, Error> {
         let builder = Session::builder(&self.library.environment).map_err(Error::of)?;
-        // What it refuses is an error of this program, with what it says.
+        // Failures are returned as errors with ONNX Runtime's message, so it need not log them.
         let builder = builder.with_log_level(LogLevel::Fatal).map_err(Error::of)?;
         let builder = builder.with_intra_threads(1).map_err(Error::of)?;
-        // Threads that spin take the cores of those that compute.
+        // Spinning threads would take cores from computing ones.
         let builder = builder.with_intra_op_spinning(false).map_err(Error::of)?;
         let builder = builder.with_inter_op_spinning(false).map_err(Error::of)?;
         self.provider.register(builder, &self.library)
     }
 
-    /// Multiplies rows with tokens: calls `then` with the sums of tile after tile.
+    /// Multiplies rows with tokens, and calls `then` with the sums of each tile.
     ///
     /// # Errors
-    /// The form is not prepared, lengths do not fit it, or the provider fails.
+    /// The form is not prepared, lengths do not match, or the provider fails.
     pub fn multiply(
         &mut self,
         form: Form,
-        of: Operands<'_>,
+        operands: Operands<'_>,
         mut then: impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
-        let [height, width] = of
+        let [height, width] = operands
             .counts(form)
             .ok_or_else(|| Error::broken("rows and tokens of other lengths than the graphs'"))?;
         let numbers = self.numbers.get(&form).copied();
-        let times = numbers.and_then(|of| self.times.get(&(form, of)).cloned());
+        let times = numbers.and_then(|numbers| self.times.get(&(form, numbers)).cloned());
         let (numbers, times) =
             (numbers.zip(times)).ok_or_else(|| Error::broken("such rows are not prepared"))?;
         self.placed = None;
@@ -424,7 +426,7 @@ impl Npu {
                         numbers,
                     },
                     place,
-                    of,
+                    operands,
                     &mut then,
                 );
             }
@@ -432,17 +434,23 @@ impl Npu {
         result
     }
 
-    /// Puts some tokens, and what they meet of outliers, by channel, as graphs of floats for `width` tokens read them.
-    fn put_across(&mut self, form: Form, of: Operands<'_>, tokens: &Range<usize>, width: usize) {
-        let some =
-            |all: &'_ [i8], len: usize| tokens.start * len..(tokens.end * len).min(all.len());
+    /// Transposes a range of tokens, and their activations of outlier channels, for float graphs of `width` tokens.
+    fn put_across(
+        &mut self,
+        form: Form,
+        operands: Operands<'_>,
+        tokens: &Range<usize>,
+        width: usize,
+    ) {
+        let range =
+            |values: &[i8], len: usize| tokens.start * len..(tokens.end * len).min(values.len());
         let (len, count) = (form.groups * GROUP, form.outliers());
         let [x, picked] = &mut self.across;
         x.resize(form.float_row_bytes() * width, 0);
-        form.put_across(&of.tokens[some(of.tokens, len)], width, x);
+        form.put_across(&operands.tokens[range(operands.tokens, len)], width, x);
         picked.resize(count * width, 0);
-        let met = &of.outliers[1][some(of.outliers[1], count)];
-        form.put_picked(met, width, picked);
+        let [_, activations] = operands.outliers;
+        form.put_picked(&activations[range(activations, count)], width, picked);
     }
 
     /// Multiplies a tile.
@@ -450,35 +458,39 @@ impl Npu {
         &mut self,
         key: Key,
         [rows, tokens]: [Range<usize>; 2],
-        of: Operands<'_>,
+        operands: Operands<'_>,
         then: &mut impl FnMut(Sums<'_>),
     ) -> Result<(), Error> {
         let (form, Tile { height, width }) = (key.form, key.tile);
         if key.numbers != Numbers::Integers && self.placed != Some((tokens.clone(), width)) {
-            self.put_across(form, of, &tokens, width);
+            self.put_across(form, operands, &tokens, width);
             self.placed = Some((tokens.clone(), width));
         }
         let session = self.sessions.get_mut(&key);
         let session = session.ok_or_else(|| Error::broken("such rows are not prepared"))?;
         let (count, integers) = (form.outliers(), key.numbers == Numbers::Integers);
-        let weights = rows_of_run(key, of.rows, &rows, &mut self.rows)?;
+        let weights = rows_of_run(key, operands.rows, &rows, &mut self.rows)?;
         let x = match integers {
             true => {
                 let len = form.groups * GROUP;
-                let x = padded(of.tokens, &tokens, width, len, &mut self.tokens);
+                let x = padded(operands.tokens, &tokens, width, len, &mut self.tokens);
                 tensor([width, form.groups, GROUP], x)?
             }
             false => tensor([form.float_row_bytes(), width], &self.across[0])?,
         };
         let mut inputs = ort::inputs![WEIGHTS => weights, TOKENS => x];
         if count > 0 {
-            let ([its, picked], [its_room, room]) = (of.outliers, &mut self.outliers);
-            let its = padded(its, &rows, height, count, its_room);
+            let [outliers, picked] = operands.outliers;
+            let [outlier_buffer, picked_buffer] = &mut self.outliers;
+            let outliers = padded(outliers, &rows, height, count, outlier_buffer);
             let picked = match integers {
-                true => tensor([width, count], padded(picked, &tokens, width, count, room))?,
+                true => {
+                    let picked = padded(picked, &tokens, width, count, picked_buffer);
+                    tensor([width, count], picked)?
+                }
                 false => tensor([count, width], &self.across[1])?,
             };
-            inputs.push((OUTLIERS.into(), tensor([height, count], its)?.into()));
+            inputs.push((OUTLIERS.into(), tensor([height, count], outliers)?.into()));
             inputs.push((PICKED.into(), picked.into()));
         }
         let outputs = session.run(inputs).map_err(Error::of)?;

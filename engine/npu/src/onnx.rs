@@ -1,16 +1,15 @@
-//! Writes ONNX models (`onnx.proto`): the messages and fields that static graphs need, in the wire format of protocol
-//! buffers.
+//! Writer of ONNX models (`onnx.proto`): the messages and fields of static graphs, in the wire format of protocol buffers.
 //!
 //! ```text
 //! field   varint(number << 3 | type) ‖ varint                    type 0
 //!         varint(number << 3 | type) ‖ varint(length) ‖ bytes    type 2: strings and messages
 //! ```
 
-/// Version of the form of models, of the operators, both of ONNX 1.13.
+/// Versions of the model format and of the operators, as in ONNX 1.13.
 const IR_VERSION: u64 = 8;
 const OPERATORS: u64 = 18;
 
-/// A message that is being written.
+/// An encoded message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Message(Vec<u8>);
 
@@ -44,14 +43,14 @@ impl Message {
         self.bytes(field, &message.0)
     }
 
-    /// Numbers of a repeated field.
+    /// Adds a repeated field.
     fn numbers(self, field: u64, values: &[u64]) -> Self {
-        let all = values.iter();
-        all.fold(self, |message, &value| message.number(field, value))
+        let values = values.iter();
+        values.fold(self, |message, &value| message.number(field, value))
     }
 }
 
-/// Types of elements, by their numbers in ONNX.
+/// Element types with ONNX's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     F32 = 1,
@@ -73,25 +72,25 @@ pub(crate) enum Attribute<'a> {
 impl Attribute<'_> {
     fn message(self, name: &str) -> Message {
         let named = Message::default().text(1, name);
-        let (valued, of_type) = match self {
+        let (message, kind) = match self {
             Self::Number(value) => (named.number(3, value), 2),
             Self::Text(value) => (named.text(4, value), 3),
             Self::Numbers(values) => (named.numbers(8, values), 7),
         };
-        valued.number(20, of_type)
+        message.number(20, kind)
     }
 }
 
-/// A graph. Values have names; nodes come in the order in which they are computed.
+/// A graph. Values have names, and nodes are in topological order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Graph {
     fields: Message,
-    /// Begins the name of every value that is added.
+    /// Prefix of the name of every added value.
     prefix: String,
 }
 
 impl Graph {
-    /// A graph of this name.
+    /// An empty graph.
     pub fn new(name: &str) -> Self {
         Self {
             fields: Message::default().text(2, name),
@@ -99,7 +98,7 @@ impl Graph {
         }
     }
 
-    /// Values that are added from here on have names that begin so: the same nodes may be added again for other inputs.
+    /// Sets the prefix of names for values added from now on, so that the same nodes can be added for other inputs.
     pub fn prefixed(self, prefix: String) -> Self {
         Self { prefix, ..self }
     }
@@ -116,14 +115,14 @@ impl Graph {
     }
 
     /// Adds an input.
-    pub fn input(self, name: &str, of: Element, shape: &[usize]) -> Self {
-        let value = value(&self.name(name), of, shape);
+    pub fn input(self, name: &str, element: Element, shape: &[usize]) -> Self {
+        let value = value(&self.name(name), element, shape);
         self.with(11, &value)
     }
 
     /// Adds an output.
-    pub fn output(self, name: &str, of: Element, shape: &[usize]) -> Self {
-        let value = value(&self.name(name), of, shape);
+    pub fn output(self, name: &str, element: Element, shape: &[usize]) -> Self {
+        let value = value(&self.name(name), element, shape);
         self.with(12, &value)
     }
 
@@ -149,8 +148,9 @@ impl Graph {
         self.constant(name, Element::I64, &[values.len() as u64], &bytes)
     }
 
-    fn constant(self, name: &str, of: Element, shape: &[u64], bytes: &[u8]) -> Self {
-        let tensor = Message::default().numbers(1, shape).number(2, of as u64);
+    fn constant(self, name: &str, element: Element, shape: &[u64], bytes: &[u8]) -> Self {
+        let tensor = Message::default().numbers(1, shape);
+        let tensor = tensor.number(2, element as u64);
         let tensor = tensor.text(8, &self.name(name)).bytes(9, bytes);
         self.with(5, &tensor)
     }
@@ -175,7 +175,7 @@ impl Graph {
         self.with(1, &node)
     }
 
-    /// The bytes of a model of this graph.
+    /// Encodes a model with this graph.
     pub fn model(&self) -> Vec<u8> {
         let operators = Message::default().text(1, "").number(2, OPERATORS);
         let model = Message::default()
@@ -185,14 +185,14 @@ impl Graph {
     }
 }
 
-/// The name, type and shape of a value.
-fn value(name: &str, of: Element, shape: &[usize]) -> Message {
+/// Name, type and shape of a value.
+fn value(name: &str, element: Element, shape: &[usize]) -> Message {
     let mut dimensions = Message::default();
     for &size in shape {
         let dimension = Message::default().number(1, size as u64);
         dimensions = dimensions.message(1, &dimension);
     }
-    let tensor = Message::default().number(1, of as u64);
+    let tensor = Message::default().number(1, element as u64);
     let tensor = tensor.message(2, &dimensions);
     let tensor = Message::default().message(1, &tensor);
     Message::default().text(1, name).message(2, &tensor)
@@ -202,7 +202,7 @@ fn value(name: &str, of: Element, shape: &[usize]) -> Message {
 mod tests {
     use super::*;
 
-    /// The examples of the encoding's documentation.
+    /// The examples in the documentation of the encoding.
     #[test]
     fn fields_are_those_of_protocol_buffers() {
         let encoded = Message::default().number(1, 150);
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(encoded.0, [0x28, 1, 0x28, 2, 0x28, 0xac, 0x02]);
     }
 
-    /// As the Python package `onnx` writes the same parts.
+    /// Bytes written by the Python package `onnx`.
     #[test]
     fn models_are_those_of_onnx() {
         let value = value("x", Element::U8, &[2, 300]);

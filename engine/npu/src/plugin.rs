@@ -1,4 +1,4 @@
-//! QNN, which comes as a library of its own that ONNX Runtime loads: the package onnxruntime-qnn since its version 2.
+//! QNN's provider, a separate library that ONNX Runtime loads (package onnxruntime-qnn 2 or later).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -10,35 +10,36 @@ use ort::memory::DeviceType;
 use crate::error::Error;
 use crate::library::Library;
 
-/// Name of the provider.
+/// Provider name.
 const PROVIDER: &str = "QNNExecutionProvider";
 
-/// Its library.
+/// File name of its library.
 const FILE: &str = if cfg!(windows) {
     "onnxruntime_providers_qnn.dll"
 } else {
     "libonnxruntime_providers_qnn.so"
 };
 
-/// The package's folder beside that of ONNX Runtime's, whose library is in `onnxruntime/capi`.
+/// Folder of its package, beside ONNX Runtime's `onnxruntime/capi`.
 const PACKAGE: &str = "onnxruntime_qnn";
 
-/// Whether it was registered, once that was tried: a process does so once.
+/// Result of the registration, which a process does once.
 static REGISTERED: Mutex<Option<Result<bool, Error>>> = Mutex::new(None);
 
-/// Where it is: in the folder of ONNX Runtime's library, or in the package beside ONNX Runtime's.
+/// Path of the library: in the folder of ONNX Runtime's library, or in its own package beside.
 pub(crate) fn path(library: &Path) -> Option<PathBuf> {
     let folder = library.parent()?;
     let packages = folder.parent().and_then(Path::parent);
-    let folders = std::iter::once(folder.to_owned()).chain(packages.map(|all| all.join(PACKAGE)));
+    let folders =
+        std::iter::once(folder.to_owned()).chain(packages.map(|packages| packages.join(PACKAGE)));
     let mut files = folders.map(|folder| folder.join(FILE));
     files.find(|file| file.is_file())
 }
 
-/// Registers it, unless it is; whether there is one.
+/// Registers the provider at the first call. Returns whether its library exists.
 ///
 /// # Errors
-/// It cannot be loaded.
+/// The library cannot be loaded.
 pub(crate) fn register(library: &Library) -> Result<bool, Error> {
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     let register = || match path(&library.path) {
@@ -55,21 +56,21 @@ pub(crate) fn register(library: &Library) -> Result<bool, Error> {
     registered.get_or_insert_with(register).clone()
 }
 
-/// The device that computes: the NPU, or with `simulated` the processor that simulates one. On Arm the first of all where
-/// none says that it is an NPU, as systems of phones do not tell.
+/// The NPU, or with `simulated` the CPU that simulates one. On Arm, where phones do not report the kind of a device, the
+/// first device stands in for the NPU.
 pub(crate) fn device(environment: &Environment, simulated: bool) -> Option<Device<'_>> {
-    let all = || {
+    let devices = || {
         let devices = environment.devices();
         devices.filter(|device| device.ep().is_ok_and(|name| name == PROVIDER))
     };
-    let of = |wanted| all().find(|device| device.hardware_device().ty() == wanted);
+    let first = |kind| devices().find(|device| device.hardware_device().ty() == kind);
     match simulated {
-        true => of(DeviceType::CPU).filter(|_| !ON_ARM),
-        false => of(DeviceType::NPU).or_else(|| all().next().filter(|_| ON_ARM)),
+        true => first(DeviceType::CPU).filter(|_| !ON_ARM),
+        false => first(DeviceType::NPU).or_else(|| devices().next().filter(|_| ON_ARM)),
     }
 }
 
-/// What it is to compute on.
+/// Provider options: the back end of the Hexagon NPU.
 pub(crate) fn options() -> [(String, String); 1] {
     [(format!("{PROVIDER}.backend_type"), "htp".to_owned())]
 }
@@ -83,14 +84,14 @@ mod tests {
     #[test]
     fn it_is_found_where_packages_and_programs_have_it() {
         let dir = tempfile::tempdir().unwrap();
-        let of = |folder: &str| {
+        let make = |folder: &str| {
             let folder = dir.path().join(folder);
             std::fs::create_dir_all(&folder).unwrap();
             folder
         };
-        let library = of("onnxruntime/capi").join("libonnxruntime.so.1");
+        let library = make("onnxruntime/capi").join("libonnxruntime.so.1");
         assert_eq!(path(&library), None);
-        let in_package = of(PACKAGE).join(FILE);
+        let in_package = make(PACKAGE).join(FILE);
         std::fs::write(&in_package, "").unwrap();
         assert_eq!(path(&library), Some(in_package));
         let in_same = library.with_file_name(FILE);

@@ -1,4 +1,4 @@
-//! Who computes graphs.
+//! Execution providers of ONNX Runtime.
 
 use std::fmt;
 use std::path::Path;
@@ -12,29 +12,29 @@ use crate::graph::{Floats, Numbers};
 use crate::library::Library;
 use crate::plugin;
 
-/// Who computes graphs.
+/// An execution provider of ONNX Runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Provider {
-    /// ONNX Runtime's own kernels for processors.
+    /// ONNX Runtime's own CPU kernels.
     Cpu,
-    /// The same with graphs of floats, for tests.
+    /// The same with float graphs, for tests.
     CpuFloats,
-    /// The same with graphs of floats of 16 bits, for tests: results are not the CPU's.
+    /// The same with 16-bit float graphs, for tests; results differ from the CPU's.
     CpuHalves,
-    /// Intel's OpenVINO: its NPU where there is one.
+    /// Intel's NPU, by OpenVINO.
     OpenVino,
-    /// Its kernels for processors, for tests.
+    /// OpenVINO's CPU kernels, for tests.
     OpenVinoCpu,
-    /// Qualcomm's QNN: the Hexagon NPU.
+    /// Qualcomm's Hexagon NPU, by QNN.
     Qnn,
-    /// Its simulator on x86-64, for tests.
+    /// QNN's simulator on x86-64, for tests.
     QnnCpu,
-    /// Apple's Core ML: the Neural Engine.
+    /// Apple's Neural Engine, by Core ML.
     CoreMl,
 }
 
 impl Provider {
-    /// All of them.
+    /// All providers.
     pub const ALL: [Self; 8] = [
         Self::Cpu,
         Self::CpuFloats,
@@ -46,7 +46,7 @@ impl Provider {
         Self::CoreMl,
     ];
 
-    /// The one to expect on such a machine: of Apple, of Arm, or of another.
+    /// The usual provider on this platform.
     pub const HERE: Self = if cfg!(target_vendor = "apple") {
         Self::CoreMl
     } else if cfg!(target_arch = "aarch64") {
@@ -55,10 +55,10 @@ impl Provider {
         Self::OpenVino
     };
 
-    /// The stand-in for an NPU in tests: what `EMBERFLOW_TEST_PROVIDER` names, or ONNX Runtime's own kernels.
+    /// The stand-in for an NPU in tests: the provider named by `EMBERFLOW_TEST_PROVIDER`, or [`Provider::Cpu`].
     ///
     /// # Errors
-    /// No such provider.
+    /// An unknown name.
     pub fn for_tests() -> Result<Self, String> {
         match std::env::var("EMBERFLOW_TEST_PROVIDER") {
             Ok(name) => name.parse(),
@@ -66,7 +66,7 @@ impl Provider {
         }
     }
 
-    /// Its name on command lines.
+    /// Name on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -80,7 +80,7 @@ impl Provider {
         }
     }
 
-    /// Whether the files beside a library have it, as far as names tell before it is loaded.
+    /// Whether the library of this provider is installed beside `library`, judged by file names before loading.
     pub(crate) fn is_beside(self, library: &Path) -> bool {
         match self {
             Self::Cpu | Self::CpuFloats | Self::CpuHalves | Self::CoreMl => true,
@@ -89,7 +89,7 @@ impl Provider {
         }
     }
 
-    /// Whether the library has it.
+    /// Whether a loaded library has this provider.
     pub(crate) fn is_available(self, library: &Library) -> Result<bool, Error> {
         let available = match self {
             Self::Cpu | Self::CpuFloats | Self::CpuHalves => ep::CPU::is_available(),
@@ -104,7 +104,7 @@ impl Provider {
         available.map_err(Error::of)
     }
 
-    /// What its graphs may compute with: the first that it takes.
+    /// Kinds of graphs to try in this order.
     pub(crate) fn numbers(self) -> &'static [Numbers] {
         const SINGLE: Numbers = Numbers::Floats(Floats::Single);
         match self {
@@ -115,17 +115,17 @@ impl Provider {
         }
     }
 
-    /// Whether it compiles graphs, which takes time.
+    /// Whether this provider compiles graphs, which takes time.
     pub(crate) fn compiles(self) -> bool {
         !matches!(self, Self::Cpu | Self::CpuFloats | Self::CpuHalves)
     }
 
-    /// Whether its floats may have 16 bits.
+    /// Whether float graphs may be computed in 16 bits.
     pub fn halves(self) -> bool {
         !matches!(self, Self::Cpu | Self::CpuFloats | Self::OpenVinoCpu)
     }
 
-    /// Has it compute a session's graph; a failure to register it is an error.
+    /// Registers this provider for a session; failing to do so is an error.
     pub(crate) fn register(
         self,
         builder: SessionBuilder,
@@ -138,7 +138,7 @@ impl Provider {
         let environment = &library.environment;
         let provider = match self {
             Self::Cpu | Self::CpuFloats | Self::CpuHalves => {
-                // By its device: where sessions name none ONNX Runtime chooses among all.
+                // Selected by its device: without one, ONNX Runtime chooses among all providers.
                 let mut devices = environment.devices();
                 let device = devices.find(|device| device.ep().is_ok_and(|name| name == CPU));
                 let no_arena = [(format!("{CPU}.use_arena"), "0".to_owned())];
@@ -146,7 +146,7 @@ impl Provider {
             }
             Self::OpenVino => ep::OpenVINO::default().with_device_type("NPU").build(),
             Self::OpenVinoCpu => ep::OpenVINO::default().with_device_type("CPU").build(),
-            // In the older format all weights have to be constants.
+            // The older format requires constant weights.
             Self::CoreMl => ep::CoreML::default()
                 .with_model_format(ep::coreml::ModelFormat::MLProgram)
                 .build(),
@@ -160,10 +160,10 @@ impl Provider {
         builder.map_err(Error::of)
     }
 
-    /// What to install for it.
+    /// What to install for this provider.
     ///
     /// # Errors
-    /// Machines like this one cannot have it: those that can.
+    /// This machine cannot run it; names the machines that can.
     pub fn advice(self) -> Result<&'static str, &'static str> {
         const APPLE: bool = cfg!(target_vendor = "apple");
         const X86: bool = cfg!(target_arch = "x86_64");
@@ -185,10 +185,10 @@ impl Provider {
     }
 }
 
-/// Name of ONNX Runtime's own kernels.
+/// ONNX Runtime's name of its CPU provider.
 const CPU: &str = "CPUExecutionProvider";
 
-/// Name of OpenVINO's library.
+/// File name of OpenVINO's provider.
 const OPENVINO: &str = if cfg!(windows) {
     "onnxruntime_providers_openvino.dll"
 } else {

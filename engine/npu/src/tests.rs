@@ -1,11 +1,11 @@
-//! Sums of the graphs on processors equal those of plain integer arithmetic. Without the library the tests are skipped; with
-//! `EMBERFLOW_NEEDS_ONNXRUNTIME`, which CI sets, they fail. CI runs them twice: on ONNX Runtime's kernels and on OpenVINO's.
+//! Compares graphs on the CPU with plain integer arithmetic. Without ONNX Runtime the tests are skipped, or fail if
+//! `EMBERFLOW_NEEDS_ONNXRUNTIME` is set, as in CI, which runs them with ONNX Runtime's kernels and with OpenVINO's.
 
 use crate::graph::GROUP;
 use crate::onnx::{Element, Graph};
 use crate::{Form, GroupForm, Npu, Operands, Provider, Summed, Sums, Weights, list};
 
-/// What stands in for an NPU.
+/// The stand-in for an NPU.
 fn npu() -> Option<Npu> {
     match Npu::open(Provider::for_tests().unwrap()) {
         Ok(npu) => Some(npu),
@@ -18,7 +18,7 @@ fn npu() -> Option<Npu> {
     }
 }
 
-/// Rows of random bytes and tokens of random activations.
+/// Random rows and tokens.
 struct Case {
     form: Form,
     rows: Vec<u8>,
@@ -31,7 +31,7 @@ impl Case {
         let mut random = fastrand::Rng::with_seed((31 * rows + tokens) as u64);
         let mut bytes = vec![0; rows * form.row_bytes];
         random.fill(&mut bytes);
-        // The largest products too.
+        // Includes the largest products.
         bytes[0] = 0x80;
         let len = tokens * form.groups * GROUP;
         let mut x: Vec<i8> = (0..len).map(|_| random.i8(-127..)).collect();
@@ -62,23 +62,23 @@ impl Case {
             (Summed::ByGroup, group) => self.sum(row, token, group),
             (Summed::ByRow(_), 0) => (0..self.form.groups).map(|g| self.sum(row, token, g)).sum(),
             (Summed::ByRow(count), _) => {
-                let of = |all: &[i8], i: usize| all[i * count..][..count].to_vec();
-                let pair = of(&self.outliers[0], row)
+                let item = |values: &[i8], i: usize| values[i * count..][..count].to_vec();
+                let pairs = item(&self.outliers[0], row)
                     .into_iter()
-                    .zip(of(&self.outliers[1], token));
-                pair.map(|(w, x)| i32::from(w) * i32::from(x)).sum()
+                    .zip(item(&self.outliers[1], token));
+                pairs.map(|(w, x)| i32::from(w) * i32::from(x)).sum()
             }
         }
     }
 
     fn weight(&self, row: usize, group: usize, j: usize) -> i32 {
         let bytes = self.form.weights.group_bytes();
-        let of_group = &self.rows[row * self.form.row_bytes + group * bytes..][..bytes];
+        let stored = &self.rows[row * self.form.row_bytes + group * bytes..][..bytes];
         match self.form.weights {
-            Weights::Bytes => i32::from(of_group[j] as i8),
-            Weights::Nibbles(less) => {
-                let byte = of_group[j % bytes];
-                i32::from(byte >> (4 * (j / bytes)) & 15) - i32::from(less)
+            Weights::Bytes => i32::from(stored[j] as i8),
+            Weights::Nibbles(offset) => {
+                let byte = stored[j % bytes];
+                i32::from(byte >> (4 * (j / bytes)) & 15) - i32::from(offset)
             }
         }
     }
@@ -93,14 +93,14 @@ impl Case {
     }
 }
 
-/// Compares all products of forms with plain sums: each within `off` of the expected.
+/// Compares all products with plain sums, each within `off` of the expected one; returns the largest error.
 fn compare(npu: &mut Npu, forms: &[Form], sizes: &[[usize; 2]], off: impl Fn(i32) -> i32) -> i32 {
     let mut most = 0;
     for &form in forms {
         let prepared = npu.prepare(form);
         prepared.unwrap_or_else(|e| panic!("{form:?}: {e}"));
-        for &of in sizes {
-            let case = Case::new(form, of);
+        for &size in sizes {
+            let case = Case::new(form, size);
             let mut seen = 0;
             let compare = |tile: Sums<'_>| {
                 for (r, row) in tile.rows.clone().enumerate() {
@@ -111,7 +111,7 @@ fn compare(npu: &mut Npu, forms: &[Form], sizes: &[[usize; 2]], off: impl Fn(i32
                             let apart = (found - expected).abs();
                             assert!(
                                 apart <= off(expected),
-                                "{form:?} {of:?}: {found} {expected}"
+                                "{form:?} {size:?}: {found} {expected}"
                             );
                             most = most.max(apart);
                         }
@@ -120,13 +120,13 @@ fn compare(npu: &mut Npu, forms: &[Form], sizes: &[[usize; 2]], off: impl Fn(i32
                 }
             };
             npu.multiply(form, case.operands(), compare).unwrap();
-            assert_eq!(seen, of[0] * of[1]);
+            assert_eq!(seen, size[0] * size[1]);
         }
     }
     most
 }
 
-/// Forms of rows of so many groups, with scales of any length behind them.
+/// Forms with the given sums and numbers of groups, and odd lengths of scales.
 fn forms(summed: &[Summed], groups: &[usize]) -> Vec<Form> {
     let weights = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
     let form = |weights: Weights, &summed: &Summed, &groups: &usize| Form {
@@ -135,7 +135,7 @@ fn forms(summed: &[Summed], groups: &[usize]) -> Vec<Form> {
         groups,
         row_bytes: groups * weights.group_bytes() + 2 * groups + 5,
     };
-    let all = weights.into_iter().flat_map(|weights| {
+    let forms = weights.into_iter().flat_map(|weights| {
         let summed = summed.iter();
         summed.flat_map(move |summed| {
             groups
@@ -143,7 +143,7 @@ fn forms(summed: &[Summed], groups: &[usize]) -> Vec<Form> {
                 .map(move |groups| form(weights, summed, groups))
         })
     });
-    all.collect()
+    forms.collect()
 }
 
 const SIZES: [[usize; 2]; 6] = [[1, 1], [130, 1], [128, 5], [200, 40], [7, 300], [1100, 1]];
@@ -155,7 +155,7 @@ fn sums_are_exact() {
     compare(&mut npu, &forms(&summed, &[1, 3, 17]), &SIZES, |_| 0);
 }
 
-/// The sum of a row of such bytes and a token of -127.
+/// The sum of a row of `byte` and a token of -127.
 fn sum_of_all(npu: &mut Npu, form: Form, byte: u8) -> i32 {
     npu.prepare(form).unwrap();
     let (rows, x) = (vec![byte; form.row_bytes], vec![-127; form.groups * GROUP]);
@@ -171,7 +171,7 @@ fn sum_of_all(npu: &mut Npu, form: Form, byte: u8) -> i32 {
     found[0]
 }
 
-/// Floats of 32 bits have the sums of integers, also of rows that are divided; those of 16 bits are near.
+/// 32-bit floats give exact sums, also of rows with several pieces; 16-bit floats are close.
 #[test]
 fn sums_of_floats_are_exact_or_near() {
     if npu().is_none() {
@@ -180,7 +180,7 @@ fn sums_of_floats_are_exact_or_near() {
     let summed = [Summed::ByRow(0), Summed::ByRow(9)];
     let forms = forms(&summed, &[1, 17, 33, 70]);
     let mut floats = vec![Provider::CpuFloats];
-    // Qualcomm's simulator, where its package is installed.
+    // Qualcomm's simulator, if its package is installed.
     if Npu::open(Provider::QnnCpu).is_ok() {
         floats.push(Provider::QnnCpu);
     }
@@ -188,7 +188,7 @@ fn sums_of_floats_are_exact_or_near() {
         let mut npu = Npu::open(provider).unwrap();
         compare(&mut npu, &forms, &SIZES, |_| 0);
         assert!(npu.is_exact(), "{provider}");
-        // Every product the largest; of nibbles a piece has more channels.
+        // Only largest products. Pieces of nibbles have more channels.
         let bytes = Form {
             groups: 128,
             row_bytes: 4100,
@@ -210,7 +210,7 @@ fn sums_of_floats_are_exact_or_near() {
     assert!(halves.is_exact());
 }
 
-/// What such a provider does not know is named.
+/// A provider without integer products refuses sums by group, with advice.
 #[test]
 fn sums_by_group_need_integers() {
     if npu().is_none() {
@@ -221,14 +221,13 @@ fn sums_by_group_need_integers() {
     assert!(error.to_string().contains("q8c"), "{error}");
 }
 
-/// Experts of a group have the sums that each has alone, whatever they have of their capacity; one run computes as many as a
-/// graph holds.
+/// Experts in a group have the sums that each has alone, with any number of tokens, and share runs.
 #[test]
 fn groups_of_experts_have_the_sums_of_each() {
     let Some(mut npu) = npu() else { return };
     let summed = [Summed::ByRow(0), Summed::ByRow(9), Summed::ByGroup];
     compare_groups(&mut npu, &summed);
-    // Qualcomm's simulator, where its package is installed.
+    // Qualcomm's simulator, if its package is installed.
     for provider in [Provider::CpuFloats, Provider::QnnCpu] {
         match Npu::open(provider) {
             Ok(mut npu) => compare_groups(&mut npu, &summed[..2]),
@@ -241,9 +240,9 @@ fn compare_groups(npu: &mut Npu, summed: &[Summed]) {
     let forms = [Weights::Bytes, Weights::Nibbles(8), Weights::Nibbles(0)];
     for (weights, summed) in forms
         .into_iter()
-        .flat_map(|of| summed.iter().map(move |&summed| (of, summed)))
+        .flat_map(|weights| summed.iter().map(move |&summed| (weights, summed)))
     {
-        // Rows of the second need several graphs of the larger groups, the last of them short.
+        // In the second case larger groups need several runs, the last one short.
         for (groups, rows, capacity) in [(3, 160, 16), (9, 450, 64)] {
             let row_bytes = groups * weights.group_bytes() + 2 * groups + 5;
             let form = Form {
@@ -252,13 +251,13 @@ fn compare_groups(npu: &mut Npu, summed: &[Summed]) {
                 groups,
                 row_bytes,
             };
-            let of = GroupForm {
+            let group = GroupForm {
                 form,
                 rows,
                 capacity,
             };
             npu.prepare(form).unwrap();
-            npu.prepare_groups(of).unwrap();
+            npu.prepare_groups(group).unwrap();
             for count in [1, 3, 4, 7, 16, 21] {
                 let tokens = |expert: usize| [capacity, 0, 1, capacity / 2 + 1][expert % 4];
                 let cases = (0..count).map(|expert| Case::new(form, [rows, tokens(expert)]));
@@ -271,15 +270,15 @@ fn compare_groups(npu: &mut Npu, summed: &[Summed]) {
                             for g in 0..form.sums() {
                                 let found = tile.sums[g * tile.group + r * tile.width + t];
                                 let expected = cases[expert].expected(row, token, g);
-                                assert_eq!(found, expected, "{of:?}, {expert} of {count}");
+                                assert_eq!(found, expected, "{group:?}, {expert} of {count}");
                             }
                             seen[expert] += 1;
                         }
                     }
                 };
-                let ran = npu.multiply_group(of, &operands, compare).unwrap();
-                let all: Vec<usize> = (0..count).map(|expert| rows * tokens(expert)).collect();
-                assert_eq!(seen, all);
+                let ran = npu.multiply_group(group, &operands, compare).unwrap();
+                let pairs: Vec<usize> = (0..count).map(|expert| rows * tokens(expert)).collect();
+                assert_eq!(seen, pairs);
                 assert!(ran.rows >= (count * capacity) as u64);
                 if count == 16 && groups == 3 {
                     assert!(ran.runs <= 2, "{ran:?}");
@@ -313,27 +312,27 @@ fn what_does_not_fit_is_an_error() {
     assert!(unprepared.to_string().contains("not prepared"));
     npu.prepare(form).unwrap();
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 64]), none).is_ok());
-    let of = GroupForm {
+    let group = GroupForm {
         form,
         rows: 1,
         capacity: 16,
     };
-    let group = |npu: &mut Npu, rows: &[u8], tokens: &[i8]| {
-        npu.multiply_group(of, &[plain(rows, tokens)], |_, _| {})
+    let multiply = |npu: &mut Npu, rows: &[u8], tokens: &[i8]| {
+        npu.multiply_group(group, &[plain(rows, tokens)], |_, _| {})
     };
-    let unprepared = group(&mut npu, &[0; 68], &[0; 64]).unwrap_err();
+    let unprepared = multiply(&mut npu, &[0; 68], &[0; 64]).unwrap_err();
     assert!(unprepared.to_string().contains("not prepared"));
-    npu.prepare_groups(of).unwrap();
-    assert!(group(&mut npu, &[0; 68], &[0; 64]).is_ok());
-    assert!(group(&mut npu, &[0; 136], &[0; 64]).is_err());
-    assert!(group(&mut npu, &[0; 68], &[0; 17 * 64]).is_err());
+    npu.prepare_groups(group).unwrap();
+    assert!(multiply(&mut npu, &[0; 68], &[0; 64]).is_ok());
+    assert!(multiply(&mut npu, &[0; 136], &[0; 64]).is_err());
+    assert!(multiply(&mut npu, &[0; 68], &[0; 17 * 64]).is_err());
     assert!(npu.multiply(form, plain(&[0; 67], &[0; 64]), none).is_err());
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 63]), none).is_err());
     npu.clear();
     assert!(npu.multiply(form, plain(&[0; 68], &[0; 64]), none).is_err());
 }
 
-/// OpenVINO knows no operators of bits: its session is refused, as ONNX Runtime's own kernels must not take its place.
+/// OpenVINO has no bitwise operators; ONNX Runtime's own kernels must not take over.
 #[test]
 fn what_a_provider_does_not_take_is_no_other_ones_work() {
     if npu().is_none() {

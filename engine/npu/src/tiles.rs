@@ -1,4 +1,4 @@
-//! Which graphs there are, and how rows and tokens are divided among them.
+//! Sizes of graphs, and the division of rows and tokens among them.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use arrayvec::ArrayVec;
 use crate::graph::{Form, GROUP, Numbers, Summed, Tile};
 use crate::onnx::Graph;
 
-/// Numbers of tokens that graphs have.
+/// Tokens per graph.
 pub const WIDTHS: [usize; 4] = [1, 32, 128, 256];
 
-/// Numbers of rows, the first where a graph has one token.
+/// Rows per graph; the first height only with one token.
 const HEIGHTS: [usize; 2] = [1024, 128];
 
-/// Most graphs of a form.
+/// Maximum graphs per form.
 const MOST_TILES: usize = WIDTHS.len() + HEIGHTS.len() - 1;
 
-/// Most bytes of a run: its inputs, each also transposed or as floats, and its sums.
+/// Maximum memory of a run in bytes: inputs, also transposed or as floats, and sums.
 pub const RUN_BYTES: usize = 8 << 20;
 
 impl Form {
-    /// Bytes of a run.
+    /// Memory of a run in bytes.
     pub(crate) fn bytes(&self, tile: Tile, numbers: Numbers) -> usize {
         let Tile { height, width } = tile;
         if numbers != Numbers::Integers {
@@ -32,7 +32,7 @@ impl Form {
         weights + outliers + 2 * width * self.groups * GROUP + sums
     }
 
-    /// A graph, and what multiplies a tile; `None` if there is nothing with such numbers.
+    /// Adds the nodes that multiply a tile; `None` if these numbers do not support the form.
     pub(crate) fn added(&self, graph: Graph, tile: Tile, numbers: Numbers) -> Option<Graph> {
         match (numbers, self.summed) {
             (Numbers::Floats(floats), _) => self.float_added(graph, tile, floats),
@@ -41,10 +41,9 @@ impl Form {
         }
     }
 
-    /// The graphs for this form: by width, the widest first, and of one width the highest first. Of rows that are too long for
-    /// the widest graphs, and of very long ones, there are fewer.
+    /// The graphs for this form, by descending width and then height. Long rows have fewer rows per graph, or no wide graphs.
     pub(crate) fn tiles(&self, numbers: Numbers) -> Vec<Tile> {
-        let mut all = Vec::new();
+        let mut tiles = Vec::new();
         for width in WIDTHS.into_iter().rev() {
             let heights = match width {
                 1 => &HEIGHTS[..],
@@ -56,54 +55,54 @@ impl Form {
                 let tile = |height| Tile { height, width };
                 let fits = |&height: &usize| self.bytes(tile(height), numbers) <= RUN_BYTES;
                 match heights.find(fits) {
-                    Some(height) => all.push(tile(height)),
-                    // Something has to compute it.
-                    None if width == 1 => all.push(tile(8)),
+                    Some(height) => tiles.push(tile(height)),
+                    // Every form needs a graph.
+                    None if width == 1 => tiles.push(tile(8)),
                     None => {}
                 }
             }
         }
-        all.dedup();
-        all
+        tiles.dedup();
+        tiles
     }
 }
 
-/// Pieces of one size, of rows or of tokens.
+/// A size of pieces, of rows or tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pieces {
     pub size: usize,
-    /// Seconds of a piece, also of a short one.
+    /// Seconds per piece, full or padded.
     pub seconds: f64,
 }
 
-/// The division of a number of rows or tokens into pieces that takes the least time: a short piece is padded, or smaller ones
-/// follow (HeteroInfer §4.2, padding and pipe).
+/// The fastest division of rows or tokens into pieces: the last piece is padded, or smaller ones follow (HeteroInfer §4.2,
+/// padding and pipe).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Division {
     count: usize,
-    /// How many pieces of each size, the largest first. Only the last piece of all may be short.
+    /// Number of pieces of each size, in descending order. Only the very last piece may be short.
     pieces: ArrayVec<(usize, Pieces), { WIDTHS.len() }>,
     /// Seconds of all pieces.
     pub seconds: f64,
 }
 
 impl Division {
-    /// Divides `count` among pieces of sizes that descend, each a multiple of the next.
+    /// Divides `count` into pieces. Sizes descend, and each is a multiple of the next.
     pub fn new(count: usize, sizes: impl DoubleEndedIterator<Item = Pieces>) -> Self {
         let mut worth: ArrayVec<Pieces, { WIDTHS.len() }> = ArrayVec::new();
         for large in sizes.rev() {
             let filled = |small: &Pieces| (large.size / small.size) as f64 * small.seconds;
-            // Where smaller ones that fill it are faster, it is never better.
+            // A size is useless if smaller pieces that fill it are faster.
             if worth
                 .last()
                 .map(filled)
-                .is_none_or(|all| large.seconds <= all)
+                .is_none_or(|seconds| large.seconds <= seconds)
             {
                 worth.push(large);
             }
         }
-        // A short piece of one size has no others behind it, so the count is rounded up to that size; and as many pieces as
-        // fill a larger one are never better than that one.
+        // For each smallest size used, `last`: the count is rounded up to it, and larger pieces are used wherever they fit,
+        // since they are at least as fast as the smaller ones that fill them.
         let ends_with = |last: usize| {
             let mut left = count.next_multiple_of(worth[last].size);
             let pieces = worth[last..].iter().rev().map(|&pieces| {
@@ -112,47 +111,48 @@ impl Division {
                 (number, pieces)
             });
             let pieces: ArrayVec<_, { WIDTHS.len() }> = pieces.collect();
-            let seconds = pieces.iter().map(|(n, of)| *n as f64 * of.seconds).sum();
+            let seconds = pieces.iter().map(|(n, piece)| *n as f64 * piece.seconds);
+            let seconds = seconds.sum();
             Self {
                 count,
                 pieces,
                 seconds,
             }
         };
-        let all = (0..worth.len()).rev().map(ends_with);
+        let divisions = (0..worth.len()).rev().map(ends_with);
         let none = Self {
             count,
             pieces: ArrayVec::new(),
             seconds: f64::INFINITY,
         };
-        all.fold(none, |least, of| match of.seconds < least.seconds {
-            true => of,
-            false => least,
+        divisions.fold(none, |best, next| match next.seconds < best.seconds {
+            true => next,
+            false => best,
         })
     }
 
     /// Calls `then` with the range of each piece and its size.
     pub fn each(&self, mut then: impl FnMut(Range<usize>, usize)) {
-        let mut at = 0;
+        let mut start = 0;
         for (number, pieces) in &self.pieces {
             for _ in 0..*number {
-                let end = self.count.min(at + pieces.size);
-                then(at..end, pieces.size);
-                at = end;
+                let end = self.count.min(start + pieces.size);
+                then(start..end, pieces.size);
+                start = end;
             }
         }
     }
 }
 
-/// The graphs for a form in the order of [`Form::tiles`], and the seconds of a run of each.
+/// The graphs for a form in the order of [`Form::tiles`], with the seconds of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TimedTiles(pub ArrayVec<(Tile, f64), MOST_TILES>);
 
 impl TimedTiles {
-    /// The division of rows among the graphs of a width.
+    /// Divides rows among the graphs of a width.
     fn rows(&self, count: usize, width: usize) -> Division {
-        let of_width = self.0.iter().filter(|(tile, _)| tile.width == width);
-        let pieces = of_width.map(|&(tile, seconds)| Pieces {
+        let graphs = self.0.iter().filter(|(tile, _)| tile.width == width);
+        let pieces = graphs.map(|&(tile, seconds)| Pieces {
             size: tile.height,
             seconds,
         });
@@ -171,9 +171,9 @@ impl TimedTiles {
             size: width,
             seconds: self.rows(rows, width).seconds,
         });
-        Division::new(tokens, widths).each(|its_tokens, width| {
-            self.rows(rows, width).each(|its_rows, height| {
-                then(Tile { height, width }, [its_rows, its_tokens.clone()]);
+        Division::new(tokens, widths).each(|run_tokens, width| {
+            self.rows(rows, width).each(|run_rows, height| {
+                then(Tile { height, width }, [run_rows, run_tokens.clone()]);
             });
         });
     }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::graph::{Floats, Summed, Weights};
 
-    /// Sizes, each a multiple of the next, with any times.
+    /// Descending sizes, each a multiple of the next, with random times.
     fn any_sizes() -> impl Strategy<Value = Vec<Pieces>> {
         let chain = prop::sample::subsequence(vec![1024usize, 256, 128, 32, 8, 1], 1..=4);
         let timed = chain.prop_flat_map(|sizes| {
@@ -200,11 +200,11 @@ mod tests {
         })
     }
 
-    /// The least time by trying all: of each count from those of smaller ones.
+    /// The least time by dynamic programming.
     fn by_trying(count: usize, sizes: &[Pieces]) -> f64 {
         let mut least = vec![0.0f64];
         for n in 1..=count {
-            let with = |of: &Pieces| of.seconds + least[n.saturating_sub(of.size)];
+            let with = |piece: &Pieces| piece.seconds + least[n.saturating_sub(piece.size)];
             least.push(sizes.iter().map(with).fold(f64::INFINITY, f64::min));
         }
         least[count]
@@ -220,19 +220,19 @@ mod tests {
             let (mut end, mut seconds) = (0, 0.0);
             division.each(|piece, size| {
                 assert_eq!(piece.start, end);
-                let of = sizes.iter().find(|of| of.size == size).unwrap();
+                let pieces = sizes.iter().find(|pieces| pieces.size == size).unwrap();
                 assert!(!piece.is_empty() && piece.len() <= size);
                 // Only the last one is short.
                 assert!(piece.len() == size || piece.end == count);
                 end = piece.end;
-                seconds += of.seconds;
+                seconds += pieces.seconds;
             });
             prop_assert_eq!(end, count);
             let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b;
             prop_assert!(close(seconds, division.seconds));
-            for of in &sizes {
-                let alone = count.div_ceil(of.size) as f64 * of.seconds;
-                prop_assert!(seconds <= alone * (1.0 + 1e-9), "{:?}", of);
+            for pieces in &sizes {
+                let alone = count.div_ceil(pieces.size) as f64 * pieces.seconds;
+                prop_assert!(seconds <= alone * (1.0 + 1e-9), "{:?}", pieces);
             }
             prop_assert!(close(seconds, by_trying(count, &sizes)));
         }
@@ -246,17 +246,17 @@ mod tests {
             let tiles = [(128, 256), (128, 128), (128, 32), (1024, 1), (128, 1)];
             let tiles = tiles.map(|(height, width)| Tile { height, width });
             let timed = TimedTiles(tiles.into_iter().zip(seconds).collect());
-            let (mut pairs, mut all) = (0, 0.0);
-            timed.divide([rows, tokens], |tile, [its_rows, its_tokens]| {
-                assert!(its_rows.len() <= tile.height && its_rows.end <= rows);
-                assert!(its_tokens.len() <= tile.width && its_tokens.end <= tokens);
-                pairs += its_rows.len() * its_tokens.len();
-                all += timed.0.iter().find(|of| of.0 == tile).unwrap().1;
+            let (mut pairs, mut total) = (0, 0.0);
+            timed.divide([rows, tokens], |tile, [run_rows, run_tokens]| {
+                assert!(run_rows.len() <= tile.height && run_rows.end <= rows);
+                assert!(run_tokens.len() <= tile.width && run_tokens.end <= tokens);
+                pairs += run_rows.len() * run_tokens.len();
+                total += timed.0.iter().find(|graph| graph.0 == tile).unwrap().1;
             });
             prop_assert_eq!(pairs, rows * tokens);
             for &(tile, seconds) in &timed.0 {
                 let runs = rows.div_ceil(tile.height) * tokens.div_ceil(tile.width);
-                prop_assert!(all <= runs as f64 * seconds * (1.0 + 1e-9), "{:?}", tile);
+                prop_assert!(total <= runs as f64 * seconds * (1.0 + 1e-9), "{:?}", tile);
             }
         }
 
@@ -281,28 +281,28 @@ mod tests {
 
     #[test]
     fn padding_or_smaller_graphs_by_their_times() {
-        let of = |count, seconds: [f64; 4]| {
+        let sizes_of = |count, seconds: [f64; 4]| {
             let sizes = [256, 128, 32, 1].into_iter().zip(seconds);
             let sizes = sizes.map(|(size, seconds)| Pieces { size, seconds });
             let mut taken = Vec::new();
             Division::new(count, sizes).each(|_, size| taken.push(size));
             taken
         };
-        // A run takes as long as 32 tokens.
+        // A launch costs as much as 32 tokens.
         let launch = [288.0, 160.0, 64.0, 33.0];
-        assert_eq!(of(1, launch), [1]);
-        assert_eq!(of(2, launch), [32]);
-        assert_eq!(of(33, launch), [32, 1]);
-        assert_eq!(of(40, launch), [32, 32]);
-        assert_eq!(of(100, launch), [128]);
-        assert_eq!(of(300, launch), [256, 32, 32]);
-        assert_eq!(of(0, launch), []);
-        // It costs nothing: no padding.
+        assert_eq!(sizes_of(1, launch), [1]);
+        assert_eq!(sizes_of(2, launch), [32]);
+        assert_eq!(sizes_of(33, launch), [32, 1]);
+        assert_eq!(sizes_of(40, launch), [32, 32]);
+        assert_eq!(sizes_of(100, launch), [128]);
+        assert_eq!(sizes_of(300, launch), [256, 32, 32]);
+        assert_eq!(sizes_of(0, launch), []);
+        // Free launches: no padding.
         let free = [256.0, 128.0, 32.0, 1.0];
-        assert_eq!(of(40, free), [&[32][..], &[1; 8]].concat());
-        // All take as long.
-        assert_eq!(of(40, [1.0; 4]), [256]);
-        // A slow size is left out.
-        assert_eq!(of(300, [9.0, 9.0, 1.0, 1.0]), [32; 10]);
+        assert_eq!(sizes_of(40, free), [&[32][..], &[1; 8]].concat());
+        // All sizes take the same time.
+        assert_eq!(sizes_of(40, [1.0; 4]), [256]);
+        // Slow sizes are not used.
+        assert_eq!(sizes_of(300, [9.0, 9.0, 1.0, 1.0]), [32; 10]);
     }
 }

@@ -1,11 +1,11 @@
-//! Operands that a graph is tried with, and the sums to expect.
+//! Test operands for a graph, and the expected sums.
 
 use std::ops::Range;
 
 use crate::graph::{Form, GROUP, Summed, Weights};
 use crate::operands::{Operands, Sums};
 
-/// Rows and tokens of pseudo-random numbers, the largest among them.
+/// Pseudo-random rows and tokens, many with the largest magnitude.
 pub(crate) struct Trial {
     form: Form,
     rows: Vec<u8>,
@@ -24,7 +24,7 @@ impl Random {
         (self.0 >> 32) as u8
     }
 
-    /// From -127 to 127, of which a quarter has the largest magnitude.
+    /// From -127 to 127; a quarter of the values has the largest magnitude.
     fn quant(&mut self) -> i8 {
         match self.byte() {
             0..32 => 127,
@@ -35,18 +35,18 @@ impl Random {
 }
 
 impl Trial {
-    /// So many rows and tokens of a form; other ones for each seed.
+    /// Operands of the given numbers of rows and tokens.
     pub fn new(form: Form, [rows, tokens]: [usize; 2], seed: u64) -> Self {
         let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
         let bytes = (0..rows * form.row_bytes).map(|_| match form.weights {
             Weights::Bytes => random.quant() as u8,
             Weights::Nibbles(_) => random.byte(),
         });
-        let rows_of = bytes.collect();
+        let bytes = bytes.collect();
         let mut quants = |count: usize| (0..count).map(|_| random.quant()).collect();
         Self {
             form,
-            rows: rows_of,
+            rows: bytes,
             tokens: quants(tokens * form.groups * GROUP),
             outliers: [rows, tokens].map(|count| quants(count * form.outliers())),
         }
@@ -60,8 +60,7 @@ impl Trial {
         }
     }
 
-    /// How far some sums are from those of integers, as a share of the largest: of each row with some token, and of each
-    /// token with some row.
+    /// Largest error of a sample of the sums, relative to the largest sum. The sample covers every row and every token.
     pub fn apart(&self, found: &Sums<'_>) -> f64 {
         let (rows, tokens) = (found.rows.clone(), found.tokens.clone());
         if rows.is_empty() || tokens.is_empty() {
@@ -70,10 +69,10 @@ impl Trial {
         let (mut off, mut largest) = (0, 1);
         for i in 0..rows.len().max(tokens.len()) {
             let (row, token) = (i % rows.len(), i % tokens.len());
-            let at = row * found.width + token;
+            let offset = row * found.width + token;
             for s in 0..self.form.sums() {
                 let expected = self.expected(rows.start + row, tokens.start + token, s);
-                off = off.max(found.sums[s * found.group + at].abs_diff(expected));
+                off = off.max(found.sums[s * found.group + offset].abs_diff(expected));
                 largest = largest.max(expected.unsigned_abs());
             }
         }
@@ -86,19 +85,19 @@ impl Trial {
             (Summed::ByGroup, group) => self.sum(row, token, group..group + 1),
             (Summed::ByRow(_), 0) => self.sum(row, token, 0..self.form.groups),
             (Summed::ByRow(count), _) => {
-                let of = |i: usize, at: usize| &self.outliers[i][at * count..][..count];
-                let pairs = of(0, row).iter().zip(of(1, token));
+                let item = |side: usize, i: usize| &self.outliers[side][i * count..][..count];
+                let pairs = item(0, row).iter().zip(item(1, token));
                 pairs.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
             }
         }
     }
 
-    /// The sum of some groups.
+    /// The sum over a range of groups.
     fn sum(&self, row: usize, token: usize, groups: Range<usize>) -> i32 {
         let bytes = self.form.weights.group_bytes();
         let row = &self.rows[row * self.form.row_bytes..];
         let token = &self.tokens[token * self.form.groups * GROUP..];
-        let of_group = |group: usize| -> i32 {
+        let sum = |group: usize| -> i32 {
             let (w, x) = (
                 &row[group * bytes..][..bytes],
                 &token[group * GROUP..][..GROUP],
@@ -106,15 +105,16 @@ impl Trial {
             let product = |(j, &x): (usize, &i8)| self.weight(w, j) * i32::from(x);
             x.iter().enumerate().map(product).sum()
         };
-        groups.map(of_group).sum()
+        groups.map(sum).sum()
     }
 
-    fn weight(&self, of_group: &[u8], j: usize) -> i32 {
+    /// Weight `j` of a group's bytes.
+    fn weight(&self, group: &[u8], j: usize) -> i32 {
         match self.form.weights {
-            Weights::Bytes => i32::from(of_group[j] as i8),
-            Weights::Nibbles(less) => {
-                let byte = of_group[j % of_group.len()];
-                i32::from(byte >> (4 * (j / of_group.len())) & 15) - i32::from(less)
+            Weights::Bytes => i32::from(group[j] as i8),
+            Weights::Nibbles(offset) => {
+                let byte = group[j % group.len()];
+                i32::from(byte >> (4 * (j / group.len())) & 15) - i32::from(offset)
             }
         }
     }
@@ -136,12 +136,12 @@ mod tests {
         const TOKENS: usize = 3;
         let trial = Trial::new(form, [ROWS, TOKENS], 1);
         let sums = |s: usize| {
-            let of_row = move |row| (0..TOKENS).map(move |token| (row, token));
-            let pairs = (0..ROWS).flat_map(of_row);
+            let row_pairs = move |row| (0..TOKENS).map(move |token| (row, token));
+            let pairs = (0..ROWS).flat_map(row_pairs);
             pairs.map(move |(row, token)| (row, token, s))
         };
-        let all = sums(0).chain(sums(1));
-        let right: Vec<i32> = all
+        let triples = sums(0).chain(sums(1));
+        let right: Vec<i32> = triples
             .map(|(row, token, s)| trial.expected(row, token, s))
             .collect();
         let apart = |sums: &[i32]| {

@@ -1,4 +1,4 @@
-//! Graphs that are wanted, and the names of notes of them beside compiled graphs.
+//! Requested graphs, and the keys of their notes in the cache.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,23 @@ use crate::GRAPHS;
 use crate::graph::Form;
 use crate::groups::GroupForm;
 
-/// Graphs for rows, or for experts in groups.
+/// A request for graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wanted {
-    /// For rows of a form.
+    /// Graphs for rows.
     Rows(Form),
-    /// For experts, and the rows of their matrices.
+    /// Graphs for groups of experts, and for their rows.
     Groups(GroupForm),
 }
 
 impl Wanted {
-    /// Names them in the folder of compiled graphs.
+    /// Cache key of the note that these graphs have worked.
     pub(crate) fn note(self) -> Vec<u8> {
         format!("{self:?} {GRAPHS}").into_bytes()
     }
 
-    /// Names in that folder that they failed.
+    /// Cache key of the note that these graphs have failed.
     pub(crate) fn failure(self) -> Vec<u8> {
         format!("{self:?} {GRAPHS} failed").into_bytes()
     }

@@ -1,5 +1,5 @@
-// What all kernels share: fused multiply-adds are those that are written, and the CPU's exponential
-// (math::exp of engine/kernels).
+// Definitions for all kernels. Multiply-adds are fused only where fma is written, and the exponential is the CPU's
+// (math::exp in engine/kernels).
 
 #pragma OPENCL FP_CONTRACT OFF
 

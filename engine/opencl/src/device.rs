@@ -11,17 +11,17 @@ use crate::staging::Streamed;
 use crate::work::{Kind, Underway, driver, no_work};
 use crate::{Block, Error, HostBytes, Listed, MatrixSpec, Room, Spec, Taken, Work};
 
-/// Where matrices are put: what a device has beside them.
+/// The [`Place`] of a device: a macro, because it borrows fields while `products` is borrowed mutably.
 macro_rules! place {
-    ($of:ident) => {
+    ($device:ident) => {
         Place {
-            device: &$of.found,
-            context: &$of.context,
-            extensions: &$of.extensions,
-            queue: &$of.queue,
-            unified: $of.facts.unified,
-            order: $of.order,
-            longest: $of.facts.longest,
+            device: &$device.found,
+            context: &$device.context,
+            extensions: &$device.extensions,
+            queue: &$device.queue,
+            unified: $device.facts.unified,
+            order: $device.order,
+            longest: $device.facts.longest,
         }
     };
 }
@@ -29,15 +29,15 @@ macro_rules! place {
 /// An OpenCL device.
 pub struct Device {
     underway: Option<Underway>,
-    /// The buffer that it computes from, which may have been filled beside other work.
+    /// Number of the buffer that the current work reads; it may have been filled while other work ran.
     streamed: Option<usize>,
-    /// For all work. With a clock only where the CPU has the same memory, and slows it: a clock takes a driver 20 µs for a
-    /// piece of work, and 9 for a kernel (NVIDIA 580).
+    /// Queue of all kernels. It has a clock only where CPU and device share memory and slow each other down: profiling
+    /// costs the driver 20 µs per piece of work and 9 µs per kernel (NVIDIA 580).
     queue: Queue,
-    /// For what is copied to buffers while work on others is under way.
+    /// Queue of copies to buffers that running kernels do not use.
     copies: Queue,
     prepared: Option<Prepared>,
-    /// How parts and matrices lie that are not the host's.
+    /// Layout of weights in the device's own memory.
     order: Order,
     parts: Vec<Part>,
     products: Products,
@@ -48,10 +48,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the device of this number. With `apart` it is taken to have a memory of its own, whatever it says.
+    /// Opens a device by number. With `apart` it is treated as one with separate memory.
     ///
     /// # Errors
-    /// No such device, or the driver's.
+    /// No such device, or a driver error.
     pub fn open(number: usize, apart: bool) -> Result<Self, Error> {
         let found = devices()?;
         let count = found.len();
@@ -83,15 +83,15 @@ impl Device {
         })
     }
 
-    /// What it is.
+    /// Properties of the device.
     pub fn facts(&self) -> &Listed {
         &self.facts
     }
 
-    /// Makes the kernels of an FFN. Buffers of neurons and for pieces of work that were made before are given back.
+    /// Compiles the kernels of an FFN and frees all neuron and work buffers.
     ///
     /// # Errors
-    /// An order that this device does not have, or the driver's: its compiler's log.
+    /// An unsupported layout, or a driver error with the compiler's log.
     pub fn prepare(&mut self, spec: &Spec, kernels: &Kernels) -> Result<(), Error> {
         self.settle()?;
         self.prepared = None;
@@ -111,27 +111,27 @@ impl Device {
         Ok(())
     }
 
-    /// Makes kernels for products of matrices of a format and width, and has them run from here on.
+    /// Compiles and selects the kernels for matrices of one format and width.
     ///
     /// # Errors
-    /// As [`Device::prepare`].
+    /// See [`Device::prepare`].
     pub fn prepare_products(&mut self, spec: &MatrixSpec, kernels: Kernels) -> Result<(), Error> {
         self.settle()?;
         let place = place!(self);
         self.products.set_kernels(&place, spec, kernels).map(|_| ())
     }
 
-    /// Waits for what may be under way although it could not all be begun.
+    /// Waits for commands of work that failed to start completely.
     fn settle(&mut self) -> Result<(), Error> {
         driver("finish", self.queue.finish())?;
         self.underway = None;
         Ok(())
     }
 
-    /// Makes buffers for pieces of work up to `room`.
+    /// Allocates buffers for work up to `room`.
     ///
     /// # Errors
-    /// The driver's, or no memory.
+    /// A driver error, or not enough memory.
     pub fn make_room(&mut self, room: &Room) -> Result<(), Error> {
         self.settle()?;
         let prepared = self.prepared.as_mut().ok_or_else(unprepared)?;
@@ -141,16 +141,16 @@ impl Device {
         Ok(())
     }
 
-    /// Gives back the buffers that were reserved, and matrices.
+    /// Frees all neuron buffers and matrices.
     pub fn clear(&mut self) {
-        // Nothing uses them any longer; a lost device has nothing to wait for.
+        // An error means that the device is lost and nothing uses the buffers any more.
         let _ = self.queue.finish();
         self.underway = None;
         self.parts.clear();
         self.products.clear();
     }
 
-    /// A buffer of `len` bytes; its number. `advise` is told of memory of the host before it is touched.
+    /// Allocates a buffer of `len` bytes and returns its number. `advise` sees host memory before it is first touched.
     ///
     /// # Errors
     /// Not enough memory.
@@ -165,10 +165,10 @@ impl Device {
         Ok(self.put(part))
     }
 
-    /// A buffer of `len` bytes of the host's memory, which both read and nobody writes; its number.
+    /// Makes the first `len` bytes of read-only host memory a buffer, without a copy, and returns its number.
     ///
     /// # Errors
-    /// A memory of its own, fewer bytes, or the driver's.
+    /// A device with separate memory, fewer bytes than `len`, or a driver error.
     pub fn share_neurons(&mut self, host: HostBytes, len: usize) -> Result<usize, Error> {
         if !self.facts.unified || (*host).as_ref().len() < len {
             return Err(Error(format!("cannot share {len} bytes")));
@@ -177,7 +177,7 @@ impl Device {
         Ok(self.put(part))
     }
 
-    /// Puts a buffer where one was given back, or behind all; its number.
+    /// Stores a buffer in the first free place and returns its number.
     fn put(&mut self, part: Part) -> usize {
         let free = |part: &Part| matches!(part, Part::Nothing);
         let number = self.parts.iter().position(free);
@@ -189,14 +189,14 @@ impl Device {
         number
     }
 
-    /// Gives a buffer back. One that a failed device may still read is kept.
+    /// Frees a buffer, unless a failed device may still read it.
     pub fn release(&mut self, part: usize) {
         if let (Ok(()), Some(part)) = (self.queue.finish(), self.parts.get_mut(part)) {
             *part = Part::Nothing;
         }
     }
 
-    /// A buffer that may be written again and again, but not while work on it is under way; its number.
+    /// Allocates a buffer that may be rewritten whenever no work uses it, and returns its number.
     ///
     /// # Errors
     /// Not enough memory.
@@ -211,29 +211,28 @@ impl Device {
         Ok(self.put(part))
     }
 
-    /// Copies bytes to a buffer, from byte `at` on.
+    /// Copies bytes to offset `at` of a buffer.
     ///
     /// # Errors
-    /// No such place, a buffer of the machine's memory that is in use, or the driver's.
+    /// A range outside the buffer, shared memory that is already in use, or a driver error.
     pub fn write(&mut self, part: usize, at: usize, bytes: &[u8]) -> Result<(), Error> {
         let to = self.parts.get_mut(part).ok_or_else(no_part)?;
         to.write(&self.copies, at, bytes)
     }
 
-    /// The bytes of a buffer, which the host may read as well; `None` where the device has a memory of its
-    /// own. Nothing is written to it from here on.
+    /// Host memory of a buffer, read-only from now on; `None` on a device with separate memory.
     ///
     /// # Errors
-    /// No such buffer, or the driver's.
+    /// No such buffer, or a driver error.
     pub fn host_bytes(&mut self, part: usize) -> Result<Option<HostBytes>, Error> {
         let part = self.parts.get_mut(part).ok_or_else(no_part)?;
         part.host(&self.context)
     }
 
-    /// Begins a piece of work. One is under way at a time.
+    /// Starts a piece of work; only one runs at a time.
     ///
     /// # Errors
-    /// Work that does not fit the buffers, or the driver's.
+    /// Work that exceeds the buffers, or a driver error.
     pub fn submit(&mut self, work: &Work<'_>) -> Result<(), Error> {
         if self.underway.is_some() {
             return Err(Error("is busy".into()));
@@ -265,10 +264,10 @@ impl Device {
         }
     }
 
-    /// Waits until what was copied to a buffer has arrived, which took so long by the device's clock.
+    /// Waits for copies to a buffer and returns their duration.
     ///
     /// # Errors
-    /// The driver's, or no such buffer.
+    /// A driver error, or no such buffer.
     pub fn arrived(&self, part: usize) -> Result<Taken, Error> {
         let nanoseconds = self.parts.get(part).ok_or_else(no_part)?.arrived()?;
         Ok(Taken {
@@ -277,29 +276,29 @@ impl Device {
         })
     }
 
-    /// Whether the work under way is done; does not wait.
+    /// Whether the current work has finished; does not block.
     ///
     /// # Errors
-    /// The driver's, or no such work.
+    /// A driver error, or no current work.
     pub fn is_done(&self) -> Result<bool, Error> {
         let underway = self.underway.as_ref().ok_or_else(no_work)?;
-        // Complete, or an error that `take` reports.
+        // Failed work counts as finished: `take` reports the error.
         driver("tell how far it is", underway.done.is_over())
     }
 
-    /// Waits for the work under way, and copies its sums to `out`, or its products, block by block `[tokens × rows]`.
+    /// Waits for the current work and copies its sums to `out`, or its products, one `[tokens × rows]` block after another.
     ///
     /// # Errors
-    /// The driver's, or no such work.
+    /// A driver error, or no current work.
     pub fn take(&mut self, out: &mut [f32]) -> Result<Taken, Error> {
         let underway = self.underway.take().ok_or_else(no_work)?;
         driver("compute", underway.done.wait())?;
-        // Work whose weights did not arrive is none.
+        // The result is valid only if all weights arrived.
         if let Some(part) = self.streamed.take() {
             self.arrived(part)?;
         }
-        let answer = match underway.of {
-            Kind::Products => (self.products.answer(underway.results)).map(|all| (all, 0)),
+        let answer = match underway.kind {
+            Kind::Products => (self.products.answer(underway.results)).map(|results| (results, 0)),
             Kind::Sums => {
                 let scratch = self.prepared.as_ref().and_then(|p| p.scratch.as_ref());
                 scratch.and_then(|scratch| scratch.answer(underway.results))
@@ -318,35 +317,35 @@ impl Device {
         })
     }
 
-    /// Makes a matrix known; its number. On a device with the machine's memory it is not copied.
+    /// Registers a matrix and returns its number. It is copied only to devices with separate memory.
     ///
     /// # Errors
-    /// The driver's, or no memory.
+    /// A driver error, or not enough memory.
     pub fn share(&mut self, spec: &MatrixSpec, bytes: HostBytes) -> Result<usize, Error> {
         let place = place!(self);
         self.products.share(&place, spec, bytes)
     }
 
-    /// Forgets a matrix. One that a failed device may still read is kept.
+    /// Frees a matrix, unless a failed device may still read it.
     pub fn give_back(&mut self, matrix: usize) {
         if self.queue.finish().is_ok() {
             self.products.give_back(matrix);
         }
     }
 
-    /// Makes buffers for inputs of `x` bytes and `y` results.
+    /// Allocates buffers for products: `x` input bytes and `y` results.
     ///
     /// # Errors
-    /// The driver's, or no memory.
+    /// A driver error, or not enough memory.
     pub fn make_product_room(&mut self, x: usize, y: usize) -> Result<(), Error> {
         self.settle()?;
         self.products.make_room([x, y], &self.context, &self.queue)
     }
 
-    /// Begins products of blocks with `tokens` tokens, whose input is `x`.
+    /// Starts the products of `blocks` with `tokens` tokens, whose input is `x`.
     ///
     /// # Errors
-    /// Blocks that are not there, more than the buffers hold, or the driver's.
+    /// Unknown blocks, work that exceeds the buffers, or a driver error.
     pub fn multiply(&mut self, blocks: &[Block], tokens: usize, x: &[u8]) -> Result<(), Error> {
         if self.underway.is_some() {
             return Err(Error("is busy".into()));
@@ -362,7 +361,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // The queue may still use buffers and staging memory. A lost device has nothing to wait for.
+        // The queue may still use buffers and staging memory. An error means that the device is lost.
         let _ = self.queue.finish();
     }
 }

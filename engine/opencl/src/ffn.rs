@@ -1,4 +1,4 @@
-//! The FFN of a part of a bank: its kernels, and a piece of work.
+//! FFN kernels for the neurons of one buffer, and how a piece of work runs them.
 
 use crate::buffers::Scratch;
 use crate::forms::{Form, Format, Kernels, Made, Maker, Order, Variant, WORK_GROUP, made_as};
@@ -7,51 +7,53 @@ use crate::library::Code;
 use crate::work::{HIDDEN, INVALID, Kind, SUMS, TILE, Underway, driver};
 use crate::{Error, Spec, Sums, Work};
 
-/// Flags of the kernel `hidden_values`.
+/// Flags of `hidden_values`, as in hidden.cl.
 const MASKED: i32 = 1;
 const GATE_BIAS: i32 = 2;
 const UP_BIAS: i32 = 4;
 
-/// Elements of a group, items that share one in wide sums, and rows of an item there.
+/// Elements per group.
 const GROUP: usize = 32;
+/// Work items per group in wide sums.
 const WIDE: usize = 4;
+/// Rows per work item in wide sums.
 const WIDE_ROWS: usize = 8;
 
-/// Flags of sums.
+/// Flag of the kernels of sums: continue the total in the buffer.
 const GOES_ON: i32 = 1;
 
-/// Items that fill a compute unit, so that some work while others wait for memory.
+/// Work items per compute unit that hide memory latency.
 const UNIT: usize = 1024;
 
-/// Kernels of sums.
+/// Kernels that sum Down rows.
 struct SumsMade {
     sums: Kernel,
     totals: Kernel,
     added: Kernel,
-    /// Of formats with groups in tiles.
+    /// For grouped formats in tiles.
     wide: Option<Wide>,
 }
 
-/// Kernels of sums of which an item has 8 elements.
+/// Kernels whose work items sum 8 elements each.
 struct Wide {
     sums: Kernel,
     /// For several rows.
     totals: Kernel,
 }
 
-/// The kernels for an FFN, and buffers for pieces of work.
+/// Compiled kernels of an FFN, and its work buffers.
 pub(super) struct Prepared {
     pub spec: Spec,
     kernels: Kernels,
     hidden: Vec<Made>,
     sums: SumsMade,
-    /// Items that the device computes at once.
+    /// Work items that fill the device.
     items: usize,
     pub scratch: Option<Scratch>,
 }
 
 impl Prepared {
-    /// For an FFN on a device of so many units; without buffers yet.
+    /// Compiles the kernels for a device with `units` compute units; allocates no buffers.
     pub fn new(
         maker: &Maker<'_>,
         spec: &Spec,
@@ -93,7 +95,7 @@ impl Prepared {
     }
 }
 
-/// What `hidden_values` is told of a piece of work.
+/// Argument `flags` of `hidden_values`.
 fn flags(work: &Work<'_>) -> i32 {
     let flags = [
         (work.mask.is_some(), MASKED),
@@ -103,7 +105,7 @@ fn flags(work: &Work<'_>) -> i32 {
     flags.iter().filter(|f| f.0).map(|f| f.1).sum()
 }
 
-/// What kernels of sums are told.
+/// Argument `how` of the kernels of sums.
 fn how(work: &Work<'_>) -> i32 {
     match work.sums {
         Sums::Total { begins: false, .. } => GOES_ON,
@@ -111,7 +113,7 @@ fn how(work: &Work<'_>) -> i32 {
     }
 }
 
-/// Copies inputs to the device and starts the kernels.
+/// Starts a piece of work: copies of the inputs, kernels, copy of the results.
 pub(super) fn start(
     queue: &Queue,
     prepared: &mut Prepared,
@@ -127,7 +129,7 @@ pub(super) fn start(
         let done = scratch.read(queue, work.sums, work.rows, sums)?;
         queue.flush()?;
         Ok(Underway {
-            of: Kind::Sums,
+            kind: Kind::Sums,
             results: sums,
             begun,
             done,
@@ -138,7 +140,7 @@ pub(super) fn start(
     begun
 }
 
-/// Starts the kernels for `work` with inputs that are on the device: a part and tokens. The first kernel.
+/// Starts the kernels of `work` on a buffer of neurons and the tokens `x`. Returns the event of the first kernel.
 fn enqueue(
     queue: &Queue,
     prepared: &mut Prepared,
@@ -148,9 +150,9 @@ fn enqueue(
 ) -> Result<Event, Code> {
     scratch.fits(work)?;
     let spec = &prepared.spec;
-    // Work groups may reach beyond the last cluster.
-    let behind = work.first + work.clusters * spec.cluster;
-    let end = work.end.min(work.neurons).min(behind);
+    // Work groups may extend past the last cluster.
+    let last = work.first + work.clusters * spec.cluster;
+    let end = work.end.min(work.neurons).min(last);
     let numbers = [work.first, work.neurons, end, work.rows, work.clusters];
     let [first, neurons, end, rows, clusters] = numbers.map(|n| Arg::Int(n as i32));
     let (hidden, fired) = (scratch.hidden.arg(), scratch.fired.arg());
@@ -158,57 +160,58 @@ fn enqueue(
     let (flags, cut) = (Arg::Int(flags(work)), Arg::Float(work.cut));
     let (mask, gate_bias) = (scratch.mask.arg(), scratch.gate_bias.arg());
     let up_bias = scratch.up_bias.arg();
-    let of_hidden = [
+    let hidden_args = [
         part, x, mask, gate_bias, up_bias, hidden, fired, first, neurons, end, rows, flags, cut,
     ];
     let how = Arg::Int(how(work));
     let counts = Arg::Int((work.sums == Sums::Each).into());
-    let of_clusters = [part, hidden, sums, first, neurons, end, rows, fired, counts];
-    let of_rows = [
+    let cluster_args = [part, hidden, sums, first, neurons, end, rows, fired, counts];
+    let row_args = [
         part, hidden, totals, first, neurons, end, rows, clusters, fired, how,
     ];
-    let of_added = [sums, totals, rows, clusters, fired, how];
+    let added_args = [sums, totals, rows, clusters, fired, how];
     let kernels = prepared.kernels;
     let (order, form) = (kernels.order, kernels.form(work.rows));
-    let of_form = made_as(&mut prepared.hidden, Variant { order, form })?;
+    let hidden_values = made_as(&mut prepared.hidden, Variant { order, form })?;
     let items = [work.clusters * spec.cluster, work.rows];
     let pieces = Pieces {
         d: spec.d,
         enough: prepared.items,
     };
-    // SAFETY: arguments in number, order and type as in hidden.cl and sums.cl. The buffers hold what its
-    // indices reach: inputs and clusters beyond what they were made for were refused, and the
-    // kernels compare neurons with the part's number.
+    // SAFETY: the arguments match hidden.cl and sums.cl in number, order and type. All indices are in bounds:
+    // `fits` has compared inputs and clusters with the buffers, and the kernels compare neurons with the
+    // buffer's number.
     unsafe {
-        let begun = of_form.run(queue, &of_hidden, items)?;
-        (prepared.sums).run(queue, [&of_clusters, &of_rows, &of_added], work, &pieces)?;
+        let begun = hidden_values.run(queue, &hidden_args, items)?;
+        let args: [&[Arg<'_>]; 3] = [&cluster_args, &row_args, &added_args];
+        prepared.sums.run(queue, args, work, &pieces)?;
         Ok(begun)
     }
 }
 
-/// How sums are divided among items.
+/// Division of sums among work items.
 #[derive(Clone, Copy)]
 struct Pieces {
     d: usize,
-    /// Items that are enough for the whole device.
+    /// Work items that fill the device.
     enough: usize,
 }
 
 impl SumsMade {
-    /// Begins the sums of `work`, with the arguments of kernels of clusters, of rows and of added sums.
+    /// Starts the sums of `work`, with the arguments of `cluster_sums`, `row_totals` and `added_sums`.
     ///
     /// # Safety
-    /// As [`Kernel::run`].
+    /// See [`Kernel::run`].
     unsafe fn run(
         &mut self,
         queue: &Queue,
-        [of_clusters, of_rows, of_added]: [&[Arg<'_>]; 3],
+        [cluster_args, row_args, added_args]: [&[Arg<'_>]; 3],
         work: &Work<'_>,
         pieces: &Pieces,
     ) -> Result<(), Code> {
         let (Pieces { d, enough }, clusters, group) = (*pieces, work.clusters, WORK_GROUP);
         let whole = d.next_multiple_of(group);
-        // Items of wide sums have more to do.
+        // A work item of wide sums has more elements and rows, so fewer of them fill the device.
         let (width, tiles, enough) = match &self.wide {
             Some(_) => {
                 let width = (d.div_ceil(GROUP) * WIDE).next_multiple_of(group);
@@ -216,31 +219,31 @@ impl SumsMade {
             }
             None => (whole, work.rows.div_ceil(TILE), enough),
         };
-        let of_each = [&[width, tiles, clusters], &[group, 1, 1][..]];
-        let of_all = [&[width, tiles], &[group, 1][..]];
-        // Cluster after cluster only where items are enough.
-        let at_once = width * tiles >= enough || clusters == 1;
+        let by_cluster = [&[width, tiles, clusters], &[group, 1, 1][..]];
+        let by_row = [&[width, tiles], &[group, 1][..]];
+        // One pass over all clusters, if its work items fill the device; otherwise sums per cluster, added later.
+        let one_pass = width * tiles >= enough || clusters == 1;
         // SAFETY: the caller's promise.
         unsafe {
             match (work.sums, &mut self.wide) {
                 (Sums::Each, _) => {
                     let items = [whole, work.rows.div_ceil(TILE), clusters];
                     self.sums
-                        .run(queue, of_clusters, [&items, &[group, 1, 1]])?;
+                        .run(queue, cluster_args, [&items, &[group, 1, 1]])?;
                 }
-                (Sums::Total { .. }, Some(wide)) if at_once && work.rows > 1 => {
-                    wide.totals.run(queue, of_rows, of_all)?;
+                (Sums::Total { .. }, Some(wide)) if one_pass && work.rows > 1 => {
+                    wide.totals.run(queue, row_args, by_row)?;
                 }
-                (Sums::Total { .. }, None) if at_once => {
-                    self.totals.run(queue, of_rows, of_all)?;
+                (Sums::Total { .. }, None) if one_pass => {
+                    self.totals.run(queue, row_args, by_row)?;
                 }
                 (Sums::Total { .. }, wide) => {
                     match wide {
-                        Some(wide) => wide.sums.run(queue, &of_clusters[..7], of_each)?,
-                        None => self.sums.run(queue, of_clusters, of_each)?,
+                        Some(wide) => wide.sums.run(queue, &cluster_args[..7], by_cluster)?,
+                        None => self.sums.run(queue, cluster_args, by_cluster)?,
                     };
                     let items = [whole, work.rows];
-                    self.added.run(queue, of_added, [&items, &[group, 1]])?;
+                    self.added.run(queue, added_args, [&items, &[group, 1]])?;
                 }
             }
         }

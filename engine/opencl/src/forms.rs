@@ -1,4 +1,4 @@
-//! Forms of kernels: all give the same bits. [`Kernels::of`] chooses them by what a driver tells of its device.
+//! Variants of kernels. All compute the same bits; [`Kernels::of`] chooses by the properties of a device.
 
 use std::fmt;
 
@@ -10,62 +10,62 @@ use crate::tiles::TILE_ROWS;
 use crate::work::{INVALID, TILE, driver};
 use crate::{Error, Listed};
 
-/// How rows lie in a device's memory.
+/// Layout of rows in a device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// One after the other, each with its scales behind it, as the host reads them.
+    /// Row by row, each followed by its scales: the layout that the host reads.
     #[default]
     Rows,
-    /// In tiles, in which neighbouring rows have neighbouring bytes; see [`Tiles`](crate::Tiles).
+    /// Interleaved in tiles, so that neighbouring work items read neighbouring bytes; see [`Tiles`](crate::Tiles).
     Tiles,
 }
 
-/// Who computes the product of a row.
+/// Work items that share a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Team {
-    /// An item.
+    /// One work item per row.
     #[default]
     Alone,
-    /// 16 items, which add their chains up in local memory.
+    /// 16 work items per row, one for each chain; they sum the chains in local memory.
     Local,
-    /// A work group has a block of rows and tokens: 16 items have some of its rows times some tokens, and each a chain of
-    /// all these. For many tokens.
+    /// One work group per block of rows and tokens: 16 work items compute some rows times some tokens, and each has one
+    /// chain of all of these products. For many tokens.
     Block,
 }
 
-/// How products of integers are made.
+/// Integer multiplication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dots {
-    /// By numbers of 16 bits.
+    /// Bytes are widened to 16 bits.
     #[default]
     Widened,
-    /// Four bytes at once. A device without such an instruction computes them with plain arithmetic, which only tests do.
+    /// Dot products of four bytes, by an instruction; in tests also by plain arithmetic.
     Packed,
 }
 
-/// A form of a kernel.
+/// Variant of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Form {
-    /// Who computes a row.
+    /// Work items that share a product.
     pub team: Team,
-    /// How.
+    /// Integer multiplication.
     pub dots: Dots,
 }
 
-/// The least number of tokens that are many.
+/// From this number of tokens on [`Kernels::many`] is used.
 pub const MANY: usize = 16;
 
-/// The kernels for rows of a format.
+/// The kernels for rows of one format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Kernels {
-    /// How rows lie.
+    /// Layout of rows.
     pub order: Order,
-    /// The form for fewer than [`MANY`] tokens.
+    /// Variant for fewer than [`MANY`] tokens.
     pub few: Form,
-    /// That for more.
+    /// Variant for [`MANY`] tokens or more.
     pub many: Form,
 }
 
@@ -104,15 +104,15 @@ impl fmt::Display for Kernels {
 }
 
 impl Kernels {
-    /// Those of a device, by what its driver tells: for products of floats, and for those of integers.
+    /// Kernels of a device for float products and for integer products:
     ///
-    /// | the driver tells of | rows lie in | few tokens | many |
+    /// | device | layout | few tokens | many tokens |
     /// |---|---|---|---|
-    /// | a processor | rows | an item a row | an item a row |
-    /// | a graphics processor, the machine's memory | rows, which the host reads too | 16 items a row | blocks |
-    /// | a graphics processor, its own memory | tiles | 16 items a row | blocks |
+    /// | CPU | rows | [`Team::Alone`] | [`Team::Alone`] |
+    /// | GPU that shares the machine's memory | rows, which the host reads too | [`Team::Local`] | [`Team::Block`] |
+    /// | GPU with separate memory | tiles | [`Team::Local`] | [`Team::Block`] |
     ///
-    /// A graphics processor with integer dot products uses them.
+    /// GPUs use integer dot products if they have them.
     pub(super) fn of(device: &Listed, extensions: &Extensions) -> [Self; 2] {
         if !device.gpu {
             return [Self::default(); 2];
@@ -137,95 +137,95 @@ impl Kernels {
         })
     }
 
-    /// The form for so many tokens.
+    /// The variant for a number of tokens.
     pub fn form(&self, tokens: usize) -> Form {
         if tokens < MANY { self.few } else { self.many }
     }
 
-    /// Both.
+    /// Both variants.
     pub(super) fn variants(&self) -> [Variant; 2] {
         let order = self.order;
         [self.few, self.many].map(|form| Variant { order, form })
     }
 }
 
-/// Most arguments of a kernel.
+/// Maximum arguments of a kernel, without local memory.
 const MOST_ARGS: usize = 13;
 
-/// Items of a team.
+/// Work items per team.
 const ITEMS: usize = 16;
 
 const PACKED: &str = "cl_khr_integer_dot_product";
 
-/// Tokens of a block, which share the reading of its rows.
+/// Tokens per block. They share each read of a row.
 const BLOCK_TOKENS: usize = 8;
 
-/// Bytes of local memory that an item of a block has: for the chains of some of its values at a time.
+/// Local memory per work item of a block, in bytes: chains of a part of its values.
 const FOR_BLOCKS: usize = 32;
 
-/// Items of a work group where an item has a row: a cluster is a multiple of it.
+/// Work items per group of [`Team::Alone`]; it divides a cluster.
 pub(super) const WORK_GROUP: usize = 64;
 
-/// The same where a block has them.
+/// Work items per group of [`Team::Block`].
 const BLOCK_GROUP: usize = 128;
 
-/// Extensions that forms use.
+/// Extensions that kernels use.
 pub(super) struct Extensions {
-    dots: Option<ItsDots>,
+    dots: Option<DotFunction>,
 }
 
-/// Which function multiplies four bytes at once.
+/// Function for dot products of four bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ItsDots {
+enum DotFunction {
     Standard,
-    /// The instruction of NVIDIA's devices, whose driver does not name the extension.
+    /// NVIDIA's instruction `dp4a`. Their driver does not list the extension.
     Nvidia,
 }
 
 impl Extensions {
-    /// By the names that a device has. `nvidia` where it is one of NVIDIA's with that instruction.
+    /// Extensions by their names; `nvidia` if the device has `dp4a`.
     pub fn of(names: &[String], nvidia: bool) -> Self {
         let standard = names.iter().any(|name| name == PACKED);
         Self {
             dots: match standard {
-                true => Some(ItsDots::Standard),
-                false => nvidia.then_some(ItsDots::Nvidia),
+                true => Some(DotFunction::Standard),
+                false => nvidia.then_some(DotFunction::Nvidia),
             },
         }
     }
 
-    /// Build options of a form in an order, behind those of a format.
-    fn options(&self, options: &str, variant: Variant) -> String {
+    /// Appends the build options of a variant to those of a format.
+    fn options(&self, format: &str, variant: Variant) -> String {
         let Variant { order, form } = variant;
-        let mut all = options.to_owned();
+        let mut options = format.to_owned();
         let packs = form.dots == Dots::Packed;
-        // Integer products are functions of newer versions.
-        all.push_str(match packs && self.dots == Some(ItsDots::Standard) {
+        // Integer dot products are functions of OpenCL C 3.0.
+        options.push_str(match packs && self.dots == Some(DotFunction::Standard) {
             true => " -cl-std=CL3.0",
             false => " -cl-std=CL1.2",
         });
-        all.push_str(&format!(" -D TILE={TILE}"));
+        options.push_str(&format!(" -D TILE={TILE}"));
         if order == Order::Tiles {
-            all.push_str(&format!(" -D TILES -D TILE_ROWS={TILE_ROWS}"));
+            options.push_str(&format!(" -D TILES -D TILE_ROWS={TILE_ROWS}"));
         }
-        for (set, more) in [
+        for (set, option) in [
             (form.team == Team::Local, " -D LOCAL_TEAMS"),
             (packs, " -D PACKED_DOTS"),
             (packs && self.dots.is_none(), " -D PLAIN_DOTS"),
             (
-                packs && self.dots == Some(ItsDots::Nvidia),
+                packs && self.dots == Some(DotFunction::Nvidia),
                 " -D NVIDIA_DOTS",
             ),
         ] {
             if set {
-                all.push_str(more);
+                options.push_str(option);
             }
         }
-        all
+        options
     }
 }
 
-/// A form for an order.
+/// A form for a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Variant {
     pub order: Order,
@@ -233,7 +233,7 @@ pub(super) struct Variant {
 }
 
 impl Variant {
-    /// Items of a work group, if the kernel can have so many: in tiles a team's group has a whole tile.
+    /// Work items per group of a kernel that allows `most`. With [`Team::Local`] in tiles a group computes a whole tile.
     fn group(self, most: usize) -> usize {
         let wanted = match (self.form.team, self.order) {
             (Team::Local, Order::Tiles) => ITEMS * TILE_ROWS,
@@ -242,22 +242,22 @@ impl Variant {
         };
         match most >= wanted {
             true => wanted,
-            // A power of two, as those are, and a team at least.
+            // A power of two, and at least a team.
             false => 1 << most.max(ITEMS).ilog2(),
         }
     }
 }
 
-/// What kernels are told of rows.
+/// Format of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Format<'a> {
     /// Build options.
     pub options: &'a str,
-    /// Products are those of integers.
+    /// Products are integer products of groups.
     pub grouped: bool,
 }
 
-/// Where kernels are made.
+/// Compiler of kernels for a device.
 pub(super) struct Maker<'a> {
     pub device: &'a Found,
     pub context: &'a Context,
@@ -265,7 +265,7 @@ pub(super) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// A program in a form.
+    /// Compiles a program.
     ///
     /// # Errors
     /// The compiler's log.
@@ -275,22 +275,22 @@ impl Maker<'_> {
         built.map_err(|log| Error(format!("cannot build its kernels: {}", log.trim())))
     }
 
-    /// A kernel of `source`, by name, in a form.
+    /// Compiles the kernel `name` of `source`.
     ///
     /// # Errors
-    /// As [`Maker::program`].
+    /// See [`Maker::program`].
     pub fn kernel(
         &self,
         [source, name]: [&str; 2],
-        of: Format<'_>,
+        format: Format<'_>,
         variant: Variant,
     ) -> Result<Made, Error> {
-        // A chain is a float, or four lanes.
-        let Format { options, grouped } = of;
-        let (chain, its_rows) = if grouped { (4, 4) } else { (16, 2) };
-        let at_a_time = FOR_BLOCKS / chain;
+        let Format { options, grouped } = format;
+        // Bytes of a chain, a float or a float4, and rows per lane.
+        let (chain, lane_rows) = if grouped { (4, 4) } else { (16, 2) };
+        let values = FOR_BLOCKS / chain;
         let blocks = format!(
-            "{options} -D BLOCKS -D BLOCK_TOKENS={BLOCK_TOKENS} -D ITS_ROWS={its_rows} -D AT_A_TIME={at_a_time}"
+            "{options} -D BLOCKS -D BLOCK_TOKENS={BLOCK_TOKENS} -D LANE_ROWS={lane_rows} -D VALUES_PER_ROUND={values}"
         );
         let options = match variant.form.team {
             Team::Block => &blocks,
@@ -303,36 +303,37 @@ impl Maker<'_> {
             variant,
             group: variant.group(driver("ask for the size of work groups", most)?),
             kernel,
-            its_rows,
+            lane_rows,
         })
     }
 }
 
-/// A kernel with rows for an item or a team of the first dimension.
+/// A compiled kernel over rows (first dimension) and tokens (second).
 pub(super) struct Made {
     variant: Variant,
     kernel: Kernel,
-    /// Rows that a lane of a block has.
-    its_rows: usize,
-    /// Items of a work group.
+    /// Rows per lane of a block.
+    lane_rows: usize,
+    /// Work items per group.
     group: usize,
 }
 
-/// The kernel of a form, which has been made.
-pub(super) fn made_as(all: &mut [Made], variant: Variant) -> Result<&mut Made, Code> {
-    all.iter_mut().find(|made| made.is(variant)).ok_or(INVALID)
+/// The compiled kernel of a variant.
+pub(super) fn made_as(kernels: &mut [Made], variant: Variant) -> Result<&mut Made, Code> {
+    let kernel = kernels.iter_mut().find(|made| made.is(variant));
+    kernel.ok_or(INVALID)
 }
 
 impl Made {
-    /// Whether it is that.
+    /// Whether this is the kernel of `variant`.
     pub fn is(&self, variant: Variant) -> bool {
         self.variant == variant
     }
 
-    /// Begins to run it for so many rows and tokens.
+    /// Starts the kernel for `rows` rows and `tokens` tokens.
     ///
     /// # Safety
-    /// As [`Kernel::run`], of a kernel that does not read rows beyond the last one. `args` are those without local
+    /// See [`Kernel::run`]. The kernel does not read rows beyond the last one; `args` are its arguments without local
     /// memory.
     pub unsafe fn run(
         &mut self,
@@ -341,18 +342,18 @@ impl Made {
         [rows, tokens]: [usize; 2],
     ) -> Result<Event, Code> {
         let (team, group) = (self.variant.form.team, self.group);
-        // Items for each `per` rows, and tokens of an item.
-        let (items, per, its) = match team {
+        // A team of `items` work items computes `team_rows` rows and `team_tokens` tokens.
+        let (items, team_rows, team_tokens) = match team {
             Team::Alone => (1, 1, TILE),
             Team::Local => (ITEMS, 1, TILE),
-            Team::Block => (ITEMS, self.its_rows, BLOCK_TOKENS),
+            Team::Block => (ITEMS, self.lane_rows, BLOCK_TOKENS),
         };
         let global = [
-            (rows.div_ceil(per) * items).next_multiple_of(group),
-            tokens.div_ceil(its),
+            (rows.div_ceil(team_rows) * items).next_multiple_of(group),
+            tokens.div_ceil(team_tokens),
         ];
-        // A chain is a float, or four lanes.
-        let room = match team {
+        // A chain is a float or a float4.
+        let local_memory = match team {
             Team::Alone => &[][..],
             Team::Local => &[
                 Arg::Local(group * TILE * 4 * size_of::<f32>()),
@@ -360,13 +361,14 @@ impl Made {
             ],
             Team::Block => &[Arg::Local(group * FOR_BLOCKS)],
         };
-        let (mut all, len) = ([Arg::Int(0); MOST_ARGS + 2], args.len());
-        let places = all.get_mut(..len + room.len()).ok_or(INVALID)?;
-        places[..len].copy_from_slice(args);
-        places[len..].copy_from_slice(room);
-        // SAFETY: local memory has a chain for each item and token, and a sum for each row and token; or so many values of
-        // all chains as a block adds up at a time. The rest is the caller's promise.
-        unsafe { (self.kernel).run(queue, places, [&global, &[group, 1]]) }
+        let (mut buffer, len) = ([Arg::Int(0); MOST_ARGS + 2], args.len());
+        let whole = buffer.get_mut(..len + local_memory.len());
+        let whole = whole.ok_or(INVALID)?;
+        whole[..len].copy_from_slice(args);
+        whole[len..].copy_from_slice(local_memory);
+        // SAFETY: local memory holds a chain per work item and token, and a sum per row and token; for blocks, the chains
+        // of `VALUES_PER_ROUND` values of each work item. The rest is the caller's promise.
+        unsafe { (self.kernel).run(queue, whole, [&global, &[group, 1]]) }
     }
 }
 
@@ -375,34 +377,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_follow_what_a_driver_tells() {
+    fn kernels_follow_the_properties_of_a_device() {
         let extensions = |names: &[&str], nvidia| {
             let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
             Extensions::of(&names, nvidia)
         };
-        let of = |gpu, unified, of: &Extensions, grouped| {
+        let kernels = |gpu, unified, extensions: &Extensions, grouped| {
             let device = Listed {
                 gpu,
                 unified,
                 ..Listed::default()
             };
-            Kernels::of(&device, of)[usize::from(grouped)]
+            Kernels::of(&device, extensions)[usize::from(grouped)]
         };
         let (none, packs) = (extensions(&[], false), extensions(&[PACKED], false));
         // Processors have caches, and other cores to do this work.
         for unified in [true, false] {
-            assert_eq!(of(false, unified, &packs, true), Kernels::default());
+            assert_eq!(kernels(false, unified, &packs, true), Kernels::default());
         }
         let form = |team, dots| Form { team, dots };
-        let phone = of(true, true, &packs, true);
+        let phone = kernels(true, true, &packs, true);
         assert_eq!(phone.order, Order::Rows);
         assert_eq!(phone.form(MANY - 1), form(Team::Local, Dots::Packed));
         assert_eq!(phone.form(MANY), form(Team::Block, Dots::Packed));
-        let card = of(true, false, &extensions(&[], true), true);
+        let card = kernels(true, false, &extensions(&[], true), true);
         assert_eq!(card.order, Order::Tiles);
         assert_eq!(card.few, form(Team::Local, Dots::Packed));
         for (extensions, grouped) in [(&none, true), (&packs, false)] {
-            let plain = of(true, false, extensions, grouped);
+            let plain = kernels(true, false, extensions, grouped);
             assert_eq!(plain.many, form(Team::Block, Dots::Widened));
         }
         let variant = Variant {
@@ -410,8 +412,8 @@ mod tests {
             form: card.few,
         };
         let options = none.options("-w", variant);
-        for told in ["-D LOCAL_TEAMS", "-D PLAIN_DOTS", "CL1.2", "-D TILES"] {
-            assert!(options.contains(told), "{options}");
+        for option in ["-D LOCAL_TEAMS", "-D PLAIN_DOTS", "CL1.2", "-D TILES"] {
+            assert!(options.contains(option), "{options}");
         }
         assert!(packs.options("-w", variant).contains("-cl-std=CL3.0"));
     }

@@ -1,11 +1,12 @@
-// Hidden values of the FFN of a part of a bank. The host defines
+// Hidden values of the neurons in a buffer. The host defines
 //
-//   CLUSTER                                      neurons of a cluster
-//   MATRICES                                     of a neuron: Gate, Up, Down, or Gate and Down
-//   RELU, FATRELU, RELU2, SILU or GELU_TANH      the activation; THRESHOLD of FATRELU
-//   CLAMPED_SILU or CLAMPED_SWIGLU               SiLU of gates up to LIMIT, times Up within it, or within it plus 1; ALPHA
-//                                                of CLAMPED_SWIGLU multiplies the argument of the sigmoid
-//   UNGATED, RELU_ON_UP                          where the model is so
+//   CLUSTER                                      neurons per cluster
+//   MATRICES                                     rows per neuron: 3 (Gate, Up, Down) or 2 (Gate, Down)
+//   RELU, FATRELU, RELU2, SILU or GELU_TANH      the activation; THRESHOLD for FATRELU
+//   CLAMPED_SILU                                 silu(min(gate, LIMIT)) · clamp(up, ±LIMIT)
+//   CLAMPED_SWIGLU                               the same with clamp(up, ±LIMIT) + 1, and the sigmoid's argument times ALPHA
+//   UNGATED                                      neurons without Up
+//   RELU_ON_UP                                   dReLU: ReLU of Up too
 
 float silu(float v) {
     return v / (1.0f + exp_of(-v));
@@ -42,7 +43,7 @@ float within_limit(float v) {
 #define GATE_BIAS 2
 #define UP_BIAS 4
 
-// Row `matrix` of neuron `i` of a part of `neurons`.
+// Row `matrix` (Gate 0, Up 1) of neuron `i` in a buffer of `neurons` neurons.
 Row neuron_row(bytes part, int matrix, size_t i, int neurons) {
 #ifdef TILES
     return row_at(part, (i / CLUSTER * MATRICES + matrix) * CLUSTER + i % CLUSTER);
@@ -51,7 +52,7 @@ Row neuron_row(bytes part, int matrix, size_t i, int neurons) {
 #endif
 }
 
-// Bits of those of `here` pairs from number `pair` on that are wanted.
+// Bits of the mask for `here` pairs from `pair` on.
 uint wanted_from(__global const ulong *mask, size_t pair, int here, int flags) {
     uint all = (1u << here) - 1;
     if (!(flags & MASKED)) {
@@ -65,7 +66,7 @@ uint wanted_from(__global const ulong *mask, size_t pair, int here, int flags) {
     return some & all;
 }
 
-// A gate with its bias, activated; zero where it does not fire.
+// The activated gate with its bias; zero below the cut.
 float gate_of(float sum, __global const float *bias, int n, int flags, float cut) {
     if (flags & GATE_BIAS) {
         sum += bias[n];
@@ -93,38 +94,38 @@ float hidden_of(float gate, float up, __global const float *bias, int n, int fla
 #endif
 }
 
-// hidden[n][row] of neurons `first + n` of a part of `neurons`, up to neuron `end`: zero where the mask does not want the
-// pair, and where the gate does not fire. Rows of which no pair is wanted are not read. `fired` counts the pairs that fire. A
-// work group has a block; or an item, or a team, has a neuron and TILE rows.
+// hidden[n][row] of neurons `first + n` below `end` in a buffer of `neurons` neurons: zero if the mask excludes the pair or
+// the gate does not fire. Neurons without a selected pair are not read. `fired` counts the pairs that fire. A work group
+// computes a block (BLOCKS); otherwise a work item, or a team, computes a neuron for TILE rows.
 #ifdef BLOCKS
 __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                             __global const float *gate_bias, __global const float *up_bias,
                             __global float *hidden, __global int *fired, int first, int neurons,
                             int end, int rows, int flags, float cut, __local Chain *chains) {
     __local int count;
-    Member of = member();
+    Member member = this_member();
     int row = get_global_id(1) * BLOCK_TOKENS, here = min(BLOCK_TOKENS, rows - row);
     bytes tokens = x + (size_t)row * TOKEN_BYTES;
     if (get_local_id(0) == 0) {
         count = 0;
     }
-    Row its[ITS_ROWS];
+    Row weights[LANE_ROWS];
     uint read = 0;
 #pragma unroll
-    for (int r = 0; r < ITS_ROWS; ++r) {
-        int n = row_of(of, r);
-        its[r] = neuron_row(part, 0, first + n, neurons);
+    for (int r = 0; r < LANE_ROWS; ++r) {
+        int n = row_of(member, r);
+        weights[r] = neuron_row(part, 0, first + n, neurons);
         if (first + n < end && wanted_from(mask, (size_t)n * rows + row, here, flags)) {
             read |= 1u << r;
         }
     }
     float gate[ENDS];
-    products(its, read, tokens, here, gate, of, chains);
+    products(weights, read, tokens, here, gate, member, chains);
     uint fires = 0;
 #pragma unroll
     for (int k = 0; k < ENDS; ++k) {
-        End at = end_at(of, k);
-        int n = end_row(of, at);
+        End at = end_at(member, k);
+        int n = end_row(member, at);
         size_t pair = (size_t)n * rows + row + at.t;
         if (!at.is || at.t >= here || first + n >= end || !wanted_from(mask, pair, 1, flags)) {
             continue;
@@ -138,15 +139,15 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
     float up[ENDS] = {0.0f};
 #ifndef UNGATED
 #pragma unroll
-    for (int r = 0; r < ITS_ROWS; ++r) {
-        its[r] = neuron_row(part, 1, first + row_of(of, r), neurons);
+    for (int r = 0; r < LANE_ROWS; ++r) {
+        weights[r] = neuron_row(part, 1, first + row_of(member, r), neurons);
     }
-    products(its, read, tokens, here, up, of, chains);
+    products(weights, read, tokens, here, up, member, chains);
 #endif
 #pragma unroll
     for (int k = 0; k < ENDS; ++k) {
-        End at = end_at(of, k);
-        int n = end_row(of, at);
+        End at = end_at(member, k);
+        int n = end_row(member, at);
         if (!at.is || at.t >= here || first + n >= end) {
             continue;
         }
@@ -162,14 +163,14 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
 __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
                             __global const float *gate_bias, __global const float *up_bias,
                             __global float *hidden, __global int *fired, int first, int neurons,
-                            int end, int rows, int flags, float cut ROOM) {
-    Member of = member();
-    int n = row_of(of), row = get_global_id(1) * TILE, here = min(TILE, rows - row);
+                            int end, int rows, int flags, float cut LOCAL_PARAMS) {
+    Member member = this_member();
+    int n = row_of(member), row = get_global_id(1) * TILE, here = min(TILE, rows - row);
     size_t i = first + n, pair = (size_t)n * rows + row;
     bytes tokens = x + (size_t)row * TOKEN_BYTES;
     float gate[TILE];
     uint wanted = i < end ? wanted_from(mask, pair, here, flags) : 0, fires = 0;
-    products(neuron_row(part, 0, i, neurons), tokens, here, wanted, gate, of ITS_ROOM);
+    products(neuron_row(part, 0, i, neurons), tokens, here, wanted, gate, member LOCAL_ARGS);
     for (int t = 0; t < here; ++t) {
         if (!(wanted >> t & 1)) {
             continue;
@@ -177,14 +178,14 @@ __kernel void hidden_values(bytes part, bytes x, __global const ulong *mask,
         gate[t] = gate_of(gate[t], gate_bias, n, flags, cut);
         fires |= (uint)(gate[t] != 0.0f) << t;
     }
-    if (fires && of.chain == 0) {
+    if (fires && member.chain == 0) {
         atomic_add(fired, (int)popcount(fires));
     }
     float up[TILE] = {0.0f};
 #ifndef UNGATED
-    products(neuron_row(part, 1, i, neurons), tokens, here, fires, up, of ITS_ROOM);
+    products(neuron_row(part, 1, i, neurons), tokens, here, fires, up, member LOCAL_ARGS);
 #endif
-    for (int t = 0; t < here && of.chain == 0 && i < end; ++t) {
+    for (int t = 0; t < here && member.chain == 0 && i < end; ++t) {
         float h = fires >> t & 1 ? hidden_of(gate[t], up[t], up_bias, n, flags) : 0.0f;
         hidden[pair + t] = h;
     }

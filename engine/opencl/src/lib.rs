@@ -1,14 +1,12 @@
-//! An OpenCL device: what there is, its memory, and the kernels that compute the FFN of a part of
-//! a bank (`hidden.cl`, `sums.cl`) and products of matrices (`matrix.cl`). It knows bytes and
-//! numbers; what they mean is the engine's matter.
+//! OpenCL devices: enumeration, memory, and the kernels for FFN clusters (`hidden.cl`, `sums.cl`) and
+//! matrix products (`matrix.cl`). This crate sees bytes and numbers; their meaning is the engine's.
 //!
-//! The OpenCL library is looked for when a device is asked for (`library.rs`): no build and no other
-//! use of the program needs it, and all targets use the same code. Static programs cannot load one;
-//! there no device is found.
+//! The OpenCL library is loaded at the first request for a device (`library.rs`), so neither the build nor the
+//! rest of the program depends on it. Statically linked programs cannot load libraries and find no device.
 //!
-//! One in-order queue. A piece of work is: inputs, from staging memory that stays untouched until
-//! the work is taken; two kernels; sums back. The host waits once, at the end. Weights that pass through a device
-//! with a memory of its own come by other queues, one for each buffer (`staging.rs`).
+//! Work runs on one in-order queue: copy the inputs from staging memory, run two kernels, copy the sums back.
+//! Staging memory is not touched until the result is taken, and the host waits once, at the end. Weights that
+//! stream to a device with separate memory use one more queue per buffer (`staging.rs`).
 
 #![allow(unsafe_code)]
 
@@ -33,18 +31,18 @@ pub use forms::{Dots, Form, Kernels, MANY, Order, Team};
 pub use listed::list;
 pub use tiles::{TILE_ROWS, Tiles};
 
-/// Tells versions of the kernels from each other: a hash of their source.
+/// Version of the kernels: a hash of their source.
 pub const KERNELS: u64 = {
-    let mut of_all = 0xcbf2_9ce4_8422_2325;
+    let mut sources = 0xcbf2_9ce4_8422_2325;
     let mut i = 0;
     while i < work::SOURCES.len() {
-        of_all = hash(of_all, work::SOURCES[i].as_bytes());
+        sources = hash(sources, work::SOURCES[i].as_bytes());
         i += 1;
     }
-    of_all
+    sources
 };
 
-/// FNV-1a, from a hash on.
+/// FNV-1a, continued from `hash`.
 const fn hash(mut hash: u64, bytes: &[u8]) -> u64 {
     let mut i = 0;
     while i < bytes.len() {
@@ -62,99 +60,99 @@ pub struct Error(pub String);
 /// A device of this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
+    /// Device name.
     pub name: String,
-    /// Version of its driver.
+    /// Driver version.
     pub driver: String,
-    /// Its memory is the machine's.
+    /// The device shares the machine's memory.
     pub unified: bool,
-    /// Bytes of its memory.
+    /// Memory size in bytes.
     pub memory: u64,
-    /// The longest buffer, in bytes.
+    /// Size of the largest buffer in bytes.
     pub longest: u64,
-    /// A graphics processor.
+    /// The device is a GPU.
     pub gpu: bool,
     /// Compute units.
     pub units: u32,
-    /// Divisions and square roots of f32 can be rounded correctly.
+    /// f32 division and square root are correctly rounded.
     pub divides: bool,
-    /// Names of its extensions.
+    /// Extension names.
     pub extensions: Vec<String>,
-    /// Its kernels for products of floats, and for those of integers of 8 bits.
+    /// Kernels for float products and for 8-bit integer products.
     pub kernels: [Kernels; 2],
 }
 
-/// Kernels for pieces of work.
+/// Shape of an FFN, and the build options of its kernels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spec {
-    /// Build options: the definitions that the kernels ask for, but those of a [`Form`] and an [`Order`].
+    /// Build options: all definitions that the kernels need except those of a [`Form`] and an [`Order`].
     pub options: String,
-    /// Elements of a row.
+    /// Elements per row.
     pub d: usize,
-    /// Neurons of a cluster.
+    /// Neurons per cluster.
     pub cluster: usize,
-    /// Bytes of a token's input.
+    /// Input bytes per token.
     pub token_bytes: usize,
-    /// Rows have groups with scales, and tokens are integers of 8 bits.
+    /// Rows have scales per group, and tokens are 8-bit integers.
     pub grouped: bool,
 }
 
-/// The largest pieces of work.
+/// Capacity of the buffers for a piece of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Most tokens.
+    /// Maximum tokens.
     pub rows: usize,
-    /// Most clusters.
+    /// Maximum clusters.
     pub clusters: usize,
-    /// Most (cluster, token) pairs.
+    /// Maximum (cluster, token) pairs.
     pub pairs: usize,
 }
 
 /// A piece of work.
 #[derive(Debug, Clone, Copy)]
 pub struct Work<'a> {
-    /// Number of the buffer with the neurons, and how many these are.
+    /// Number of the buffer that holds the neurons.
     pub part: usize,
-    /// See `part`.
+    /// Neurons in that buffer.
     pub neurons: usize,
-    /// The first neuron to compute, and the number of clusters from there on.
+    /// First neuron to compute.
     pub first: usize,
-    /// See `first`.
+    /// Clusters to compute.
     pub clusters: usize,
     /// Tokens.
     pub rows: usize,
-    /// Their input.
+    /// Input of the tokens.
     pub x: &'a [u8],
-    /// The pairs that are wanted, bit `n × rows + row`; `None` for all.
+    /// Bit `n × rows + row` selects a (neuron, token) pair; `None` selects all.
     pub mask: Option<&'a [u64]>,
-    /// Biases of these neurons, or none.
+    /// Gate biases of the computed neurons; may be empty.
     pub gate_bias: &'a [f32],
-    /// See `gate_bias`.
+    /// Up biases of the computed neurons; may be empty.
     pub up_bias: &'a [f32],
-    /// Smaller magnitudes of activated gates are zero.
+    /// Activated gates of smaller magnitude count as zero.
     pub cut: f32,
-    /// Neurons of the part that count, from its first one on.
+    /// Only neurons below this number count.
     pub end: usize,
-    /// What comes out.
+    /// Which sums to return.
     pub sums: Sums,
 }
 
-/// What comes of a piece of work.
+/// Which sums a piece of work returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sums {
-    /// A vector for each cluster and row.
+    /// One vector per cluster and row.
     Each,
-    /// A vector for each row: the clusters' sums, added one after the other.
+    /// One vector per row, a running total: the clusters' sums, added in order.
     Total {
-        /// To zero; else to what the work before came to, for as many rows.
+        /// Start at zero; otherwise continue the previous work's total, which had the same rows.
         begins: bool,
-        /// It is asked for; else further work goes on from there.
+        /// Return the total; otherwise later work continues it.
         ends: bool,
     },
 }
 
 impl Sums {
-    /// Vectors that come out of so many clusters and rows.
+    /// Number of vectors returned for `clusters` clusters and `rows` rows.
     pub fn vectors(self, clusters: usize, rows: usize) -> usize {
         match self {
             Self::Each => clusters * rows,
@@ -164,33 +162,33 @@ impl Sums {
     }
 }
 
-/// Bytes of the host that a device may read as well.
+/// Host memory that a device may read too.
 pub type HostBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A matrix for products.
+/// Shape of a matrix, and the build options of its kernels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MatrixSpec {
-    /// Build options, as of a [`Spec`].
+    /// Build options, as in [`Spec`].
     pub options: String,
     /// Rows.
     pub rows: usize,
-    /// Bytes of a row's quants, and of its scales behind them.
+    /// Bytes of quantised values per row.
     pub quants: usize,
-    /// See `quants`.
+    /// Bytes of scales per row, stored after the values.
     pub scales: usize,
-    /// Bytes of scales that lie together in tiles.
+    /// Bytes of scales that tiles keep together.
     pub scale: usize,
-    /// Bytes of a token's input.
+    /// Input bytes per token.
     pub token_bytes: usize,
 }
 
 impl MatrixSpec {
-    /// Bytes of a row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.quants + self.scales
     }
 
-    /// Its rows in tiles.
+    /// Layout of the rows in tiles.
     pub fn tiles(&self) -> Tiles {
         Tiles {
             quants: self.quants,
@@ -200,20 +198,20 @@ impl MatrixSpec {
     }
 }
 
-/// Rows of a matrix.
+/// A range of rows of a matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Its number.
+    /// Number of the matrix.
     pub matrix: usize,
-    /// The rows.
+    /// Row range.
     pub rows: Range<usize>,
 }
 
-/// What came out besides sums.
+/// Counters of a finished piece of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Pairs that fired.
+    /// (neuron, token) pairs that fired.
     pub fired: u64,
-    /// From submission to the last sum, by the device's clock.
+    /// Time from submission to the last sum by the device's clock; 0 without a clock.
     pub nanoseconds: u64,
 }

@@ -1,5 +1,4 @@
-//! The OpenCL library: the functions that are used of it, loaded when devices are asked for. One way
-//! for all targets; the names of the file differ.
+//! Run-time loading of the OpenCL library, the same on all targets except for the file names.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +8,7 @@ use opencl_sys::cl_int;
 
 use crate::Error;
 
-/// A type of functions within its `Option`, as opencl-sys has it.
+/// Function type inside the `Option` that opencl-sys declares.
 pub(super) trait Loaded {
     type Function: Copy;
 }
@@ -18,17 +17,17 @@ impl<F: Copy> Loaded for Option<F> {
     type Function = F;
 }
 
-/// Declares [`Functions`]: each has its name in OpenCL's documentation.
+/// Declares [`Functions`]; fields have the names of OpenCL's documentation.
 macro_rules! functions {
-    ($($name:ident: $of:ident,)*) => {
-        /// Functions of a library that stays loaded.
+    ($($name:ident: $kind:ident,)*) => {
+        /// Functions of a library that is never unloaded.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
-            $(pub $name: <$of as Loaded>::Function,)*
+            $(pub $name: <$kind as Loaded>::Function,)*
         }
 
         impl Functions {
-            /// Looks all of them up.
+            /// Resolves all functions.
             #[cfg(not(target_feature = "crt-static"))]
             fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
@@ -36,7 +35,7 @@ macro_rules! functions {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: in an OpenCL library a function of this name has this type.
                         *unsafe {
-                            library.get::<<$of as Loaded>::Function>(name.as_bytes())?
+                            library.get::<<$kind as Loaded>::Function>(name.as_bytes())?
                         }
                     },)*
                 })
@@ -77,8 +76,8 @@ functions! {
     clFinish: clFinish_t,
 }
 
-/// Where the library is, by target; the first that loads is taken. Android's vendors put it, or a
-/// driver that has its functions, in folders of theirs.
+/// File names by target, in order of preference. On Android vendors install the library, or a driver with the
+/// same functions, in their own folders.
 #[cfg(all(target_os = "android", not(target_feature = "crt-static")))]
 const NAMES: [&str; 5] = [
     "libOpenCL.so",
@@ -90,11 +89,10 @@ const NAMES: [&str; 5] = [
 #[cfg(all(not(target_os = "android"), not(target_feature = "crt-static")))]
 const NAMES: [&str; 2] = ["libOpenCL.so.1", "libOpenCL.so"];
 
-/// The library, once it was found. The lock is held while drivers are loaded: not all of them may be by
-/// two threads at once.
+/// The loaded library. The lock also serialises the loading of drivers, not all of which are thread-safe.
 static LIBRARY: Mutex<Option<&'static Functions>> = Mutex::new(None);
 
-/// Calls `then` with the library's functions, alone.
+/// Calls `then` with the library's functions while holding the lock.
 pub(super) fn with_library<T>(then: impl FnOnce(&'static Functions) -> T) -> Result<T, Error> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     let functions = match *library {
@@ -104,7 +102,7 @@ pub(super) fn with_library<T>(then: impl FnOnce(&'static Functions) -> T) -> Res
     Ok(then(functions))
 }
 
-/// A program without a loader of libraries.
+/// A statically linked program has no dynamic loader.
 #[cfg(target_feature = "crt-static")]
 fn load() -> Result<&'static Functions, Error> {
     Err(Error(
@@ -116,7 +114,7 @@ fn load() -> Result<&'static Functions, Error> {
 fn load() -> Result<&'static Functions, Error> {
     let mut why = String::new();
     for name in NAMES {
-        // SAFETY: an OpenCL library's initialisers ask for nothing.
+        // SAFETY: the initialisers of an OpenCL library have no preconditions.
         let library = match unsafe { libloading::Library::new(name) } {
             Ok(library) => library,
             Err(e) => {
@@ -127,7 +125,7 @@ fn load() -> Result<&'static Functions, Error> {
         match Functions::of(&library) {
             Ok(functions) => {
                 tracing::debug!(name, "OpenCL library");
-                // Drivers have threads and handlers of their own: it stays.
+                // Never unloaded: drivers start threads and install handlers.
                 std::mem::forget(library);
                 return Ok(Box::leak(Box::new(functions)));
             }
@@ -140,12 +138,12 @@ fn load() -> Result<&'static Functions, Error> {
     )))
 }
 
-/// What a function of OpenCL returned instead of success.
+/// Error code of an OpenCL function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Code(pub cl_int);
 
 impl Code {
-    /// Success, or what went wrong.
+    /// Converts a status code to a result.
     pub fn check(code: cl_int) -> Result<(), Self> {
         match code {
             opencl_sys::CL_SUCCESS => Ok(()),

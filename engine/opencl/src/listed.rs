@@ -1,4 +1,4 @@
-//! The OpenCL devices of this machine, and what they tell of themselves.
+//! Enumeration of the OpenCL devices of this machine.
 
 use opencl_sys::{
     CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_SIZE, CL_DEVICE_HOST_UNIFIED_MEMORY,
@@ -15,10 +15,10 @@ use crate::handles::{Found, devices};
 const MAJOR_NV: u32 = 0x4000;
 const MINOR_NV: u32 = 0x4001;
 
-/// What is told of a device; what it does not tell stays empty.
+/// Properties of a device. Those that the driver does not report stay empty.
 pub(super) fn listed(device: &Found) -> Listed {
     let divides = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT;
-    let mut told = Listed {
+    let mut facts = Listed {
         name: device.text(CL_DEVICE_NAME),
         driver: device.text(CL_DRIVER_VERSION),
         unified: device.number(CL_DEVICE_HOST_UNIFIED_MEMORY) != 0,
@@ -32,23 +32,23 @@ pub(super) fn listed(device: &Found) -> Listed {
             .collect(),
         ..Listed::default()
     };
-    told.kernels = Kernels::of(&told, &extensions(device, &told));
-    told
+    facts.kernels = Kernels::of(&facts, &extensions(device, &facts));
+    facts
 }
 
-/// The extensions of a device that forms of kernels use.
+/// Extensions that kernels may use.
 pub(super) fn extensions(device: &Found, facts: &Listed) -> Extensions {
     Extensions::of(&facts.extensions, has_dp4a(device, facts))
 }
 
-/// Whether a device is one of NVIDIA's with the instruction `dp4a`: those of compute capability 6.1 and later.
+/// Whether the device has NVIDIA's instruction `dp4a` (compute capability 6.1 or later).
 fn has_dp4a(device: &Found, facts: &Listed) -> bool {
-    let known = |name: &String| name == "cl_nv_device_attribute_query";
-    let asked = facts.extensions.iter().any(known);
-    asked && [MAJOR_NV, MINOR_NV].map(|name| device.number(name)) >= [6, 1]
+    let queries = |name: &String| name == "cl_nv_device_attribute_query";
+    let reports = facts.extensions.iter().any(queries);
+    reports && [MAJOR_NV, MINOR_NV].map(|name| device.number(name)) >= [6, 1]
 }
 
-/// The OpenCL devices of this machine, in the order of their numbers. Empty without a driver.
+/// Lists the OpenCL devices of this machine in the order of their numbers; empty without a driver.
 pub fn list() -> Vec<Listed> {
     let found = devices().unwrap_or_default();
     found.iter().map(listed).collect()

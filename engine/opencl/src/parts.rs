@@ -1,5 +1,5 @@
-//! Memory of the neurons of a bank: the device's own, or the host's where both have the same memory. The host
-//! fills the latter, and reads it beside the device once it is filled.
+//! Buffers of neurons: device memory, or on devices that share the machine's memory host memory, which the host
+//! fills once and both then read.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::staging::Streamed;
 use crate::work::driver;
 use crate::{Error, HostBytes};
 
-/// Alignment, and the unit of lengths, with which drivers share memory instead of copying it.
+/// Alignment and granularity at which drivers share host memory instead of copying it.
 const PAGE: usize = 4096;
 
-/// Host memory from a page border on.
+/// Page-aligned host memory.
 pub(super) struct Pages {
     memory: Vec<u8>,
     first: usize,
@@ -20,13 +20,13 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Zeroes, which `advise` is told of before they are touched. `None` if there cannot be so much memory.
+    /// Allocates zeros; `advise` sees the memory before it is first touched. `None` if `len` is impossible.
     fn new(len: usize, advise: &dyn Fn(&mut [u8])) -> Option<Self> {
         let len = len.max(1).checked_next_multiple_of(PAGE)?;
-        let all = len
+        let allocated = len
             .checked_add(PAGE)
             .filter(|&n| n <= isize::MAX as usize)?;
-        let mut memory = vec![0; all];
+        let mut memory = vec![0; allocated];
         advise(&mut memory);
         let first = memory.as_ptr().align_offset(PAGE).min(PAGE);
         Some(Self { memory, first, len })
@@ -43,22 +43,22 @@ impl AsRef<[u8]> for Pages {
     }
 }
 
-/// Memory of a part.
+/// A buffer of neurons.
 pub(super) enum Part {
-    /// The driver's.
+    /// Driver memory.
     Own(Bytes),
-    /// The host's, while it is filled.
+    /// Host memory that is being filled.
     Filling(Pages),
-    /// The same, filled: both read it, nobody writes. The buffer is given back first.
+    /// Host memory that is filled and read-only. The buffer is dropped before its memory.
     Shared(Bytes, HostBytes),
-    /// The driver's, filled again and again from staging memory.
+    /// Driver memory that staging memory refills.
     Streamed(Streamed),
-    /// It could not be shared.
+    /// Freed, or sharing failed.
     Nothing,
 }
 
 impl Part {
-    /// `len` bytes.
+    /// Allocates `len` bytes, on `unified` devices of host memory.
     pub fn new(
         context: &Context,
         len: usize,
@@ -75,35 +75,35 @@ impl Part {
         })
     }
 
-    /// `len` bytes of memory that both have, which may be written whenever no work on them is under way.
+    /// Allocates `len` bytes on a device with the machine's memory, rewritable whenever no work uses them.
     pub fn rewritten(context: &Context, len: usize) -> Result<Self, Error> {
         let bytes = Bytes::new(context, len);
         Ok(Self::Own(driver(&format!("give {len} bytes"), bytes)?))
     }
 
-    /// Memory of the host that is filled.
+    /// Shares host memory that is filled.
     pub fn shared(context: &Context, host: HostBytes) -> Result<Self, Error> {
         let bytes = driver("share weights", Bytes::of_host(context, &host))?;
         Ok(Self::Shared(bytes, host))
     }
 
-    /// Copies bytes to byte `at`.
-    pub fn write(&mut self, queue: &Queue, at: usize, bytes: &[u8]) -> Result<(), Error> {
-        let missing = || Error(format!("has no {} bytes at {at}", bytes.len()));
+    /// Copies bytes to `offset`.
+    pub fn write(&mut self, queue: &Queue, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        let missing = || Error(format!("has no {} bytes at {offset}", bytes.len()));
         match self {
-            Self::Own(to) => driver("copy weights", write(queue, to, at, bytes)),
-            Self::Streamed(to) => to.write(at, bytes),
+            Self::Own(buffer) => driver("copy weights", write(queue, buffer, offset, bytes)),
+            Self::Streamed(buffer) => buffer.write(offset, bytes),
             Self::Filling(pages) => {
-                let to = pages.bytes_mut().get_mut(at..).ok_or_else(missing)?;
-                let to = to.get_mut(..bytes.len()).ok_or_else(missing)?;
-                to.copy_from_slice(bytes);
+                let target = pages.bytes_mut().get_mut(offset..).ok_or_else(missing)?;
+                let target = target.get_mut(..bytes.len()).ok_or_else(missing)?;
+                target.copy_from_slice(bytes);
                 Ok(())
             }
             Self::Shared(..) | Self::Nothing => Err(Error("takes no weights once in use".into())),
         }
     }
 
-    /// Ends the filling of host memory.
+    /// Shares host memory that was being filled.
     fn fill_ends(&mut self, context: &Context) -> Result<(), Error> {
         *self = match std::mem::replace(self, Self::Nothing) {
             Self::Filling(pages) => Self::shared(context, Arc::new(pages))?,
@@ -112,7 +112,7 @@ impl Part {
         Ok(())
     }
 
-    /// For kernels. Nothing is written from here on where the memory is the host's.
+    /// The buffer as a kernel argument. Host memory is read-only from now on.
     pub fn arg(&mut self, context: &Context) -> Result<Arg<'_>, Error> {
         self.fill_ends(context)?;
         match self {
@@ -122,7 +122,7 @@ impl Part {
         }
     }
 
-    /// Has `queue` go on once what was copied has arrived.
+    /// Makes later commands of `queue` wait for copies to this buffer.
     pub fn order(&self, queue: &Queue) -> Result<(), Error> {
         match self {
             Self::Streamed(streamed) => streamed.order(queue),
@@ -130,7 +130,7 @@ impl Part {
         }
     }
 
-    /// Waits for copies that are under way; how many nanoseconds they took.
+    /// Waits for copies to this buffer and returns their duration in nanoseconds.
     pub fn arrived(&self) -> Result<u64, Error> {
         match self {
             Self::Streamed(streamed) => streamed.arrived(),
@@ -138,7 +138,7 @@ impl Part {
         }
     }
 
-    /// The host's memory, if it is that; as [`Part::arg`].
+    /// The buffer's host memory, if it has any, read-only from now on.
     pub fn host(&mut self, context: &Context) -> Result<Option<HostBytes>, Error> {
         self.fill_ends(context)?;
         Ok(match self {
@@ -155,9 +155,9 @@ mod tests {
     #[test]
     fn pages_begin_and_end_at_borders() {
         for len in [0, 1, PAGE, PAGE + 1] {
-            let told = std::cell::Cell::new(0);
-            let mut pages = Pages::new(len, &|bytes| told.set(bytes.len())).unwrap();
-            assert!(told.get() >= pages.len);
+            let advised = std::cell::Cell::new(0);
+            let mut pages = Pages::new(len, &|bytes| advised.set(bytes.len())).unwrap();
+            assert!(advised.get() >= pages.len);
             pages.bytes_mut().fill(7);
             let bytes = pages.as_ref();
             assert_eq!(bytes.as_ptr().align_offset(PAGE), 0);

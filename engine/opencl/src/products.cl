@@ -1,74 +1,74 @@
-// Products of a row with tokens. The host defines TILE, most tokens of an item, which share the reading of a row, and
+// Products of a row with tokens. The host defines TILE, the maximum tokens per work item, which share each read of a row, and
 //
-//   LOCAL_TEAMS      16 items have a row: an item has a chain of each token, and they add them up in local memory
+//   LOCAL_TEAMS      16 work items per row, one for each chain; they sum the chains in local memory
 //
-// Without it an item has a row. Neighbouring items have neighbouring rows of a tile; or the chains of a row, where rows lie
-// one after the other. Chains are added in the same order by all: halves, quarters, and so on.
+// Without LOCAL_TEAMS a work item computes a row. In tiles neighbouring work items have neighbouring rows; otherwise they
+// have the chains of one row. All variants sum chains in the same order: halves, quarters, and so on.
 
 #ifndef BLOCKS
-// An item's part of a row, and its number among those rows that the work group has.
+// Position of a work item: its chain, and its row within the work group.
 typedef struct {
     int chain, row;
 } Member;
 
-Member member(void) {
-    Member of;
+Member this_member(void) {
+    Member member;
     int item = get_local_id(0);
 #if !defined(LOCAL_TEAMS)
-    of.chain = 0;
-    of.row = item;
+    member.chain = 0;
+    member.row = item;
 #elif defined(TILES)
     int rows = get_local_size(0) / CHAINS;
-    of.chain = item / rows;
-    of.row = item % rows;
+    member.chain = item / rows;
+    member.row = item % rows;
 #else
-    of.chain = item % CHAINS;
-    of.row = item / CHAINS;
+    member.chain = item % CHAINS;
+    member.row = item / CHAINS;
 #endif
-    return of;
+    return member;
 }
 
-// The row of an item, among all rows of the kernel.
-int row_of(Member of) {
+// Number of the work item's row among all rows of the kernel.
+int row_of(Member member) {
 #ifdef LOCAL_TEAMS
-    return get_group_id(0) * (get_local_size(0) / CHAINS) + of.row;
+    return get_group_id(0) * (get_local_size(0) / CHAINS) + member.row;
 #else
     return get_global_id(0);
 #endif
 }
 
 #if defined(LOCAL_TEAMS)
-// Local memory: for each row and token of a work group 16 chains, and then sums.
-#define ROOM , __local Chain *chains, __local float *totals
-#define ITS_ROOM , chains, totals
+// Local memory: 16 chains for each row and token of the group, and their sums.
+#define LOCAL_PARAMS , __local Chain *chains, __local float *totals
+#define LOCAL_ARGS , chains, totals
 
 // The sum of 16 chains.
-float of_chains(__local Chain *all) {
+float sum_of_chains(__local Chain *chains) {
     Chain sum[CHAINS / 2];
     for (int j = 0; j < CHAINS / 2; ++j) {
-        sum[j] = all[j] + all[j + CHAINS / 2];
+        sum[j] = chains[j] + chains[j + CHAINS / 2];
     }
     for (int width = CHAINS / 4; width > 0; width /= 2) {
         for (int j = 0; j < width; ++j) {
             sum[j] += sum[j + width];
         }
     }
-    return of_chain(sum[0]);
+    return sum_of_lanes(sum[0]);
 }
 #else
-#define ROOM
-#define ITS_ROOM
+#define LOCAL_PARAMS
+#define LOCAL_ARGS
 #endif
 
 #ifdef LOCAL_TEAMS
-// A row times those of `count` tokens whose bit is set. All items of a work group call it.
-void products(Row row, bytes tokens, int count, uint wanted, float *out, Member of ROOM) {
+// A row times the tokens selected by the bits of `wanted`. All work items of a group call it.
+void products(Row row, bytes tokens, int count, uint wanted, float *out, Member member LOCAL_PARAMS) {
     Chain sum[TILE];
     for (int t = 0; t < TILE; ++t) {
         sum[t] = no_sum();
     }
     if (popcount(wanted) > 1) {
-        for (int s = of.chain; s < STEPS; s += CHAINS) {
+        for (int s = member.chain; s < STEPS; s += CHAINS) {
             Weights w = weights_at(row, s);
             for (int t = 0; t < count; ++t) {
                 sum[t] = added(w, inputs_at(tokens + (size_t)t * TOKEN_BYTES, s), s, sum[t]);
@@ -76,35 +76,35 @@ void products(Row row, bytes tokens, int count, uint wanted, float *out, Member 
         }
     } else if (wanted) {
         int t = 31 - clz(wanted);
-        Chain one = no_sum();
-        for (int s = of.chain; s < STEPS; s += CHAINS) {
+        Chain chain = no_sum();
+        for (int s = member.chain; s < STEPS; s += CHAINS) {
             Inputs x = inputs_at(tokens + (size_t)t * TOKEN_BYTES, s);
-            one = added(weights_at(row, s), x, s, one);
+            chain = added(weights_at(row, s), x, s, chain);
         }
-        sum[t] = one;
+        sum[t] = chain;
     }
     for (int t = 0; t < count; ++t) {
-        chains[(of.row * TILE + t) * CHAINS + of.chain] = sum[t];
+        chains[(member.row * TILE + t) * CHAINS + member.chain] = sum[t];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (of.chain < count) {
-        int at = of.row * TILE + of.chain;
-        totals[at] = of_chains(chains + at * CHAINS);
+    if (member.chain < count) {
+        int i = member.row * TILE + member.chain;
+        totals[i] = sum_of_chains(chains + i * CHAINS);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int t = 0; t < count; ++t) {
-        out[t] = totals[of.row * TILE + t];
+        out[t] = totals[member.row * TILE + t];
     }
 }
 #else
 // The sum of a token's chains.
-float of_chains(Chain *sum) {
+float sum_of_chains(Chain *sum) {
     for (int width = CHAINS / 2; width > 0; width /= 2) {
         for (int j = 0; j < width; ++j) {
             sum[j] += sum[j + width];
         }
     }
-    return of_chain(sum[0]);
+    return sum_of_lanes(sum[0]);
 }
 
 // A row times a token.
@@ -120,10 +120,10 @@ float product(Row row, bytes token) {
             sum[j] = added(weights_at(row, first + j), x, first + j, sum[j]);
         }
     }
-    return of_chains(sum);
+    return sum_of_chains(sum);
 }
 
-// A row times `count` tokens, TILE at most.
+// A row times `count` tokens, at most TILE.
 void tile(Row row, bytes tokens, int count, float *out) {
     Chain sum[TILE][CHAINS];
     for (int t = 0; t < TILE; ++t) {
@@ -142,12 +142,12 @@ void tile(Row row, bytes tokens, int count, float *out) {
         }
     }
     for (int t = 0; t < count; ++t) {
-        out[t] = of_chains(sum[t]);
+        out[t] = sum_of_chains(sum[t]);
     }
 }
 
-// A row times those of `count` tokens whose bit is set.
-void products(Row row, bytes tokens, int count, uint wanted, float *out, Member of) {
+// A row times the tokens selected by the bits of `wanted`.
+void products(Row row, bytes tokens, int count, uint wanted, float *out, Member member) {
     if (popcount(wanted) > 1) {
         tile(row, tokens, count, out);
     } else if (wanted) {

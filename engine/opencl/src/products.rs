@@ -1,4 +1,4 @@
-//! Products of matrices that the host holds too.
+//! Products of matrices with tokens, by blocks of rows.
 
 use crate::buffers::{Bytes, Memory, Staged, begin, read, write};
 use crate::forms::{Extensions, Format, Kernels, Made, Maker, Order, Variant, made_as};
@@ -8,35 +8,36 @@ use crate::tiles::{TILE_ROWS, Tiles};
 use crate::work::{INVALID, Kind, MATRIX, Underway, driver};
 use crate::{Block, Error, HostBytes, MatrixSpec};
 
-/// Rows that are put in tiles at once.
-const AT_ONCE: usize = 32 * TILE_ROWS;
+/// Rows that are tiled per copy.
+const ROWS_PER_COPY: usize = 32 * TILE_ROWS;
 
-/// A matrix, and the kernels of its format.
+/// A registered matrix.
 struct Matrix {
     bytes: Bytes,
     rows: usize,
+    /// Index in [`Products::kernels`].
     kernel: usize,
-    /// What `bytes` may be the memory of.
+    /// Keeps host memory alive that `bytes` may share.
     _host: HostBytes,
 }
 
-/// Input and answer, and their copies in host memory, which are not touched while work is under way.
+/// Input and results of products, and their staging memory, which is not touched while work runs.
 struct Room {
     x: Bytes,
     y: Memory<f32>,
-    of_x: Staged<u8>,
+    staged_x: Staged<u8>,
     answer: Staged<f32>,
 }
 
-/// The kernels for matrices of a format and width.
-struct Of {
+/// Compiled kernels for matrices of one format and width.
+struct FormatKernels {
     spec: MatrixSpec,
     made: Vec<Made>,
     kernels: Kernels,
 }
 
-impl Of {
-    /// Makes what is missing of some kernels.
+impl FormatKernels {
+    /// Selects `kernels`, and compiles those that are missing.
     fn make(&mut self, maker: &Maker<'_>, kernels: Kernels) -> Result<(), Error> {
         let (options, grouped) = (&self.spec.options[..], self.spec.scales > 0);
         for variant in kernels.variants() {
@@ -50,31 +51,31 @@ impl Of {
     }
 }
 
-/// Everything for products.
+/// Matrices, kernels and buffers of products.
 #[derive(Default)]
 pub(super) struct Products {
-    // Buffers first: their host memory outlives them.
+    // Dropped first: buffers must not outlive the host memory that they share.
     matrices: Vec<Option<Matrix>>,
-    kernels: Vec<Of>,
+    kernels: Vec<FormatKernels>,
     room: Option<Room>,
 }
 
-/// Where matrices are put.
+/// What products use of their device.
 pub(super) struct Place<'a> {
     pub device: &'a Found,
     pub context: &'a Context,
     pub extensions: &'a Extensions,
     pub queue: &'a Queue,
-    /// The device has the machine's memory.
+    /// The device shares the machine's memory.
     pub unified: bool,
-    /// How rows lie that are not the host's.
+    /// Layout of rows in the device's own memory.
     pub order: Order,
-    /// Its longest buffer.
+    /// Size of the largest buffer.
     pub longest: u64,
 }
 
 impl<'a> Place<'a> {
-    /// What makes its kernels.
+    /// Compiler of kernels.
     fn maker(&self) -> Maker<'a> {
         Maker {
             device: self.device,
@@ -85,42 +86,42 @@ impl<'a> Place<'a> {
 }
 
 impl Products {
-    /// Gives the matrices back.
+    /// Frees all matrices.
     pub fn clear(&mut self) {
         self.matrices.clear();
     }
 
-    /// Makes a matrix known; its number. Where the device has the machine's memory it is not copied.
+    /// Registers a matrix and returns its number. It is copied only to devices with separate memory.
     pub fn share(
         &mut self,
-        at: &Place<'_>,
+        place: &Place<'_>,
         spec: &MatrixSpec,
         bytes: HostBytes,
     ) -> Result<usize, Error> {
         let tiles = spec.tiles();
-        let len = match at.order {
+        let len = match place.order {
             Order::Rows => spec.rows * spec.row_bytes(),
             Order::Tiles => tiles.bytes(spec.rows),
         };
-        if (*bytes).as_ref().len() < spec.rows * spec.row_bytes() || len as u64 > at.longest {
+        if (*bytes).as_ref().len() < spec.rows * spec.row_bytes() || len as u64 > place.longest {
             return Err(Error(format!("takes no matrix of {len} bytes")));
         }
-        let kernel = match self.known(at, spec) {
+        let kernel = match self.known(place, spec) {
             Some(kernel) => kernel,
-            None => self.set_kernels(at, spec, Kernels::default())?,
+            None => self.set_kernels(place, spec, Kernels::default())?,
         };
-        let memory = match at.unified {
-            true => driver("share a matrix", Bytes::of_host(at.context, &bytes))?,
+        let memory = match place.unified {
+            true => driver("share a matrix", Bytes::of_host(place.context, &bytes))?,
             false => {
-                let made = Bytes::new(at.context, len);
-                let mut made = driver(&format!("give {len} bytes"), made)?;
+                let buffer = Bytes::new(place.context, len);
+                let mut buffer = driver(&format!("give {len} bytes"), buffer)?;
                 let host = (*bytes).as_ref();
-                let written = match at.order {
-                    Order::Rows => write(at.queue, &mut made, 0, &host[..len]),
-                    Order::Tiles => tiled(at.queue, &mut made, tiles, spec.rows, host),
+                let written = match place.order {
+                    Order::Rows => write(place.queue, &mut buffer, 0, &host[..len]),
+                    Order::Tiles => tiled(place.queue, &mut buffer, tiles, spec.rows, host),
                 };
                 driver("copy a matrix", written)?;
-                made
+                buffer
             }
         };
         let matrix = Some(Matrix {
@@ -132,47 +133,49 @@ impl Products {
         let free = self.matrices.iter().position(Option::is_none);
         let number = free.unwrap_or(self.matrices.len());
         match self.matrices.get_mut(number) {
-            Some(place) => *place = matrix,
+            Some(slot) => *slot = matrix,
             None => self.matrices.push(matrix),
         }
         Ok(number)
     }
 
-    /// Forgets a matrix. No work is under way.
+    /// Frees a matrix. No work is running.
     pub fn give_back(&mut self, matrix: usize) {
         self.matrices[matrix] = None;
     }
 
-    /// The number of the kernels for matrices of a format.
-    fn known(&self, at: &Place<'_>, spec: &MatrixSpec) -> Option<usize> {
-        let same = |of: &Of| of.spec.options == spec.options && of.kernels.order == at.order;
+    /// Index of the kernels for a format and width.
+    fn known(&self, place: &Place<'_>, spec: &MatrixSpec) -> Option<usize> {
+        let same = |known: &FormatKernels| {
+            known.spec.options == spec.options && known.kernels.order == place.order
+        };
         self.kernels.iter().position(same)
     }
 
-    /// Has matrices of a format and width multiplied by these kernels; their number.
+    /// Selects the kernels for a format and width and returns their index.
     pub fn set_kernels(
         &mut self,
-        at: &Place<'_>,
+        place: &Place<'_>,
         spec: &MatrixSpec,
         kernels: Kernels,
     ) -> Result<usize, Error> {
         let kernels = Kernels {
-            order: at.order,
+            order: place.order,
             ..kernels
         };
-        let number = self.known(at, spec).unwrap_or(self.kernels.len());
+        let number = self.known(place, spec).unwrap_or(self.kernels.len());
         if number == self.kernels.len() {
-            self.kernels.push(Of {
+            self.kernels.push(FormatKernels {
                 spec: spec.clone(),
                 made: Vec::new(),
                 kernels,
             });
         }
-        let made = self.kernels[number].make(&at.maker(), kernels);
+        let made = self.kernels[number].make(&place.maker(), kernels);
         made.map(|()| number)
     }
 
-    /// Makes buffers for inputs of `x` bytes and `y` results. No work is under way.
+    /// Allocates buffers for `x` input bytes and `y` results. No work is running.
     pub fn make_room(
         &mut self,
         [x, y]: [usize; 2],
@@ -184,7 +187,7 @@ impl Products {
             Ok(Room {
                 x: Bytes::new(context, x)?,
                 y: Memory::new(context, y)?,
-                of_x: Staged::new(context, queue, x)?,
+                staged_x: Staged::new(context, queue, x)?,
                 answer: Staged::new(context, queue, y)?,
             })
         };
@@ -192,12 +195,12 @@ impl Products {
         Ok(())
     }
 
-    /// The first `len` results of work that is done.
+    /// The first `len` results of finished work.
     pub fn answer(&self, len: usize) -> Option<&[f32]> {
         self.room.as_ref()?.answer.get(..len)
     }
 
-    /// Begins products of blocks with `tokens` tokens, whose input is `x`.
+    /// Starts the products of `blocks` with `tokens` tokens, whose input is `x`.
     pub fn begin(
         &mut self,
         queue: &Queue,
@@ -220,20 +223,26 @@ impl Products {
                 return Err(INVALID);
             }
         }
-        let staged = room.of_x.get_mut(..x.len()).ok_or(INVALID)?;
+        let staged = room.staged_x.get_mut(..x.len()).ok_or(INVALID)?;
         staged.copy_from_slice(x);
         begin(queue, &mut room.x, staged)?;
-        let (mut at, mut begun) = (0, None);
+        let (mut start, mut begun) = (0, None);
         for block in blocks {
             let (x, y) = (&room.x, &room.y);
-            let event = enqueue(queue, matrices, kernels, block, Tokens { x, tokens, y, at })?;
+            let input = Tokens {
+                x,
+                tokens,
+                y,
+                start,
+            };
+            let event = enqueue(queue, matrices, kernels, block, input)?;
             begun.get_or_insert(event);
-            at += block.rows.len() * tokens;
+            start += block.rows.len() * tokens;
         }
         let done = read(queue, &room.y, 0, &mut room.answer[..len])?;
         queue.flush()?;
         Ok(Underway {
-            of: Kind::Products,
+            kind: Kind::Products,
             results: len,
             begun: begun.ok_or(INVALID)?,
             done,
@@ -241,80 +250,81 @@ impl Products {
     }
 }
 
-/// Where the input of products is, and where they go.
+/// Input and output of the products of a block.
 pub(super) struct Tokens<'a> {
     pub x: &'a Bytes,
     pub tokens: usize,
     pub y: &'a Memory<f32>,
-    /// The first result's place.
-    pub at: usize,
+    /// Index of the first result in `y`.
+    pub start: usize,
 }
 
-/// Begins products of a block.
+/// Starts the products of a block.
 fn enqueue(
     queue: &Queue,
     matrices: &[Option<Matrix>],
-    kernels: &mut [Of],
+    kernels: &mut [FormatKernels],
     block: &Block,
-    with: Tokens<'_>,
+    input: Tokens<'_>,
 ) -> Result<Event, Code> {
     let matrix = matrices.get(block.matrix).and_then(Option::as_ref);
     let matrix = matrix.ok_or(INVALID)?;
-    let Of {
+    let FormatKernels {
         spec,
         made,
         kernels,
     } = &mut kernels[matrix.kernel];
-    let (rows, tokens) = (block.rows.len(), with.tokens);
+    let (rows, tokens) = (block.rows.len(), input.tokens);
     let (order, form) = (kernels.order, kernels.form(tokens));
     let kernel = made_as(made, Variant { order, form })?;
     if block.rows.end > matrix.rows {
         return Err(INVALID);
     }
-    with.x.fits(0, spec.token_bytes * tokens)?;
-    with.y.fits(with.at, rows * tokens)?;
-    let [first, count, place] = [block.rows.start, rows, with.at].map(|n| n as i32);
+    input.x.fits(0, spec.token_bytes * tokens)?;
+    input.y.fits(input.start, rows * tokens)?;
+    let [first, count, start] = [block.rows.start, rows, input.start].map(|n| n as i32);
     let args = [
         matrix.bytes.arg(),
-        with.x.arg(),
-        with.y.arg(),
+        input.x.arg(),
+        input.y.arg(),
         Arg::Int(first),
         Arg::Int(count),
-        Arg::Int(place),
+        Arg::Int(start),
         Arg::Int(tokens as i32),
     ];
     let sizes = [rows, tokens];
-    // SAFETY: arguments in number, order and type as in matrix.cl. Rows lie within the matrix, tokens within
-    // the input and results within their buffer, as was just checked.
+    // SAFETY: the arguments match matrix.cl in number, order and type. The checks above keep rows within the
+    // matrix, tokens within the input, and results within their buffer.
     unsafe { kernel.run(queue, &args, sizes) }
 }
 
-/// Copies the rows of a matrix in tiles, some at once.
+/// Copies a matrix in tiles, [`ROWS_PER_COPY`] rows at a time.
 fn tiled(
     queue: &Queue,
-    to: &mut Bytes,
+    target: &mut Bytes,
     tiles: Tiles,
     rows: usize,
     host: &[u8],
 ) -> Result<(), Code> {
     let row = tiles.quants + tiles.scales;
-    let mut buffer = vec![0; tiles.bytes(AT_ONCE.min(rows))];
+    let mut buffer = vec![0; tiles.bytes(ROWS_PER_COPY.min(rows))];
     let host = &host[..rows * row];
-    for (i, some) in host.chunks(AT_ONCE * row).enumerate() {
+    for (i, chunk) in host.chunks(ROWS_PER_COPY * row).enumerate() {
         let mut filled = 0;
-        let places = buffer.chunks_exact_mut(tiles.len());
-        for (rows, to) in some.chunks(TILE_ROWS * row).zip(places) {
-            let mut all: [[&[u8]; 2]; TILE_ROWS] = [[&[]; 2]; TILE_ROWS];
+        let tile_buffers = buffer.chunks_exact_mut(tiles.len());
+        for (rows, tile) in chunk.chunks(TILE_ROWS * row).zip(tile_buffers) {
+            let mut split_rows: [[&[u8]; 2]; TILE_ROWS] = [[&[]; 2]; TILE_ROWS];
             let mut len = 0;
-            for (place, bytes) in all.iter_mut().zip(rows.chunks_exact(row)) {
+            for (split_row, bytes) in split_rows.iter_mut().zip(rows.chunks_exact(row)) {
                 let (quants, scales) = bytes.split_at(tiles.quants);
-                *place = [quants, scales];
+                *split_row = [quants, scales];
                 len += 1;
             }
-            tiles.fill(&all[..len], to);
+            tiles.fill(&split_rows[..len], tile);
             filled += tiles.len();
         }
-        write(queue, to, i * tiles.bytes(AT_ONCE), &buffer[..filled])?;
+        let offset = i * tiles.bytes(ROWS_PER_COPY);
+        write(queue, target, offset, &buffer[..filled])?;
     }
     Ok(())
 }

@@ -1,18 +1,18 @@
-// Rows of matrices: where they lie and what a step along one adds to its product. The host defines
+// Rows of matrices: their layout, and one step of a product along a row. The host defines
 //
-//   Q4, Q4K, Q8, F16, BF16 or F32  the rows' format
-//   D                              elements of a row
-//   TILES, TILE_ROWS               where rows lie in tiles; else one after the other, each with its scales behind it
-//   PACKED_DOTS                    where integer products of four bytes at once are to be used
-//   NVIDIA_DOTS                    the same by the instruction of NVIDIA's devices
-//   PLAIN_DOTS                     the same by plain arithmetic, for tests
+//   Q4, Q4K, Q8, F16, BF16 or F32  format of rows
+//   D                              elements per row
+//   TILES, TILE_ROWS               rows in tiles; otherwise row by row, each followed by its scales
+//   PACKED_DOTS                    integer dot products of four bytes
+//   NVIDIA_DOTS                    these by NVIDIA's instruction
+//   PLAIN_DOTS                     these by plain arithmetic, for tests
 //
-// A tile of TILE_ROWS rows has their units of 16 bytes, the first of all rows, then the second of all rows, and so on, so
-// that items of neighbouring rows read neighbouring bytes; then, row by row, elements that fill no unit; then the scales,
-// again the first of all rows, then the second; but the super-blocks of Q4K row by row.
+// A tile has TILE_ROWS rows in units of 16 bytes: unit 0 of all rows, unit 1 of all rows, and so on, so that work items of
+// neighbouring rows read neighbouring bytes. Elements that fill no unit follow row by row, then the scales in the order of
+// units. Super-blocks of Q4K stay together.
 //
-// The chains of a product (engine/kernels/src/lib.rs) are the same for all formats here: step `s` of a row goes to chain
-// s % CHAINS. A step is a group, and a chain a number; or it is four elements, and a chain four lanes.
+// Chains (engine/kernels/src/lib.rs) are the same for all formats: step `s` of a row belongs to chain s % CHAINS. For groups
+// a step is a group and a chain a float; for float formats a step is four elements and a chain a float4.
 
 #define CHAINS 16
 #define UNIT 16
@@ -25,7 +25,7 @@
 #define SCALES (GROUPS * 2)
 #define SCALE 2
 #elif defined(Q4K)
-// Groups of a super-block, its bytes, and those before its groups' entries: see engine/kernels/src/q4k.rs.
+// Groups per super-block, its bytes, and its bytes before the entries of groups: see engine/kernels/src/q4k.rs.
 #define SUPER 8
 #define SUPER_BYTES 16
 #define SUPER_HEAD 4
@@ -54,7 +54,7 @@
 #endif
 
 #define ROW (QUANTS + SCALES)
-// Bytes of whole units, and of elements behind them.
+// Bytes of whole units, and of the elements after them.
 #define UNITS (QUANTS / UNIT * UNIT)
 #define REST (QUANTS - UNITS)
 
@@ -64,7 +64,7 @@
 #define STRIDE 1
 #endif
 
-// A row: its first unit, and what is behind the units: scales, or elements that fill no unit.
+// A row: its first unit, and the bytes after its units, which are scales or elements that fill no unit.
 typedef struct {
     bytes units, rest;
 } Row;
@@ -90,19 +90,19 @@ bytes unit_at(Row row, int u) { return row.units + (size_t)u * (STRIDE * UNIT); 
 #define STEPS GROUPS
 
 #ifdef MINIMUMS
-// A number of 16 bits at any byte.
+// An unaligned 16-bit number.
 ushort two_at(bytes at) { return at[0] | (ushort)(at[1] << 8); }
 
 float half_of(ushort bits) { return vload_half(0, (const half *)&bits); }
 
-// The scale and the minimum of group `g` of a row whose super-blocks are at `scales`: both are exact.
+// Scale and minimum of group `g` of a row whose super-blocks start at `scales`; both are exact.
 float2 factors_at(bytes scales, int g) {
-    bytes of = scales + g / SUPER * SUPER_BYTES;
-    bytes at = of + SUPER_HEAD + g % SUPER / 2 * 3 + g % 2;
-    // The second of two entries begins in the middle of a byte. The last one of a short super-block may end there.
+    bytes block = scales + g / SUPER * SUPER_BYTES;
+    bytes at = block + SUPER_HEAD + g % SUPER / 2 * 3 + g % 2;
+    // Entries have 12 bits: the second of a pair starts in the middle of a byte, where a short super-block may end.
     int entry = g % 2 ? two_at(at) >> 4 : two_at(at) & 0xfff;
-    return (float2)(half_of(two_at(of)) * (float)(entry & 63),
-                    half_of(two_at(of + 2)) * (float)(entry >> 6));
+    return (float2)(half_of(two_at(block)) * (float)(entry & 63),
+                    half_of(two_at(block + 2)) * (float)(entry >> 6));
 }
 #endif
 
@@ -110,11 +110,11 @@ typedef float Chain;
 
 Chain no_sum(void) { return 0.0f; }
 
-float of_chain(Chain sum) { return sum; }
+float sum_of_lanes(Chain sum) { return sum; }
 
 #define TOKEN_BYTES (((GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS) * CHUNK_BYTES)
 
-// 16 bytes. Tiles begin at multiples of 16.
+// 16 bytes. Tiles are aligned to 16.
 uint4 word4_at(bytes at) {
 #ifdef TILES
     return *(__global const uint4 *)at;
@@ -124,7 +124,7 @@ uint4 word4_at(bytes at) {
 }
 
 #ifdef PACKED_DOTS
-// The products of four bytes of `a` and of `b`, added to a sum.
+// Adds the dot product of the four bytes of `a` and of `b` to a sum.
 #if defined(PLAIN_DOTS)
 int dot_plain(uint a, uint b, bool is_signed, int sum) {
     char4 x = as_char4(a), y = as_char4(b);
@@ -158,18 +158,18 @@ int dot_signed(uint a, uint b, int sum) {
 #define DOT DOT_SIGNED
 #endif
 
-// The weights of a group: its first and its last 16, in Q4 more by 8; its scale, and what is taken from all of them.
+// Weights of a group: its first and last 16 (plus 8 in Q4), scale and minimum.
 typedef struct {
     uint4 low, high;
     float scale, minimum;
 } Weights;
 
-// 32 activations: those of a group's first and last 16.
+// 16 activations, those of half a group.
 typedef uint4 Half;
 
 Half half_at(bytes x) { return vload4(0, (__global const uint *)x); }
 
-// A group's integer product with 32 activations, added to a sum.
+// Adds the integer product of a group with 32 activations to a sum.
 int integer_product(Weights w, Half a, Half b, int sum) {
     sum = DOT(w.low.x, a.x, sum);
     sum = DOT(w.low.y, a.y, sum);
@@ -197,7 +197,7 @@ typedef short16 Half;
 
 Half half_at(bytes x) { return convert_short16(vload16(0, (__global const char *)x)); }
 
-// Activations are within 127 and weights within 128, so that two products fit 16 bits.
+// Activations are within ±127 and weights within ±128, so two products fit into 16 bits.
 int integer_product(Weights w, Half a, Half b, int sum) {
     short16 two = w.low * a + w.high * b;
     int8 c = convert_int8(two.lo) + convert_int8(two.hi);
@@ -243,36 +243,36 @@ Weights weights_at(Row row, int s) {
     return w;
 }
 
-// The activations of a step, their scale, what Q4 adds to their product, and their sum times their scale.
+// Activations of a step: integers, the correction of Q4's offset (by_8), scale, and the sum of the dequantised activations.
 typedef struct {
     Half low, high;
     int by_8;
     float scale, sum;
 } Inputs;
 
-// Step `s` of a token.
+// Activations of step `s` of a token.
 Inputs inputs_at(bytes token, int s) {
     int g = s % CHUNK_GROUPS;
     bytes chunk = token + s / CHUNK_GROUPS * CHUNK_BYTES, x = chunk + g / 4 * 128 + g % 4 * HALF;
-    Inputs of;
-    of.low = half_at(x);
-    of.high = half_at(x + SECOND_HALF);
+    Inputs inputs;
+    inputs.low = half_at(x);
+    inputs.high = half_at(x + SECOND_HALF);
 #ifdef Q4
-    of.by_8 = ((__global const int *)(chunk + CHUNK_BY_8))[g];
+    inputs.by_8 = ((__global const int *)(chunk + CHUNK_BY_8))[g];
 #else
-    of.by_8 = 0;
+    inputs.by_8 = 0;
 #endif
-    of.scale = ((__global const float *)(chunk + CHUNK_SCALES))[g];
+    inputs.scale = ((__global const float *)(chunk + CHUNK_SCALES))[g];
 #ifdef MINIMUMS
-    of.sum = ((__global const float *)(chunk + CHUNK_SUMS))[g];
+    inputs.sum = ((__global const float *)(chunk + CHUNK_SUMS))[g];
 #else
-    of.sum = 0.0f;
+    inputs.sum = 0.0f;
 #endif
-    return of;
+    return inputs;
 }
 
-// A chain with step `s` of a row and a token added. A product is below 2^22, so that it can become a float as the last bits
-// of one: 12582912 is 2^23 and 2^22.
+// Adds step `s` of a row and a token to a chain. Integer products are within ±2^22, so they are converted to floats by the
+// low bits of 12582912 = 2^23 + 2^22.
 Chain added(Weights w, Inputs x, int s, Chain sum) {
     int product = integer_product(w, x.low, x.high, x.by_8 + 0x4b400000);
     sum = fma(as_float(product) - 12582912.0f, w.scale * x.scale, sum);
@@ -284,7 +284,7 @@ Chain added(Weights w, Inputs x, int s, Chain sum) {
 #else
 #define STEPS ((D + 3) / 4)
 #define TOKEN_BYTES (D * 4)
-// Elements of a unit, and of all units.
+// Elements per unit, and of all units of a row.
 #define PER_UNIT (UNIT / ELEMENT_BYTES)
 #define IN_UNITS (UNITS / ELEMENT_BYTES)
 
@@ -293,14 +293,14 @@ typedef float4 Weights;
 
 Chain no_sum(void) { return (float4)0.0f; }
 
-float of_chain(Chain sum) {
+float sum_of_lanes(Chain sum) {
     float2 two = sum.lo + sum.hi;
     return two.x + two.y;
 }
 
 Weights no_weights(void) { return (float4)0.0f; }
 
-// Four elements, or one.
+// Four elements.
 float4 four_at(bytes at) {
 #if defined(F32)
     return vload4(0, (__global const float *)at);
@@ -311,6 +311,7 @@ float4 four_at(bytes at) {
 #endif
 }
 
+// One element.
 float one_at(bytes at) {
 #if defined(F32)
     return *(__global const float *)at;
@@ -348,7 +349,7 @@ Weights weights_at(Row row, int s) {
 
 typedef float4 Inputs;
 
-// Step `s` of a token. Lanes beyond the last element have any value.
+// Step `s` of a token. Lanes past the last element are undefined.
 Inputs inputs_at(bytes token, int s) {
     __global const float *x = (__global const float *)token + 4 * s;
 #if D % 4 > 0
@@ -359,7 +360,7 @@ Inputs inputs_at(bytes token, int s) {
     return vload4(0, x);
 }
 
-// A chain with step `s` of a row and a token added. Lanes beyond the last element stay as they are.
+// Adds step `s` of a row and a token to a chain. Lanes past the last element do not change.
 Chain added(Weights w, Inputs x, int s, Chain sum) {
 #if D % 4 > 0
     if (4 * s + 4 > D) {

@@ -1,8 +1,8 @@
-// Sums of hidden values times rows of Down. The host defines CLUSTER, MATRICES and TILE as for hidden values, and AT_ONCE,
-// neurons whose rows an item reads without waiting for each other. Neighbouring items have neighbouring elements of the same
-// rows: in tiles too rows of Down lie one after the other, but the scales of a cluster's rows behind all of them.
+// Sums of hidden values times rows of Down. The host defines CLUSTER, MATRICES and TILE as for hidden.cl, and AT_ONCE, the
+// number of neurons whose rows a work item reads in flight. Neighbouring work items have neighbouring elements of the same
+// rows, so Down is not tiled: with TILES its rows are stored row by row, and the scales of a cluster after all of its rows.
 
-// The rows of Down of a cluster.
+// Rows of Down of a cluster.
 typedef struct {
     bytes quants, scales;
 } Downs;
@@ -15,7 +15,7 @@ typedef struct {
 #define NEXT_SCALES ROW
 #endif
 
-// Those from neuron `i`, the first of a cluster, on.
+// The rows of the cluster whose first neuron is `i`.
 Downs downs_of(bytes part, size_t i, int neurons) {
     Downs downs;
 #ifdef TILES
@@ -28,7 +28,7 @@ Downs downs_of(bytes part, size_t i, int neurons) {
     return downs;
 }
 
-// The `j`-th element of row `n`, and what it is multiplied by.
+// Element `j` of row `n`, and its factor.
 float2 element_of(Downs downs, int n, int j) {
     bytes quants = downs.quants + (size_t)n * NEXT_QUANTS;
 #ifdef GROUPED
@@ -52,28 +52,27 @@ float2 element_of(Downs downs, int n, int j) {
 #endif
 }
 
-// An element of a cluster's sums for the only row: its hidden values times its Down rows, in order. Some neurons at
-// once, whose reads do not wait for each other.
+// Element `j` of a cluster's sum for a single row, over neurons in order. Reads of AT_ONCE neurons are issued together.
 float sum_of(Downs downs, __global const float *hidden, int neurons, int j) {
     float sum = 0.0f;
     for (int n = 0; n < neurons; n += AT_ONCE) {
         float h[AT_ONCE];
-        float2 of[AT_ONCE];
+        float2 element[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
             h[k] = n + k < neurons ? hidden[n + k] : 0.0f;
         }
         for (int k = 0; k < AT_ONCE; ++k) {
-            of[k] = h[k] != 0.0f ? element_of(downs, n + k, j) : (float2)(0.0f);
+            element[k] = h[k] != 0.0f ? element_of(downs, n + k, j) : (float2)(0.0f);
         }
         for (int k = 0; k < AT_ONCE; ++k) {
-            float next = fma(h[k] * of[k].y, of[k].x, sum);
+            float next = fma(h[k] * element[k].y, element[k].x, sum);
             sum = h[k] != 0.0f ? next : sum;
         }
     }
     return sum;
 }
 
-// The same for `here` of several rows. `hidden` begins at the first of them.
+// The same for `here` of `rows` rows. `hidden` starts at the first of them.
 void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, int here, int j,
              float *sum) {
     if (rows == 1) {
@@ -84,19 +83,19 @@ void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, i
         sum[t] = 0.0f;
     }
     for (int n = 0; n < neurons; n += AT_ONCE) {
-        float2 of[AT_ONCE];
+        float2 element[AT_ONCE];
         for (int k = 0; k < AT_ONCE; ++k) {
-            __global const float *of_row = hidden + (size_t)(n + k) * rows;
+            __global const float *values = hidden + (size_t)(n + k) * rows;
             bool any = false;
             for (int t = 0; t < here && n + k < neurons; ++t) {
-                any |= of_row[t] != 0.0f;
+                any |= values[t] != 0.0f;
             }
-            of[k] = any ? element_of(downs, n + k, j) : (float2)(0.0f);
+            element[k] = any ? element_of(downs, n + k, j) : (float2)(0.0f);
         }
         for (int k = 0; k < AT_ONCE && n + k < neurons; ++k) {
-            __global const float *of_row = hidden + (size_t)(n + k) * rows;
+            __global const float *values = hidden + (size_t)(n + k) * rows;
             for (int t = 0; t < here; ++t) {
-                float h = of_row[t], next = fma(h * of[k].y, of[k].x, sum[t]);
+                float h = values[t], next = fma(h * element[k].y, element[k].x, sum[t]);
                 sum[t] = h != 0.0f ? next : sum[t];
             }
         }
@@ -105,14 +104,14 @@ void sums_of(Downs downs, __global const float *hidden, int neurons, int rows, i
 
 #define GOES_ON 1
 
-// Puts how many pairs fired behind sums, and counts anew.
+// Stores the number of pairs that fired after the sums, and resets the counter.
 void counted(__global float *sums, size_t end, __global int *fired) {
     ((__global int *)sums)[end] = fired[0];
     fired[0] = 0;
 }
 
-// sums[cluster][row][element] of the clusters from neuron `first` to neuron `end`. An item has an element of TILE
-// rows. Those beyond the last element have nothing to do. Where it `counts`, how many pairs fired is behind them.
+// sums[cluster][row][element] of the clusters of neurons `first` to `end`. A work item computes an element for TILE rows;
+// those past the last element do nothing. With `counts` the number of pairs that fired follows the sums.
 __kernel void cluster_sums(bytes part, __global const float *hidden, __global float *sums,
                            int first, int neurons, int end, int rows, __global int *fired,
                            int counts) {
@@ -133,8 +132,8 @@ __kernel void cluster_sums(bytes part, __global const float *hidden, __global fl
     }
 }
 
-// totals[row][element]: the sums of `clusters` clusters, added one after the other to zero, or to what is there where it
-// goes on. Items as above, but for the clusters. Behind them is how many pairs fired.
+// totals[row][element]: the sums of `clusters` clusters, added in order to zero, or with GOES_ON to the current totals. A
+// work item computes an element for TILE rows. The number of pairs that fired follows the totals.
 __kernel void row_totals(bytes part, __global const float *hidden, __global float *totals,
                          int first, int neurons, int end, int rows, int clusters,
                          __global int *fired, int how) {
@@ -164,7 +163,7 @@ __kernel void row_totals(bytes part, __global const float *hidden, __global floa
     }
 }
 
-// The same of sums of clusters. An item has an element of a row.
+// The same totals from sums of clusters. A work item computes an element of a row.
 __kernel void added_sums(__global const float *sums, __global float *totals, int rows,
                          int clusters, __global int *fired, int how) {
     int j = get_global_id(0), row = get_global_id(1);
@@ -183,16 +182,16 @@ __kernel void added_sums(__global const float *sums, __global float *totals, int
 }
 
 #if defined(GROUPED) && defined(TILES)
-// Wide sums: an item has 8 elements of a group, whose quants it reads at once, and up to 8 rows.
+// Wide sums: a work item computes 8 elements of a group, which it reads at once, for up to 8 rows.
 #define WIDE 8
 #define WIDE_ROWS 8
 
-// The quants of item `item` of a row: the first four, and those that are `APART` elements behind.
+// Quantised values of work item `item`: four from FIRST(item) on, and four that are APART elements further.
 #ifdef NIBBLES
 typedef uint Quants;
 #define FIRST(item) ((item) / 4 * GROUP + (item) % 4 * 4)
 #define APART 16
-// What is below 16 as the last bits of a float: 8388616 is 2^23 and 8.
+// A nibble is converted to float by the low bits of 2^23; 8388616 is 2^23 + 8, the offset of Q4.
 #ifdef Q4
 #define ZERO 8388616.0f
 #else
@@ -212,7 +211,7 @@ Quants quants_at(Downs downs, int n, int item) {
     return ((__global const Quants *)(downs.quants + (size_t)n * NEXT_QUANTS))[item];
 }
 
-// What the quants of item `item` of a row are multiplied by, and what is taken from them then.
+// Scale and minimum of the group of work item `item`.
 float2 scale_at(Downs downs, int n, int item) {
     bytes scales = downs.scales + (size_t)n * NEXT_SCALES;
 #ifdef MINIMUMS
@@ -222,16 +221,16 @@ float2 scale_at(Downs downs, int n, int item) {
 #endif
 }
 
-// A quant as what a hidden value's factor is multiplied by, and that factor.
+// A term of a sum is FACTOR · VALUE: without minimums the scale is part of the factor, as on the CPU.
 #ifdef MINIMUMS
-#define OF(quant, scale) fma(quant, (scale).x, -(scale).y)
-#define BY(h, scale) (h)
+#define VALUE(quant, scale) fma(quant, (scale).x, -(scale).y)
+#define FACTOR(h, scale) (h)
 #else
-#define OF(quant, scale) (quant)
-#define BY(h, scale) ((h) * (scale).x)
+#define VALUE(quant, scale) (quant)
+#define FACTOR(h, scale) ((h) * (scale).x)
 #endif
 
-// As sum_of.
+// See sum_of.
 void wide_of_one(Downs downs, __global const float *hidden, int count, int item, float *sum) {
     for (int n = 0; n < count; n += AT_ONCE) {
         float h[AT_ONCE];
@@ -249,10 +248,10 @@ void wide_of_one(Downs downs, __global const float *hidden, int count, int item,
             }
         }
         for (int k = 0; k < AT_ONCE; ++k) {
-            float by = BY(h[k], scale[k]);
+            float factor = FACTOR(h[k], scale[k]);
             for (int b = 0; b < 4; ++b) {
-                float next = fma(by, OF(LOW_OF(quants[k], b), scale[k]), sum[b]);
-                float other = fma(by, OF(HIGH_OF(quants[k], b), scale[k]), sum[4 + b]);
+                float next = fma(factor, VALUE(LOW_OF(quants[k], b), scale[k]), sum[b]);
+                float other = fma(factor, VALUE(HIGH_OF(quants[k], b), scale[k]), sum[4 + b]);
                 sum[b] = h[k] != 0.0f ? next : sum[b];
                 sum[4 + b] = h[k] != 0.0f ? other : sum[4 + b];
             }
@@ -260,30 +259,30 @@ void wide_of_one(Downs downs, __global const float *hidden, int count, int item,
     }
 }
 
-// Adds neuron `n` to the sums of `here` rows, whose hidden values are `h`. What does not fire adds a zero, which leaves a
-// sum as it is: none is -0.
+// Adds neuron `n` to the sums of `here` rows with hidden values `h`. A row in which it does not fire adds a zero, which
+// changes no sum, because no sum is -0.
 void wide_step(Downs downs, int n, int item, const float *h, int here, float sum[WIDE_ROWS][WIDE]) {
     Quants quants = quants_at(downs, n, item);
     float2 scale = scale_at(downs, n, item);
-    float of[WIDE];
+    float value[WIDE];
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-        of[b] = OF(LOW_OF(quants, b), scale);
-        of[4 + b] = OF(HIGH_OF(quants, b), scale);
+        value[b] = VALUE(LOW_OF(quants, b), scale);
+        value[4 + b] = VALUE(HIGH_OF(quants, b), scale);
     }
 #pragma unroll
     for (int t = 0; t < WIDE_ROWS; ++t) {
         if (t < here) {
-            float by = h[t] != 0.0f ? BY(h[t], scale) : 0.0f;
+            float factor = h[t] != 0.0f ? FACTOR(h[t], scale) : 0.0f;
 #pragma unroll
             for (int b = 0; b < WIDE; ++b) {
-                sum[t][b] = fma(by, of[b], sum[t][b]);
+                sum[t][b] = fma(factor, value[b], sum[t][b]);
             }
         }
     }
 }
 
-// As sums_of. With 8 rows most neurons fire for one of them, so all are read; with fewer only those that fire.
+// See sums_of. Of 8 rows nearly every neuron fires in one, so all are read; with fewer rows only neurons that fire.
 void wide_of_some(Downs downs, __global const float *hidden, int count, int rows, int here,
                   int item, float sum[WIDE_ROWS][WIDE]) {
     if (here == WIDE_ROWS && rows % 4 == 0) {
@@ -333,7 +332,7 @@ void wide_put(__global float *to, int item, const float *sum) {
     }
 }
 
-// `cluster_sums`; but nothing is counted.
+// Like `cluster_sums`, without the counter.
 __kernel void wide_sums(bytes part, __global const float *hidden, __global float *sums, int first,
                         int neurons, int end, int rows) {
     int item = get_global_id(0), row = get_global_id(1) * WIDE_ROWS, cluster = get_global_id(2);
@@ -360,7 +359,7 @@ __kernel void wide_sums(bytes part, __global const float *hidden, __global float
     }
 }
 
-// `row_totals` of several rows.
+// Like `row_totals`, for several rows.
 __kernel void wide_totals(bytes part, __global const float *hidden, __global float *totals,
                           int first, int neurons, int end, int rows, int clusters,
                           __global int *fired, int how) {

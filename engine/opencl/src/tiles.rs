@@ -1,31 +1,31 @@
-//! Rows in tiles, for devices with a memory of their own: the bytes that neighbouring items read at once lie side by side.
+//! Tiled layout of rows for devices with separate memory: bytes that neighbouring work items read together are adjacent.
 //!
 //! ```text
-//! a tile   │ unit 0 of all rows │ unit 1 of all rows │ …          16 bytes each
-//!          │ what fills no unit, row by row │                   f16, bf16 and f32 of odd widths
-//!          │ scale 0 of all rows │ scale 1 of all rows │ …      2 bytes each; super-blocks row by row
+//! tile   │ unit 0 of all rows │ unit 1 of all rows │ …        units of 16 bytes
+//!        │ remainder of row 0 │ remainder of row 1 │ …        bytes that fill no unit: floats of odd widths
+//!        │ scale 0 of all rows │ scale 1 of all rows │ …      2 bytes each; super-blocks row by row
 //! ```
 //!
-//! Nothing is added: a tile is as long as its rows. The last one of a matrix may have fewer rows than places.
+//! A tile is exactly as long as its rows. The last tile of a matrix may have unused places.
 
-/// Rows of a tile; a multiple of it is a cluster.
+/// Rows per tile; it divides a cluster.
 pub const TILE_ROWS: usize = 32;
 
 const UNIT: usize = 16;
 
-/// Tiles of rows of a length.
+/// Layout of tiles of equally long rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
-    /// Bytes of a row's quants, or of its elements.
+    /// Bytes of quantised values, or of elements, per row.
     pub quants: usize,
-    /// Bytes of its scales.
+    /// Bytes of scales per row.
     pub scales: usize,
-    /// Bytes of them that lie together.
+    /// Bytes of scales that stay together.
     pub scale: usize,
 }
 
 impl Tiles {
-    /// Bytes of a tile.
+    /// Bytes per tile.
     pub fn len(&self) -> usize {
         TILE_ROWS * (self.quants + self.scales)
     }
@@ -35,42 +35,43 @@ impl Tiles {
         self.len() == 0
     }
 
-    /// Bytes of so many rows.
+    /// Bytes of the tiles of `rows` rows.
     pub fn bytes(&self, rows: usize) -> usize {
         rows.div_ceil(TILE_ROWS) * self.len()
     }
 
-    /// Fills a tile with rows, their quants and scales: [`TILE_ROWS`] of them, or fewer of the last one. Places of rows
-    /// that are not there stay as they are.
+    /// Fills a tile with rows `[quants, scales]`: [`TILE_ROWS`] of them, or fewer in the last tile, whose unused places
+    /// stay unchanged.
     ///
     /// # Panics
-    /// Other lengths.
-    pub fn fill(&self, rows: &[[&[u8]; 2]], to: &mut [u8]) {
+    /// If a length does not match.
+    pub fn fill(&self, rows: &[[&[u8]; 2]], tile: &mut [u8]) {
         let whole = self.quants / UNIT * UNIT;
-        let (units, behind) = to.split_at_mut(TILE_ROWS * whole);
-        let (rest, scales) = behind.split_at_mut(TILE_ROWS * (self.quants - whole));
-        // Row by row: what is read lies together, and what is written stays in the cache.
+        let (units, remainder) = tile.split_at_mut(TILE_ROWS * whole);
+        let (rest, tile_scales) = remainder.split_at_mut(TILE_ROWS * (self.quants - whole));
+        // Row by row: sequential reads, and writes that stay in the cache.
         for (r, [quants, _]) in rows.iter().enumerate() {
-            let from = quants[..whole].as_chunks::<UNIT>().0;
-            let places = units
+            let sources = quants[..whole].as_chunks::<UNIT>().0;
+            let targets = units
                 .as_chunks_mut::<UNIT>()
                 .0
                 .get_mut(r..)
                 .unwrap_or_default();
-            for (unit, to) in from.iter().zip(places.iter_mut().step_by(TILE_ROWS)) {
-                *to = *unit;
+            for (source, target) in sources.iter().zip(targets.iter_mut().step_by(TILE_ROWS)) {
+                *target = *source;
             }
         }
         if whole < self.quants {
-            let places = rest.chunks_exact_mut(self.quants - whole);
-            for ([quants, _], to) in rows.iter().zip(places) {
-                to.copy_from_slice(&quants[whole..]);
+            let targets = rest.chunks_exact_mut(self.quants - whole);
+            for ([quants, _], target) in rows.iter().zip(targets) {
+                target.copy_from_slice(&quants[whole..]);
             }
         }
-        for (r, [_, its]) in rows.iter().enumerate().filter(|_| self.scale > 0) {
-            let places = scales.chunks_exact_mut(self.scale).skip(r);
-            for (scale, to) in (its.chunks_exact(self.scale)).zip(places.step_by(TILE_ROWS)) {
-                to.copy_from_slice(scale);
+        for (r, [_, scales]) in rows.iter().enumerate().filter(|_| self.scale > 0) {
+            let targets = tile_scales.chunks_exact_mut(self.scale).skip(r);
+            let sources = scales.chunks_exact(self.scale);
+            for (source, target) in sources.zip(targets.step_by(TILE_ROWS)) {
+                target.copy_from_slice(source);
             }
         }
     }
@@ -80,7 +81,7 @@ impl Tiles {
 mod tests {
     use super::*;
 
-    /// Every byte of every row is at its place, and no two at the same.
+    /// Every byte of every row has its own place.
     #[test]
     fn bytes_of_rows_have_a_place_each() {
         for (quants, scales, scale) in [
@@ -110,12 +111,12 @@ mod tests {
                         [quants, scales]
                     })
                     .collect();
-                let mut to = vec![0; tiles.len()];
-                tiles.fill(&both, &mut to);
+                let mut tile = vec![0; tiles.len()];
+                tiles.fill(&both, &mut tile);
                 let (whole, rest) = (quants / UNIT * UNIT, quants % UNIT);
                 for (r, row) in rows.iter().enumerate() {
                     for (i, byte) in row.iter().enumerate() {
-                        let at = match i {
+                        let place = match i {
                             _ if i < whole => (i / UNIT * TILE_ROWS + r) * UNIT + i % UNIT,
                             _ if i < quants => TILE_ROWS * whole + r * rest + i - whole,
                             _ => {
@@ -123,11 +124,11 @@ mod tests {
                                 TILE_ROWS * quants + (i / scale * TILE_ROWS + r) * scale + i % scale
                             }
                         };
-                        assert_eq!(to[at], *byte, "{quants} {scales}: row {r}, byte {i}");
+                        assert_eq!(tile[place], *byte, "{quants} {scales}: row {r}, byte {i}");
                     }
                 }
                 // All bytes of rows are odd.
-                let filled = to.iter().filter(|&&byte| byte != 0).count();
+                let filled = tile.iter().filter(|&&byte| byte != 0).count();
                 assert_eq!(filled, count * (quants + scales));
             }
         }

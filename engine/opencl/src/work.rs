@@ -1,10 +1,10 @@
-//! What is common to all pieces of work of a device.
+//! Definitions that all kinds of work share.
 
 use crate::Error;
 use crate::handles::Event;
 use crate::library::Code;
 
-/// Hidden values of FFNs.
+/// Source of the kernels for hidden values.
 pub(super) const HIDDEN: &str = concat!(
     include_str!("common.cl"),
     include_str!("rows.cl"),
@@ -13,14 +13,14 @@ pub(super) const HIDDEN: &str = concat!(
     include_str!("hidden.cl")
 );
 
-/// Their sums.
+/// Source of the kernels for sums of Down rows.
 pub(super) const SUMS: &str = concat!(
     include_str!("common.cl"),
     include_str!("rows.cl"),
     include_str!("sums.cl")
 );
 
-/// Products of matrices.
+/// Source of the kernels for matrix products.
 pub(super) const MATRIX: &str = concat!(
     include_str!("common.cl"),
     include_str!("rows.cl"),
@@ -29,31 +29,32 @@ pub(super) const MATRIX: &str = concat!(
     include_str!("matrix.cl")
 );
 
-/// All of them.
+/// All sources.
 pub(super) const SOURCES: [&str; 3] = [HIDDEN, SUMS, MATRIX];
 
-/// Most tokens of an item, which share the reading of a row.
+/// Maximum tokens per work item. They share each read of a row.
 pub(super) const TILE: usize = 4;
 
-/// Whose results work has.
+/// Kind of results.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Sums,
     Products,
 }
 
-/// Work under way.
+/// Work that the device is computing.
 pub(super) struct Underway {
-    pub of: Kind,
-    /// Floats that it gives.
+    pub kind: Kind,
+    /// Number of floats returned.
     pub results: usize,
-    /// The first kernel, and the last copy.
+    /// First kernel.
     pub begun: Event,
+    /// Last copy.
     pub done: Event,
 }
 
 impl Underway {
-    /// From the first kernel's submission to the end; 0 where the device has no clock.
+    /// Time from the submission of the first kernel to the end; 0 if the queue has no clock.
     pub fn nanoseconds(&self) -> u64 {
         match (self.begun.queued(), self.done.ended()) {
             (Ok(start), Ok(end)) => end.saturating_sub(start),
@@ -62,15 +63,15 @@ impl Underway {
     }
 }
 
-/// Names what failed.
+/// Adds the failed operation to a driver error.
 pub(super) fn driver<T>(what: &str, result: Result<T, Code>) -> Result<T, Error> {
     result.map_err(|e| Error(format!("cannot {what}: {e}")))
 }
 
-/// There is no work to wait for.
+/// Error: there is no current work.
 pub(super) fn no_work() -> Error {
     Error("has no such work".into())
 }
 
-/// What does not fit, or is not there.
+/// Error code for arguments out of range.
 pub(super) const INVALID: Code = Code(opencl_sys::CL_INVALID_VALUE);

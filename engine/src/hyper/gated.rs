@@ -109,26 +109,26 @@ impl GatedMix {
         self.down.len() + self.up.len() + inject
     }
 
-    /// Mixes the streams of the pass's rows `of` into the first rows of `pass.x`; stores the streams'
+    /// Mixes the streams of the `selected` rows of a pass into the first rows of `pass.x`; stores the streams'
     /// shares in `shares`.
     pub fn run(
         &self,
         on: &Compute,
-        of: &[usize],
+        selected: &[usize],
         pass: &mut Pass,
         buffers: &mut GatedBuffers,
         shares: &mut [f32],
         s: &mut Scratch,
     ) {
         let z = self.sizes;
-        let (rows, d, width, count) = (of.len(), z.d, z.width(), z.count as f32);
+        let (rows, d, width, count) = (selected.len(), z.d, z.width(), z.count as f32);
         let normed = &mut buffers.normed[..rows * width];
         let streams = &pass.aux;
         on.workers.for_each_chunk_mut(normed, d, &|_, at, out| {
-            let (row, stream) = (of[at / z.count], at % z.count);
+            let (row, stream) = (selected[at / z.count], at % z.count);
             let weight = &self.norm[stream * d..][..d];
-            let from = &streams[row * width + stream * d..][..d];
-            on.cpu.rmsnorm(from, weight, z.eps, out);
+            let stream_values = &streams[row * width + stream * d..][..d];
+            on.cpu.rmsnorm(stream_values, weight, z.eps, out);
         });
         let input = Input::new(on.cpu, normed, rows, &mut s.input);
         let low = &mut buffers.low[..rows * self.down.rows()];

@@ -184,9 +184,11 @@ impl Hyper {
         self.rows.extend(rows);
         let (rows, shares) = (&self.rows[..], &mut self.shares);
         match (mix, &mut self.buffers) {
-            (Mix::Gated(mix), MixBuffers::Gated(of)) => mix.run(on, rows, pass, of, shares, s),
-            (Mix::Sinkhorn(mix), MixBuffers::Sinkhorn(of)) => {
-                mix.run(on, rows, pass, of, shares, s);
+            (Mix::Gated(mix), MixBuffers::Gated(buffers)) => {
+                mix.run(on, rows, pass, buffers, shares, s)
+            }
+            (Mix::Sinkhorn(mix), MixBuffers::Sinkhorn(buffers)) => {
+                mix.run(on, rows, pass, buffers, shares, s);
             }
             _ => unreachable!("a model has mixtures and buffers of one kind"),
         }

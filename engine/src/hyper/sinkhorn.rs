@@ -86,15 +86,15 @@ impl SinkhornMix {
             HyperFfnBase, HyperFfnMix, HyperFfnScale, HyperHeadBase, HyperHeadMix, HyperHeadScale,
             HyperMixerBase, HyperMixerMix, HyperMixerScale,
         };
-        let all = (2 + z.count) * z.count;
+        let whole = (2 + z.count) * z.count;
         let ([mix, base, scale], layer, rows, scales) = match reader {
             Reader::Mixer(layer) => (
                 [HyperMixerMix, HyperMixerBase, HyperMixerScale],
                 layer,
-                all,
+                whole,
                 3,
             ),
-            Reader::Ffn(layer) => ([HyperFfnMix, HyperFfnBase, HyperFfnScale], layer, all, 3),
+            Reader::Ffn(layer) => ([HyperFfnMix, HyperFfnBase, HyperFfnScale], layer, whole, 3),
             Reader::Head => ([HyperHeadMix, HyperHeadBase, HyperHeadScale], 0, z.count, 1),
         };
         let layer = layer as u32;
@@ -113,24 +113,24 @@ impl SinkhornMix {
         self.mix.len()
     }
 
-    /// Mixes the streams of the pass's rows `of` into the first rows of `pass.x`; stores the streams'
+    /// Mixes the streams of the `selected` rows of a pass into the first rows of `pass.x`; stores the streams'
     /// shares in `shares` and, except for the head, the matrices in `buffers`.
     pub fn run(
         &self,
         on: &Compute,
-        of: &[usize],
+        selected: &[usize],
         pass: &mut Pass,
         buffers: &mut SinkhornBuffers,
         shares: &mut [f32],
         s: &mut Scratch,
     ) {
         let z = self.sizes;
-        let (rows, d, width, n) = (of.len(), z.d, z.width(), z.count);
+        let (rows, d, width, n) = (selected.len(), z.d, z.width(), z.count);
         let normed = &mut buffers.normed[..rows * width];
         let streams = &pass.aux;
         on.workers
             .for_each_chunk_mut(normed, width, &|_, row, out| {
-                let x = &streams[of[row] * width..][..width];
+                let x = &streams[selected[row] * width..][..width];
                 let mean = on.cpu.dot_f32(x, x) / width as f32;
                 let factor = 1.0 / libm::sqrtf(mean + z.eps);
                 out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
@@ -155,15 +155,15 @@ impl SinkhornMix {
             for (share, given) in shares.iter_mut().zip(given) {
                 *share = 2.0 * sigmoid(*given);
             }
-            let to = &mut buffers.matrices[row * n * n..][..n * n];
-            to.copy_from_slice(matrix);
-            self.balance(to);
+            let target = &mut buffers.matrices[row * n * n..][..n * n];
+            target.copy_from_slice(matrix);
+            self.balance(target);
         }
         let (numbers, x) = (&buffers.numbers, &mut pass.x[..rows * d]);
         on.workers.for_each_chunk_mut(x, d, &|_, row, x| {
             x.fill(0.0);
             let weights = &numbers[row * each..][..n];
-            let streams = streams[of[row] * width..][..width].chunks_exact(d);
+            let streams = streams[selected[row] * width..][..width].chunks_exact(d);
             for (stream, weight) in streams.zip(weights) {
                 x.iter_mut()
                     .zip(stream)

@@ -68,13 +68,19 @@ impl Attention {
 
     /// Reads the weights of layer `l`.
     pub fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
-        let own = c.kv_layer(l) == l;
+        let stores = c.kv_layer(l) == l;
         let heads = c.heads_of(l);
         let [d, hd] = [c.d_model, heads.head_dim].map(|n| n as usize);
         let [q_dim, kv_dim] = [c.heads, heads.kv_heads].map(|n| n as usize * hd);
-        let values = own && !heads.key_is_value;
+        let values = stores && !heads.key_is_value;
         let vector = |role, n| from.vector(role, l, n);
-        let of_kv = |role, n| if own { vector(role, n) } else { Ok(Vec::new()) };
+        let kv_vector = |role, n| {
+            if stores {
+                vector(role, n)
+            } else {
+                Ok(Vec::new())
+            }
+        };
         let biases = || -> Result<_, Error> {
             let q = vector(Role::QBias, q_dim)?;
             let v = if values {
@@ -82,26 +88,26 @@ impl Attention {
             } else {
                 Vec::new()
             };
-            Ok([q, of_kv(Role::KBias, kv_dim)?, v])
+            Ok([q, kv_vector(Role::KBias, kv_dim)?, v])
         };
         let norms = || -> Result<_, Error> {
             if c.form.qk_layer_norms {
-                let of = |role, n: usize| from.rows(role, l, n / hd, hd);
-                let k = own.then(|| of(Role::KNorm, kv_dim)).transpose()?;
-                return Ok([of(Role::QNorm, q_dim)?, k.unwrap_or_default()]);
+                let norm = |role, n: usize| from.rows(role, l, n / hd, hd);
+                let k = stores.then(|| norm(Role::KNorm, kv_dim)).transpose()?;
+                return Ok([norm(Role::QNorm, q_dim)?, k.unwrap_or_default()]);
             }
-            let [of_q, of_k] = if c.qk_norm_whole {
+            let [q_len, k_len] = if c.qk_norm_whole {
                 [q_dim, kv_dim]
             } else {
                 [hd; 2]
             };
-            Ok([vector(Role::QNorm, of_q)?, of_kv(Role::KNorm, of_k)?])
+            Ok([vector(Role::QNorm, q_len)?, kv_vector(Role::KNorm, k_len)?])
         };
         let o_bias = c.o_bias.then(|| vector(Role::OBias, d));
         let sinks = c.form.sinks.then(|| vector(Role::Sinks, c.heads as usize));
         Ok(Self {
             q: from.matrix(Role::Q, l, q_dim, d)?,
-            k: (own.then(|| from.matrix(Role::K, l, kv_dim, d))).transpose()?,
+            k: (stores.then(|| from.matrix(Role::K, l, kv_dim, d))).transpose()?,
             v: (values.then(|| from.matrix(Role::V, l, kv_dim, d))).transpose()?,
             gate: (c.form.output_gate)
                 .then(|| from.matrix(Role::QGate, l, q_dim, d))
@@ -150,23 +156,23 @@ impl Attention {
         scratch: &mut [Vec<f32>],
     ) {
         let rows = input.tokens();
-        let all = [
+        let products = [
             (Some(&self.q), &mut *heads.q),
             (self.k.as_ref(), &mut *heads.k),
             (self.v.as_ref(), &mut *heads.v),
             (self.gate.as_ref(), &mut *heads.gate),
         ];
-        let there = all
+        let there = products
             .into_iter()
             .filter_map(|(matrix, out)| Some((matrix?, out)));
         let mut there: ArrayVec<_, TOGETHER> = there.collect();
         Matrix::matmul_all(on, &mut there, input, scratch);
         drop(there);
         if let Some(biases) = &self.qkv_bias {
-            let all = biases
+            let pairs = biases
                 .iter()
                 .zip([&mut *heads.q, &mut *heads.k, &mut *heads.v]);
-            for (bias, out) in all.filter(|(bias, _)| !bias.is_empty()) {
+            for (bias, out) in pairs.filter(|(bias, _)| !bias.is_empty()) {
                 add_bias(bias, out, rows);
             }
         }
@@ -232,7 +238,7 @@ impl Attention {
             let first = span.sequence.position();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
-                let grown = (c.form.query_scale).map_or(1.0, |of| of.at(position, rotates));
+                let grown = (c.form.query_scale).map_or(1.0, |growth| growth.at(position, rotates));
                 let scale = scale * grown;
                 let angles = rotates.then(|| at.rope.at(row));
                 for h in 0..heads {

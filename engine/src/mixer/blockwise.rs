@@ -163,20 +163,20 @@ pub(super) fn run(
 ) {
     let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     let width = layer.heads() * layer.value_dim;
-    let of = |row: usize, index: usize| {
+    let pass = |row: usize, index: usize| {
         let span = &spans[index];
         layer.pass(on.cpu, &*span.sequence, queries, row, span.tokens.len())
     };
     let out = &mut out[..rows * width];
     // enough (row, KV head) pairs to keep all threads busy
     if spans.len() == rows && rows * layer.kv_heads >= PIECES * on.workers.threads() {
-        run_rows(&on.workers, out, |row| of(row, row));
+        run_rows(&on.workers, out, |row| pass(row, row));
         return;
     }
     let mut row = 0;
     let mut rest = out;
     for index in 0..spans.len() {
-        let pass = of(row, index);
+        let pass = pass(row, index);
         let (out, after) = rest.split_at_mut(pass.tokens * width);
         pass.run(&on.workers, out, partials);
         row += pass.tokens;
@@ -211,13 +211,13 @@ impl Pass<'_> {
         if few && self.splits(partials.len() / (heads * (self.kv.width() + 2))) {
             // Few queries: threads share the blocks of one token.
             for t in 0..self.tokens {
-                let one = Pass {
+                let pass = Pass {
                     queries: &self.queries[t * query..][..query],
                     first: self.first + t,
                     tokens: 1,
                     ..self
                 };
-                one.split_positions(workers, &mut out[t * row..][..row], partials);
+                pass.split_positions(workers, &mut out[t * row..][..row], partials);
             }
             return;
         }
@@ -249,8 +249,8 @@ impl Pass<'_> {
 
     /// Whether a token of the chunk sees several blocks, and none sees more than `most`.
     fn splits(&self, most: usize) -> bool {
-        let of_token = |t| self.blocks(t).len() + self.pool_blocks(t);
-        let blocks = (0..self.tokens).map(of_token).max();
+        let count = |t| self.blocks(t).len() + self.pool_blocks(t);
+        let blocks = (0..self.tokens).map(count).max();
         blocks.is_some_and(|blocks| (2..=most).contains(&blocks))
     }
 
@@ -325,8 +325,8 @@ impl Pass<'_> {
             }
             if let Some((_, kv)) = self.pools {
                 let pools = Self { kv, ..*self };
-                let all = self.seen_pools(first + tokens - 1).end;
-                for block in 0..all.div_ceil(BLOCK) {
+                let pools_end = self.seen_pools(first + tokens - 1).end;
+                for block in 0..pools_end.div_ceil(BLOCK) {
                     let seen = |t| self.seen_pools(t);
                     pools.block(
                         head,
@@ -359,8 +359,8 @@ impl Pass<'_> {
     fn split_positions(&self, workers: &Workers, out: &mut [f32], partials: &mut [f32]) {
         let (group, hd) = (self.layer.group, self.layer.value_dim);
         let size = self.kv.width() + 2;
-        let of_positions = self.blocks(0);
-        let blocks = of_positions.len() + self.pool_blocks(0);
+        let position_blocks = self.blocks(0);
+        let blocks = position_blocks.len() + self.pool_blocks(0);
         let each = if group.is_multiple_of(BATCH) {
             BATCH
         } else {
@@ -369,8 +369,8 @@ impl Pass<'_> {
         let pools = self.pools.map(|(_, kv)| Self { kv, ..*self });
         let partials = &mut partials[..self.layer.kv_heads * blocks * group * size];
         workers.for_each_chunk_mut(partials, each * size, &|_, item, partials| {
-            let (part, of) = (item % (group / each), item / (group / each));
-            let (head, block) = (of / blocks, of % blocks);
+            let (part, unit) = (item % (group / each), item / (group / each));
+            let (head, block) = (unit / blocks, unit % blocks);
             let first = head * group + part * each;
             let batch = (0..each).map(|i| (0, first + i));
             let done = |(_, h): (usize, usize), sums: Sums, mix: &[f32]| {
@@ -379,13 +379,13 @@ impl Pass<'_> {
                 partial[2..].copy_from_slice(mix);
             };
             self.with_buffers(0, |mut buffers, _| {
-                match (block.checked_sub(of_positions.len()), &pools) {
+                match (block.checked_sub(position_blocks.len()), &pools) {
                     (Some(block), Some(pools)) => {
                         let seen = |t| self.seen_pools(t);
                         pools.block(head, block, batch, seen, &mut buffers, done);
                     }
                     _ => {
-                        let (seen, block) = (|t| self.seen(t), of_positions.start + block);
+                        let (seen, block) = (|t| self.seen(t), position_blocks.start + block);
                         self.block(head, block, batch, seen, &mut buffers, done);
                     }
                 }
@@ -393,8 +393,8 @@ impl Pass<'_> {
         });
         let partials = &*partials;
         workers.for_each_chunk_mut(out, hd, &|_, h, out| {
-            let of_head = &partials[h / group * blocks * group * size..];
-            let parts = of_head.chunks_exact(group * size).take(blocks);
+            let head_partials = &partials[h / group * blocks * group * size..];
+            let parts = head_partials.chunks_exact(group * size).take(blocks);
             let mut parts = parts.map(|part| {
                 let part = &part[h % group * size..][..size];
                 let (max, sum) = (part[0], part[1]);
@@ -421,10 +421,10 @@ impl Pass<'_> {
         buffers: &mut Buffers<'_>,
         mut done: impl FnMut((usize, usize), Sums, &[f32]),
     ) {
-        let here = block * BLOCK..(block + 1) * BLOCK;
+        let block_positions = block * BLOCK..(block + 1) * BLOCK;
         let mut queries = queries.filter_map(|(t, h)| {
             let seen = seen(t);
-            let seen = seen.start.max(here.start)..seen.end.min(here.end);
+            let seen = seen.start.max(block_positions.start)..seen.end.min(block_positions.end);
             (!seen.is_empty()).then_some((t, h, seen))
         });
         loop {

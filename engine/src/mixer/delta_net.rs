@@ -147,7 +147,7 @@ impl DeltaNet {
             conv.state(rows, conv_to);
             (rows, to)
         });
-        let all = Rows {
+        let inputs = Rows {
             net: self,
             qkv,
             beta: &s.k[first * heads..][..n * heads],
@@ -160,7 +160,7 @@ impl DeltaNet {
             key_dim: shape.key_dim as usize,
             value_dim: shape.value_dim as usize,
         };
-        let token = |row, head| all.token(row, head);
+        let token = |row, head| inputs.token(row, head);
         match marked {
             None => rule.run(before, after, 0..n, out, &token),
             Some((middle, to)) => {
@@ -251,14 +251,18 @@ impl HeadRule<'_> {
     ) {
         let (on, dim) = (self.on, self.value_dim);
         let state = dim * self.key_dim;
-        let of_head = out.len() / self.heads;
-        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], |head, after, out| {
-            let mut from = Some(&before[head * state..][..state]);
-            for row in rows.clone() {
-                let out = &mut out[row * dim..][..dim];
-                delta_rule(on.cpu, from.take(), after, token(row, head), out);
-            }
-        });
+        let head_len = out.len() / self.heads;
+        (on.workers).for_each_chunk_pair_mut(
+            [after, out],
+            [state, head_len],
+            |head, after, out| {
+                let mut initial = Some(&before[head * state..][..state]);
+                for row in rows.clone() {
+                    let out = &mut out[row * dim..][..dim];
+                    delta_rule(on.cpu, initial.take(), after, token(row, head), out);
+                }
+            },
+        );
     }
 }
 

@@ -226,14 +226,14 @@ impl Kda {
         let decays = &s.gate[first * values..][..n * values];
         let beta = &s.k[first * heads..][..n * heads];
         let token = |row: usize, head: usize| {
-            let at = row * values + head * dim;
+            let offset = row * values + head * dim;
             let [query, key, value] =
                 [0, 1, 2].map(|i| &qkv[(3 * row + i) * values + head * dim..][..dim]);
             DeltaToken {
                 query,
                 key,
                 value,
-                decay: Decay::ByRow(&decays[at..][..dim]),
+                decay: Decay::ByRow(&decays[offset..][..dim]),
                 beta: 1.0 / (1.0 + math::exp(-beta[row * heads + head])),
             }
         };
@@ -257,11 +257,11 @@ impl Kda {
     fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
         let (values, dim) = (self.shape.values(), self.norm.len());
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let from = match self.gate.first {
+        let hidden = match self.gate.first {
             Some(_) => &s.v[rows * dim..][..rows * dim],
             None => &s.normed[..rows * self.output.rows()],
         };
-        let input = Input::new(on.cpu, from, rows, &mut s.input);
+        let input = Input::new(on.cpu, hidden, rows, &mut s.input);
         (self.gate.last).matmul(on, input, &mut s.rows, &mut s.gate);
         let mut first = 0;
         for span in spans {

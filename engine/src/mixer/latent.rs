@@ -118,8 +118,8 @@ impl LatentAttention {
             Some(matrix) => (matrix, &mut *latents),
             None => (&self.q, &mut s.gate[..]),
         };
-        let mut all = [first, (&self.latent, &mut s.k[..])];
-        Matrix::matmul_all(on, &mut all, input, &mut s.rows);
+        let mut products = [first, (&self.latent, &mut s.k[..])];
+        Matrix::matmul_all(on, &mut products, input, &mut s.rows);
         if let Some(matrix) = &self.gates {
             matrix.matmul(on, input, &mut s.rows, gates);
         }
@@ -143,33 +143,36 @@ impl LatentAttention {
         spans: &mut [Span<'_>],
         s: &mut Scratch,
     ) {
-        let (c, of, cpu) = (at.config, self.sizes, on.cpu);
+        let (c, sizes, cpu) = (at.config, self.sizes, on.cpu);
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let (plain, stored) = (of.plain(), of.stored());
-        let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(of.query as f32));
+        let (plain, stored) = (sizes.plain(), sizes.stored());
+        let scale = (c.form.attention_scale).unwrap_or(1.0 / libm::sqrtf(sizes.query as f32));
         let rotates = c.rotates(at.number as u32);
         let mut row = 0;
         for span in spans.iter_mut() {
             let first = span.sequence.position();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
-                let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position, true));
+                let scale = scale
+                    * c.form
+                        .query_scale
+                        .map_or(1.0, |growth| growth.at(position, true));
                 let (cos, sin) = at.rope.at(row);
-                for h in 0..of.heads {
-                    let query = &mut s.gate[(row * of.heads + h) * of.query..][..of.query];
+                for h in 0..sizes.heads {
+                    let query = &mut s.gate[(row * sizes.heads + h) * sizes.query..][..sizes.query];
                     query.iter_mut().for_each(|q| *q *= scale);
                     if rotates {
                         cpu.rope_rotate_half(&mut query[plain..], cos, sin);
                     }
-                    let rotated = &mut s.q[(row * of.heads + h) * stored + of.rank..];
-                    rotated[..of.rotated].copy_from_slice(&query[plain..]);
+                    let rotated = &mut s.q[(row * sizes.heads + h) * stored + sizes.rank..];
+                    rotated[..sizes.rotated].copy_from_slice(&query[plain..]);
                     s.attended[(h * rows + row) * plain..][..plain]
                         .copy_from_slice(&query[..plain]);
                 }
                 let latent = &mut s.k[row * stored..][..stored];
-                cpu.rmsnorm_inplace(&mut latent[..of.rank], &self.norm, self.eps);
+                cpu.rmsnorm_inplace(&mut latent[..sizes.rank], &self.norm, self.eps);
                 if rotates {
-                    cpu.rope_rotate_half(&mut latent[of.rank..], cos, sin);
+                    cpu.rope_rotate_half(&mut latent[sizes.rank..], cos, sin);
                 }
                 kv.writer(position).store_value(cpu, self.place, 0, latent);
                 row += 1;
@@ -179,17 +182,17 @@ impl LatentAttention {
 
     /// The first part of each query in `s.q`: `Keys_hᵀ` times the contents of `s.attended`.
     fn absorb_keys(&self, on: &Compute, rows: usize, s: &mut Scratch) {
-        let of = self.sizes;
-        let (plain, stored) = (of.plain(), of.stored());
-        let parts = &s.attended[..of.heads * rows * plain];
-        let input = Input::new(on.cpu, parts, of.heads * rows, &mut s.input);
-        (self.keys).matmul_blocks(on, of.heads, input, &mut s.rows, &mut s.gate);
+        let sizes = self.sizes;
+        let (plain, stored) = (sizes.plain(), sizes.stored());
+        let parts = &s.attended[..sizes.heads * rows * plain];
+        let input = Input::new(on.cpu, parts, sizes.heads * rows, &mut s.input);
+        (self.keys).matmul_blocks(on, sizes.heads, input, &mut s.rows, &mut s.gate);
         let queries = s.q.chunks_exact_mut(stored);
         for (query, part) in queries
-            .zip(s.gate.chunks_exact(of.rank))
-            .take(rows * of.heads)
+            .zip(s.gate.chunks_exact(sizes.rank))
+            .take(rows * sizes.heads)
         {
-            query[..of.rank].copy_from_slice(part);
+            query[..sizes.rank].copy_from_slice(part);
         }
     }
 
@@ -211,22 +214,22 @@ impl LatentAttention {
 
     /// `s.attended`: replaces sums of latent vectors by values, `[rows × heads·value_dim]`.
     fn apply_values(&self, on: &Compute, rows: usize, s: &mut Scratch) {
-        let of = self.sizes;
-        let sums = s.attended.chunks_exact(of.rank).take(rows * of.heads);
+        let sizes = self.sizes;
+        let sums = s.attended.chunks_exact(sizes.rank).take(rows * sizes.heads);
         for (i, sum) in sums.enumerate() {
-            let (row, h) = (i / of.heads, i % of.heads);
-            s.gate[(h * rows + row) * of.rank..][..of.rank].copy_from_slice(sum);
+            let (row, h) = (i / sizes.heads, i % sizes.heads);
+            s.gate[(h * rows + row) * sizes.rank..][..sizes.rank].copy_from_slice(sum);
         }
-        let sums = &s.gate[..rows * of.heads * of.rank];
-        let input = Input::new(on.cpu, sums, of.heads * rows, &mut s.input);
-        (self.values).matmul_blocks(on, of.heads, input, &mut s.rows, &mut s.attended);
+        let sums = &s.gate[..rows * sizes.heads * sizes.rank];
+        let input = Input::new(on.cpu, sums, sizes.heads * rows, &mut s.input);
+        (self.values).matmul_blocks(on, sizes.heads, input, &mut s.rows, &mut s.attended);
     }
 
     /// `s.attended`: the values of each head, times the sigmoid of its gate.
     fn gate(&self, rows: usize, s: &mut Scratch) {
-        let of = self.sizes;
-        let gates = &s.v[rows * of.query_rank..][..rows * of.gates];
-        let heads = s.attended.chunks_exact_mut(of.value);
+        let sizes = self.sizes;
+        let gates = &s.v[rows * sizes.query_rank..][..rows * sizes.gates];
+        let heads = s.attended.chunks_exact_mut(sizes.value);
         for (head, gate) in heads.zip(gates) {
             let share = sigmoid(*gate);
             head.iter_mut().for_each(|value| *value *= share);

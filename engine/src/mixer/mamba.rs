@@ -202,15 +202,19 @@ impl Scan<'_> {
         let shape = self.mamba.shape;
         let dim = shape.head_dim as usize;
         let state = dim * shape.state_dim as usize;
-        let of_head = out.len() / shape.heads as usize;
-        (on.workers).for_each_chunk_pair_mut([after, out], [state, of_head], |head, after, out| {
-            let mut from = Some(&before[head * state..][..state]);
-            for row in rows.clone() {
-                let token = self.token(row, head);
-                let out = &mut out[row * dim..][..dim];
-                selective_scan(on.cpu, from.take(), after, token, out);
-            }
-        });
+        let head_len = out.len() / shape.heads as usize;
+        (on.workers).for_each_chunk_pair_mut(
+            [after, out],
+            [state, head_len],
+            |head, after, out| {
+                let mut initial = Some(&before[head * state..][..state]);
+                for row in rows.clone() {
+                    let token = self.token(row, head);
+                    let out = &mut out[row * dim..][..dim];
+                    selective_scan(on.cpu, initial.take(), after, token, out);
+                }
+            },
+        );
     }
 
     /// Row `row` of head `head`.

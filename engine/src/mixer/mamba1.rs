@@ -237,8 +237,8 @@ impl ChannelScan<'_> {
         out: &mut [f32],
     ) {
         let state = self.mamba.shape.state_dim as usize;
-        let of_block = out.len() / self.mamba.shape.channels as usize * BLOCK;
-        let sizes = [BLOCK * state, of_block];
+        let block_len = out.len() / self.mamba.shape.channels as usize * BLOCK;
+        let sizes = [BLOCK * state, block_len];
         (on.workers).for_each_chunk_pair_mut([after, out], sizes, |block, after, out| {
             after.copy_from_slice(&before[block * BLOCK * state..][..after.len()]);
             let width = after.len() / state;

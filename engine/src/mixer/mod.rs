@@ -96,32 +96,32 @@ impl Mixer {
             MixerKind::Attention => Self::Attention(Attention::load(from, c, layer)?),
             MixerKind::Latent(shape) => Self::Latent(LatentAttention::load(from, c, layer, shape)?),
             MixerKind::Pooled(shape) => {
-                let at = recurrent_floats(c, layer);
-                Self::Pooled(PooledAttention::load(from, c, layer, shape, at)?)
+                let start = recurrent_floats(c, layer);
+                Self::Pooled(PooledAttention::load(from, c, layer, shape, start)?)
             }
             MixerKind::ShortConv { taps } => {
-                let at = recurrent_floats(c, layer);
-                Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, at)?)
+                let start = recurrent_floats(c, layer);
+                Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, start)?)
             }
             MixerKind::DeltaNet(shape) => {
-                let at = recurrent_floats(c, layer);
-                Self::DeltaNet(DeltaNet::load(from, c, layer, shape, at)?)
+                let start = recurrent_floats(c, layer);
+                Self::DeltaNet(DeltaNet::load(from, c, layer, shape, start)?)
             }
             MixerKind::Kda(shape) => {
-                let at = recurrent_floats(c, layer);
-                Self::Kda(Box::new(Kda::load(from, c, layer, shape, at)?))
+                let start = recurrent_floats(c, layer);
+                Self::Kda(Box::new(Kda::load(from, c, layer, shape, start)?))
             }
             MixerKind::Mamba(shape) => {
-                let at = recurrent_floats(c, layer);
-                Self::Mamba(Mamba::load(from, c, layer, shape, at)?)
+                let start = recurrent_floats(c, layer);
+                Self::Mamba(Mamba::load(from, c, layer, shape, start)?)
             }
             MixerKind::Mamba1(shape) => {
-                let at = recurrent_floats(c, layer);
-                Self::Mamba1(Box::new(Mamba1::load(from, c, layer, shape, at)?))
+                let start = recurrent_floats(c, layer);
+                Self::Mamba1(Box::new(Mamba1::load(from, c, layer, shape, start)?))
             }
             MixerKind::Beside(shape) => {
-                let at = recurrent_floats(c, layer);
-                Self::Beside(Box::new(Beside::load(from, c, layer, shape, at)?))
+                let start = recurrent_floats(c, layer);
+                Self::Beside(Box::new(Beside::load(from, c, layer, shape, start)?))
             }
         })
     }
@@ -146,8 +146,8 @@ impl Mixer {
     /// The values that a pass of `rows` rows has left in the buffers, for an observer.
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let stored = match self {
-            Self::Attention(of) => rows * of.stored(),
-            Self::Beside(of) => rows * of.attention.stored(),
+            Self::Attention(mixer) => rows * mixer.stored(),
+            Self::Beside(mixer) => rows * mixer.attention.stored(),
             _ => 0,
         };
         let width = self.output().map_or(0, Matrix::cols);
@@ -159,134 +159,146 @@ impl Mixer {
 
     /// The matrices that multiply the mixer's input.
     pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
-        let all = match self {
-            Self::Attention(of) => {
-                let gate = of.gate.as_ref();
-                [Some(&of.q), of.k.as_ref(), of.v.as_ref(), gate, None]
-            }
-            Self::Latent(of) => {
-                let query = of.query_latent.as_ref().unwrap_or(&of.q);
-                [Some(query), Some(&of.latent), of.gates.as_ref(), None, None]
-            }
-            Self::Pooled(of) => {
-                let pools = of.pools.as_ref();
+        let matrices = match self {
+            Self::Attention(mixer) => {
+                let gate = mixer.gate.as_ref();
                 [
-                    Some(&of.query_latent),
-                    Some(&of.kv),
+                    Some(&mixer.q),
+                    mixer.k.as_ref(),
+                    mixer.v.as_ref(),
+                    gate,
+                    None,
+                ]
+            }
+            Self::Latent(mixer) => {
+                let query = mixer.query_latent.as_ref().unwrap_or(&mixer.q);
+                [
+                    Some(query),
+                    Some(&mixer.latent),
+                    mixer.gates.as_ref(),
+                    None,
+                    None,
+                ]
+            }
+            Self::Pooled(mixer) => {
+                let pools = mixer.pools.as_ref();
+                [
+                    Some(&mixer.query_latent),
+                    Some(&mixer.kv),
                     pools.map(|pools| &pools.kv),
                     pools.map(|pools| &pools.gate),
                     None,
                 ]
             }
-            Self::ShortConv(of) => [Some(&of.input), None, None, None, None],
-            Self::DeltaNet(of) => [Some(&of.input), Some(&of.gate), None, None, None],
-            Self::Kda(of) => {
-                let [q, k, v] = &of.input;
-                let (gate, decays) = match &of.gate.first {
+            Self::ShortConv(mixer) => [Some(&mixer.input), None, None, None, None],
+            Self::DeltaNet(mixer) => [Some(&mixer.input), Some(&mixer.gate), None, None, None],
+            Self::Kda(mixer) => {
+                let [q, k, v] = &mixer.input;
+                let (gate, decays) = match &mixer.gate.first {
                     Some(first) => (first, None),
-                    None => (&of.gate.last, Some(&of.decay.last)),
+                    None => (&mixer.gate.last, Some(&mixer.decay.last)),
                 };
                 [Some(q), Some(k), Some(v), Some(gate), decays]
             }
-            Self::Mamba(of) => [Some(&of.input), None, None, None, None],
-            Self::Mamba1(of) => [Some(&of.input), None, None, None, None],
-            Self::Beside(of) => {
-                let Attention { q, k, v, gate, .. } = &of.attention;
-                let input = Some(&of.mamba.input);
+            Self::Mamba(mixer) => [Some(&mixer.input), None, None, None, None],
+            Self::Mamba1(mixer) => [Some(&mixer.input), None, None, None, None],
+            Self::Beside(mixer) => {
+                let Attention { q, k, v, gate, .. } = &mixer.attention;
+                let input = Some(&mixer.mamba.input);
                 [Some(q), k.as_ref(), v.as_ref(), gate.as_ref(), input]
             }
             Self::None => [None; 5],
         };
-        all.into_iter().flatten()
+        matrices.into_iter().flatten()
     }
 
     /// The matrices between input and output.
     pub fn between(&self) -> impl Iterator<Item = &Matrix> + Clone {
-        let all = match self {
-            Self::Latent(of) => {
-                let deeper = of.query_latent.is_some().then_some(&of.q);
-                [deeper, Some(&of.keys), Some(&of.values)]
+        let matrices = match self {
+            Self::Latent(mixer) => {
+                let deeper = mixer.query_latent.is_some().then_some(&mixer.q);
+                [deeper, Some(&mixer.keys), Some(&mixer.values)]
             }
-            Self::Pooled(of) => [Some(&of.q), Some(&of.low), None],
-            Self::Kda(of) if of.gate.first.is_some() => [Some(&of.gate.last), None, None],
-            Self::Mamba1(of) => [Some(&of.mix), Some(&of.steps), None],
+            Self::Pooled(mixer) => [Some(&mixer.q), Some(&mixer.low), None],
+            Self::Kda(mixer) if mixer.gate.first.is_some() => [Some(&mixer.gate.last), None, None],
+            Self::Mamba1(mixer) => [Some(&mixer.mix), Some(&mixer.steps), None],
             // beside that of attention
-            Self::Beside(of) => [Some(&of.mamba.output), None, None],
+            Self::Beside(mixer) => [Some(&mixer.mamba.output), None, None],
             _ => [None; 3],
         };
-        all.into_iter().flatten()
+        matrices.into_iter().flatten()
     }
 
     /// The output matrix, if any.
     pub fn output(&self) -> Option<&Matrix> {
         match self {
-            Self::Attention(of) => Some(&of.o),
-            Self::Latent(of) => Some(&of.output),
-            Self::Pooled(of) => Some(&of.output),
-            Self::ShortConv(of) => Some(&of.output),
-            Self::DeltaNet(of) => Some(&of.output),
-            Self::Kda(of) => Some(&of.output),
-            Self::Mamba(of) => Some(&of.output),
-            Self::Mamba1(of) => Some(&of.output),
-            Self::Beside(of) => Some(&of.attention.o),
+            Self::Attention(mixer) => Some(&mixer.o),
+            Self::Latent(mixer) => Some(&mixer.output),
+            Self::Pooled(mixer) => Some(&mixer.output),
+            Self::ShortConv(mixer) => Some(&mixer.output),
+            Self::DeltaNet(mixer) => Some(&mixer.output),
+            Self::Kda(mixer) => Some(&mixer.output),
+            Self::Mamba(mixer) => Some(&mixer.output),
+            Self::Mamba1(mixer) => Some(&mixer.output),
+            Self::Beside(mixer) => Some(&mixer.attention.o),
             Self::None => None,
         }
     }
 
     /// All matrices, for sharing with a device.
     pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
-        let all = match self {
-            Self::Attention(of) => [
-                Some(&mut of.q),
-                of.k.as_mut(),
-                of.v.as_mut(),
-                of.gate.as_mut(),
-                Some(&mut of.o),
+        let matrices = match self {
+            Self::Attention(mixer) => [
+                Some(&mut mixer.q),
+                mixer.k.as_mut(),
+                mixer.v.as_mut(),
+                mixer.gate.as_mut(),
+                Some(&mut mixer.o),
                 None,
             ],
-            Self::Latent(of) => [
-                Some(&mut of.q),
-                of.query_latent.as_mut(),
-                Some(&mut of.latent),
-                of.gates.as_mut(),
+            Self::Latent(mixer) => [
+                Some(&mut mixer.q),
+                mixer.query_latent.as_mut(),
+                Some(&mut mixer.latent),
+                mixer.gates.as_mut(),
                 None,
-                Some(&mut of.output),
+                Some(&mut mixer.output),
             ],
-            Self::Pooled(of) => {
-                let (pool, gate) = match &mut of.pools {
+            Self::Pooled(mixer) => {
+                let (pool, gate) = match &mut mixer.pools {
                     Some(pools) => (Some(&mut pools.kv), Some(&mut pools.gate)),
                     None => (None, None),
                 };
                 [
-                    Some(&mut of.q),
-                    Some(&mut of.query_latent),
-                    Some(&mut of.kv),
+                    Some(&mut mixer.q),
+                    Some(&mut mixer.query_latent),
+                    Some(&mut mixer.kv),
                     pool,
                     gate,
-                    Some(&mut of.output),
+                    Some(&mut mixer.output),
                 ]
             }
-            Self::ShortConv(of) => of_input(&mut of.input, &mut of.output),
-            Self::DeltaNet(of) => [
-                Some(&mut of.input),
-                Some(&mut of.gate),
+            Self::ShortConv(mixer) => of_input(&mut mixer.input, &mut mixer.output),
+            Self::DeltaNet(mixer) => [
+                Some(&mut mixer.input),
+                Some(&mut mixer.gate),
                 None,
                 None,
                 None,
-                Some(&mut of.output),
+                Some(&mut mixer.output),
             ],
-            Self::Kda(of) => {
-                let Kda { input, output, .. } = &mut **of;
+            Self::Kda(mixer) => {
+                let Kda { input, output, .. } = &mut **mixer;
                 let [q, k, v] = input;
                 [Some(q), Some(k), Some(v), None, None, Some(output)]
             }
-            Self::Mamba(of) => of_input(&mut of.input, &mut of.output),
-            Self::Mamba1(of) => {
-                let Mamba1 { input, output, .. } = &mut **of;
+            Self::Mamba(mixer) => of_input(&mut mixer.input, &mut mixer.output),
+            Self::Mamba1(mixer) => {
+                let Mamba1 { input, output, .. } = &mut **mixer;
                 of_input(input, output)
             }
-            Self::Beside(of) => {
-                let Beside { attention, mamba } = &mut **of;
+            Self::Beside(mixer) => {
+                let Beside { attention, mamba } = &mut **mixer;
                 [
                     Some(&mut attention.q),
                     attention.k.as_mut(),
@@ -298,7 +310,7 @@ impl Mixer {
             }
             Self::None => [const { None }; 6],
         };
-        all.into_iter().flatten()
+        matrices.into_iter().flatten()
     }
 }
 
@@ -311,12 +323,18 @@ fn of_input<'a>(input: &'a mut Matrix, output: &'a mut Matrix) -> [Option<&'a mu
 /// input matrices, the output matrix, and up to three between.
 pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
     const NONE: [usize; 2] = [0; 2];
-    let of = c.heads_of(layer);
-    let [d, hd, heads, kv] = [c.d_model, of.head_dim, c.heads, of.kv_heads].map(|n| n as usize);
+    let layer_heads = c.heads_of(layer);
+    let [d, hd, heads, kv] = [
+        c.d_model,
+        layer_heads.head_dim,
+        c.heads,
+        layer_heads.kv_heads,
+    ]
+    .map(|n| n as usize);
     match c.mixer_of(layer) {
         MixerKind::Attention => {
             let gated = 1 + usize::from(c.form.output_gate);
-            let stored = 2 - usize::from(of.key_is_value);
+            let stored = 2 - usize::from(layer_heads.key_is_value);
             let rows = (gated * heads + stored * kv) * hd;
             [[rows, d], [d, heads * hd], NONE, NONE, NONE]
         }
@@ -325,18 +343,18 @@ pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
             [[rows, d], [d, heads * hd], [d, shape.values()], NONE, NONE]
         }
         MixerKind::Latent(shape) => {
-            let of = LatentSizes::new(c, shape);
-            let all = of.heads * of.query;
-            let (queries, deeper) = match of.query_rank {
-                0 => (all, NONE),
-                rank => (rank, [all, rank]),
+            let latent = LatentSizes::new(c, shape);
+            let width = latent.heads * latent.query;
+            let (queries, deeper) = match latent.query_rank {
+                0 => (width, NONE),
+                rank => (rank, [width, rank]),
             };
             [
-                [queries + of.stored() + of.gates, d],
-                [d, of.heads * of.value],
+                [queries + latent.stored() + latent.gates, d],
+                [d, latent.heads * latent.value],
                 deeper,
-                [of.heads * of.rank, of.plain()],
-                [of.heads * of.value, of.rank],
+                [latent.heads * latent.rank, latent.plain()],
+                [latent.heads * latent.value, latent.rank],
             ]
         }
         MixerKind::Pooled(shape) => {
@@ -393,12 +411,12 @@ fn pool_shapes(c: &ModelConfig, dtype: DType, context: usize) -> [PoolShape; 2] 
     let sizes = c.form.pooled.as_ref().map(|pooled| pooled.sizes());
     sizes.unwrap_or_default().map(|(size, layers)| {
         let size = size as usize;
-        let of = HeadLayers {
+        let pool_layers = HeadLayers {
             layers,
             kv_heads: 1,
             head_dim: c.head_dim as usize,
         };
-        let kinds = [of, HeadLayers::default()];
+        let kinds = [pool_layers, HeadLayers::default()];
         let pools = context.checked_div(size).unwrap_or(0);
         PoolShape {
             size,
@@ -413,7 +431,7 @@ fn pool_shapes(c: &ModelConfig, dtype: DType, context: usize) -> [PoolShape; 2] 
 /// The layers with keys and values, in the order of [`ModelConfig::kv_place`]. Latent attention stores
 /// one vector for all heads.
 fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
-    let of = |layers: u32, kv_heads: u32, head_dim| HeadLayers {
+    let head_layers_of = |layers: u32, kv_heads: u32, head_dim| HeadLayers {
         layers: layers as usize,
         kv_heads: kv_heads as usize,
         head_dim,
@@ -424,34 +442,34 @@ fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
         c.kv_heads
     };
     let global = c.global_kv_layers();
-    let others = of(c.kv_layers() - global, kv_heads, c.key_width());
+    let others = head_layers_of(c.kv_layers() - global, kv_heads, c.key_width());
     let heads = c.form.global_heads;
-    let global = heads.map(|heads| of(global, heads.kv_heads, heads.head_dim as usize));
+    let global = heads.map(|heads| head_layers_of(global, heads.kv_heads, heads.head_dim as usize));
     [others, global.unwrap_or_default()]
 }
 
 /// Floats of a thread's buffer for passes of `rows` rows.
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
-    let floats = |of: HeadLayers| {
-        let group = c.heads as usize / of.kv_heads.max(1);
-        blockwise::thread_floats(of.head_dim, group, rows, c.form.stores_one_vector())
+    let floats = |kind: HeadLayers| {
+        let group = c.heads as usize / kind.kv_heads.max(1);
+        blockwise::thread_floats(kind.head_dim, group, rows, c.form.stores_one_vector())
     };
-    let all = head_layers(c).map(floats);
-    all[0].max(all[1])
+    let lens = head_layers(c).map(floats);
+    lens[0].max(lens[1])
 }
 
 /// Floats of the state after those of all layers: of the convolution over n-gram rows.
 pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
-    c.form.ngrams.as_ref().map_or(0, |of| {
-        let reach = 1 + (of.taps as usize - 1) * of.longest();
+    c.form.ngrams.as_ref().map_or(0, |ngrams| {
+        let reach = 1 + (ngrams.taps as usize - 1) * ngrams.longest();
         conv::state_floats(c.form.further_streams(c.d_model), reach)
     })
 }
 
 /// Most floats of a layer's recurrent state.
 pub(crate) fn longest_state(c: &ModelConfig) -> usize {
-    let of = |layer| recurrent_floats(c, layer + 1) - recurrent_floats(c, layer);
-    (0..c.layers).map(of).max().unwrap_or(0)
+    let len = |layer| recurrent_floats(c, layer + 1) - recurrent_floats(c, layer);
+    (0..c.layers).map(len).max().unwrap_or(0)
 }
 
 /// Floats of recurrent state before layer `layer`.

@@ -119,23 +119,23 @@ impl Pools {
     /// its vector replaces the beginning of `kv`.
     fn add(&self, position: usize, kv: &mut [f32], gates: &[f32], state: &mut [f32]) {
         let (hd, at) = (self.head_dim, position % self.size);
-        let (own, next) = state.split_at_mut(KEPT * hd);
+        let (current, next) = state.split_at_mut(KEPT * hd);
         if at == 0 {
             if self.overlap {
-                own.copy_from_slice(next)
+                current.copy_from_slice(next)
             } else {
-                own.fill(0.0)
+                current.fill(0.0)
             }
             next.fill(0.0);
         }
         let bias = &self.bias[at * kv.len()..][..kv.len()];
         let last = kv.len() - hd;
-        add_to(own, &kv[last..], &gates[last..], &bias[last..]);
+        add_to(current, &kv[last..], &gates[last..], &bias[last..]);
         if self.overlap {
             add_to(next, &kv[..hd], &gates[..hd], &bias[..hd]);
         }
         if at + 1 == self.size {
-            let (sums, mixes) = own[hd..].split_at(hd);
+            let (sums, mixes) = current[hd..].split_at(hd);
             for (value, (sum, mix)) in kv.iter_mut().zip(sums.iter().zip(mixes)) {
                 *value = mix / sum;
             }
@@ -376,12 +376,12 @@ mod tests {
     #[test]
     fn sums_are_those_of_a_softmax() {
         let mut sums = [0.0; 3];
-        let all = [(2.0, 0.5), (-1.0, 3.0), (4.0, -2.0f32)];
-        for (value, gate) in all {
+        let terms = [(2.0, 0.5), (-1.0, 3.0), (4.0, -2.0f32)];
+        for (value, gate) in terms {
             add_to(&mut sums, &[value], &[gate - 1.0], &[1.0]);
         }
-        let weight: f32 = all.iter().map(|(_, gate)| gate.exp()).sum();
-        let mixed: f32 = all.iter().map(|(value, gate)| value * gate.exp()).sum();
+        let weight: f32 = terms.iter().map(|(_, gate)| gate.exp()).sum();
+        let mixed: f32 = terms.iter().map(|(value, gate)| value * gate.exp()).sum();
         assert!(
             (sums[2] / sums[1] - mixed / weight).abs() < 1e-5,
             "{sums:?}"

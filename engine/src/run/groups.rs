@@ -97,12 +97,12 @@ impl PassSums {
         self.missed += pass.missed;
     }
 
-    /// Of a token.
+    /// Per token.
     fn each(&self, sum: f64) -> f64 {
         sum / self.tokens.max(1) as f64
     }
 
-    /// Whether smaller groups are better, by `times` what is allowed.
+    /// Whether this size is slower than `before`, a smaller one, or misses more, by more than `times` the tolerance.
     fn is_worse_than(&self, before: &Measured, times: f64) -> bool {
         let misses = self.each(self.missed as f64);
         let most = MORE_MISSES * before.missed + MISSES * self.each(self.needed as f64);

@@ -62,8 +62,8 @@ impl Parked {
     /// Moves a request's rows to the end of `pass` if they have passed `layers` layers.
     pub fn resume(&mut self, id: RequestId, layers: usize, pass: &mut Pass) -> Option<RequestRows> {
         let ours = |stopped: &StoppedRows| stopped.part.id == id && stopped.layers == layers;
-        let at = self.0.iter().position(ours)?;
-        let StoppedRows { part, x, aux, .. } = self.0.remove(at);
+        let index = self.0.iter().position(ours)?;
+        let StoppedRows { part, x, aux, .. } = self.0.remove(index);
         for (all, own) in [(&mut pass.x, &x), (&mut pass.aux, &aux)] {
             let width = own.len() / part.rows;
             all[pass.rows * width..][..own.len()].copy_from_slice(own);

@@ -80,11 +80,11 @@ impl<I: Copy + PartialEq> Turns<I> {
                 left = left.min(given[at].max(size.free.saturating_sub(given[at])));
             }
         }
-        let of = |at: usize| given[at];
-        let own = oldest.filter(|&at| matches!(wants[at].1, Wants::Prompt(_)));
-        let own = own.map_or(0, of);
-        let all: usize = prompts.iter().map(|&(at, _)| of(at)).sum();
-        self.count(own, all - own, size);
+        let rows_of = |index: usize| given[index];
+        let oldest_prompt = oldest.filter(|&index| matches!(wants[index].1, Wants::Prompt(_)));
+        let oldest_rows = oldest_prompt.map_or(0, rows_of);
+        let total: usize = prompts.iter().map(|&(index, _)| rows_of(index)).sum();
+        self.count(oldest_rows, total - oldest_rows, size);
         given
     }
 

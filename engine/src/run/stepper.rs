@@ -170,8 +170,10 @@ impl<'e> Stepper<'e> {
             text.sequence
                 .reach(pairs.take_while(|(a, b)| a == b).count())
         };
-        let all = self.texts.iter().map(common).enumerate();
-        all.max_by_key(|&(_, len)| len).filter(|&(_, len)| len > 0)
+        let prefixes = self.texts.iter().map(common).enumerate();
+        prefixes
+            .max_by_key(|&(_, len)| len)
+            .filter(|&(_, len)| len > 0)
     }
 
     /// Runs one pass, or resumes the one that yielded.
@@ -305,9 +307,9 @@ impl<'e> Stepper<'e> {
         let parts = self.texts.iter().zip(&rows).filter(|(_, rows)| **rows > 0);
         self.running
             .extend(parts.map(|(text, &rows)| RequestRows { id: text.id, rows }));
-        let all = rows.iter().sum();
-        self.engine.pass.begin(all);
-        all > 0
+        let total = rows.iter().sum();
+        self.engine.pass.begin(total);
+        total > 0
     }
 
     /// Rows of a pass. Where passes read weights or a device computes them, short ones save little time.
@@ -325,8 +327,9 @@ impl<'e> Stepper<'e> {
     fn overtake(&mut self) -> bool {
         let size = self.pass_size();
         let rows_of = |text: &LiveText| {
-            let all = self.parked.parts().chain(self.running.iter().copied());
-            all.filter(|part| part.id == text.id)
+            let parts = self.parked.parts().chain(self.running.iter().copied());
+            parts
+                .filter(|part| part.id == text.id)
                 .map(|part| part.rows)
                 .sum::<usize>()
         };
@@ -336,8 +339,8 @@ impl<'e> Stepper<'e> {
             Wants::Prompt(rest) => rows_of(text) == 0 && self.turns.overtakes(rest, underway, size),
             _ => false,
         };
-        let all: usize = self.texts.iter().map(rows_of).sum();
-        if all > self.room_to_park() || !wanted.clone().any(goes_first) {
+        let unfinished: usize = self.texts.iter().map(rows_of).sum();
+        if unfinished > self.room_to_park() || !wanted.clone().any(goes_first) {
             return false;
         }
         while let Some(part) = self.running.first() {
@@ -469,13 +472,13 @@ impl<'e> Stepper<'e> {
     /// Removes finished requests.
     fn end_texts(&mut self) -> Result<(), Error> {
         let eos = &self.engine.decoder.config.eos;
-        let mut at = 0;
-        while at < self.texts.len() {
-            let text = &self.texts[at];
+        let mut index = 0;
+        while index < self.texts.len() {
+            let text = &self.texts[index];
             match text.ends(eos).filter(|_| text.waits_for.is_none()) {
-                None => at += 1,
+                None => index += 1,
                 Some(stop) => {
-                    let text = self.texts.remove(at);
+                    let text = self.texts.remove(index);
                     if text.tokens.is_empty() {
                         self.events.push(Event::Ended { id: text.id, stop });
                     }
@@ -537,17 +540,17 @@ impl<'e> Stepper<'e> {
 
     /// Removes a request's rows from the yielded pass.
     fn leave_pass(&mut self, id: RequestId) -> Option<(RequestRows, Vec<f32>, Vec<f32>)> {
-        let at = self.running.iter().position(|part| part.id == id)?;
-        let before: usize = self.running[..at].iter().map(|part| part.rows).sum();
-        let part = self.running.remove(at);
+        let index = self.running.iter().position(|part| part.id == id)?;
+        let before: usize = self.running[..index].iter().map(|part| part.rows).sum();
+        let part = self.running.remove(index);
         let d = self.engine.config().d_model as usize;
         let width = streams::aux_width(self.engine.config());
         let pass = &mut self.engine.pass;
-        let all = pass.rows;
+        let pass_rows = pass.rows;
         let take = |values: &mut Vec<f32>, width: usize| {
             let rows = before * width..(before + part.rows) * width;
             let part = values[rows.clone()].to_vec();
-            values.copy_within(rows.end..all * width, rows.start);
+            values.copy_within(rows.end..pass_rows * width, rows.start);
             part
         };
         let x = take(&mut pass.x, d);
@@ -570,10 +573,10 @@ impl<'e> Stepper<'e> {
             finished.stop = Stop::Caller;
             return Some(finished);
         }
-        let at = self.texts.iter().position(|text| text.id == id)?;
+        let index = self.texts.iter().position(|text| text.id == id)?;
         self.leave_pass(id);
         self.parked.discard(id);
-        let text = self.texts.remove(at);
+        let text = self.texts.remove(index);
         self.hand_over(&text);
         // Cannot fail: a plan for the same number of sequences succeeded before.
         let _ = self.set_batch();
@@ -599,8 +602,8 @@ impl<'e> Stepper<'e> {
 
     /// Takes a finished request.
     pub fn take(&mut self, id: RequestId) -> Option<Finished> {
-        let at = self.finished.iter().position(|f| f.id == id)?;
-        Some(self.finished.remove(at))
+        let index = self.finished.iter().position(|f| f.id == id)?;
+        Some(self.finished.remove(index))
     }
 
     /// Hash over the logits of all tokens of a request so far; 0 if unknown.

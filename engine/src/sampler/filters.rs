@@ -86,9 +86,9 @@ pub(super) fn sort_descending(candidates: &mut Vec<(f32, u32)>, spare: &mut Vec<
             sum += std::mem::replace(start, sum);
         }
         for &candidate in &*candidates {
-            let to = &mut starts[digit(candidate.0, place)];
-            spare[*to as usize] = candidate;
-            *to += 1;
+            let next = &mut starts[digit(candidate.0, place)];
+            spare[*next as usize] = candidate;
+            *next += 1;
         }
         std::mem::swap(candidates, spare);
     }

@@ -58,9 +58,9 @@ impl<'a> LayerKv<'a> {
         let (page, first) = self.page_of(&positions);
         let start = positions.start / GROUP * GROUP;
         let end = positions.end.next_multiple_of(GROUP);
-        let at = shape.at(self.layer, KEYS, head);
+        let base = shape.at(self.layer, KEYS, head);
         let [from, to] =
-            [start, end].map(|p| at + shape.bytes((p - first) * shape.head_dim(self.layer)));
+            [start, end].map(|p| base + shape.bytes((p - first) * shape.head_dim(self.layer)));
         (&page[from..to], start)
     }
 
@@ -68,9 +68,9 @@ impl<'a> LayerKv<'a> {
     pub fn values(self, head: usize, positions: Range<usize>) -> &'a [u8] {
         let shape = self.shape;
         let (page, first) = self.page_of(&positions);
-        let at = shape.at(self.layer, VALUES, head);
+        let base = shape.at(self.layer, VALUES, head);
         let ends = [positions.start, positions.end];
-        let [from, to] = ends.map(|p| at + shape.bytes((p - first) * shape.width(self.layer)));
+        let [from, to] = ends.map(|p| base + shape.bytes((p - first) * shape.width(self.layer)));
         &page[from..to]
     }
 
@@ -120,9 +120,9 @@ impl<'a> PageWriter<'a> {
     pub fn store_key(&mut self, cpu: Cpu, layer: usize, head: usize, key: &[f32]) {
         let shape = self.shape;
         let block = self.place / GROUP * GROUP * shape.head_dim(layer) + self.place % GROUP;
-        let at = shape.at(layer, KEYS, head) + shape.bytes(block);
+        let offset = shape.at(layer, KEYS, head) + shape.bytes(block);
         let (step, size) = (shape.bytes(GROUP), shape.bytes(1));
-        let places = self.page[at..].chunks_mut(step);
+        let places = self.page[offset..].chunks_mut(step);
         let mut elements = [0u8; 4 * GROUP];
         let mut fits = true;
         let mut places = places.map(|place| &mut place[..size]);
@@ -139,8 +139,8 @@ impl<'a> PageWriter<'a> {
     /// Stores one head's value.
     pub fn store_value(&mut self, cpu: Cpu, layer: usize, head: usize, value: &[f32]) {
         let shape = self.shape;
-        let at = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width(layer));
-        let stored = &mut self.page[at..at + shape.bytes(value.len())];
+        let offset = shape.at(layer, VALUES, head) + shape.bytes(self.place * shape.width(layer));
+        let stored = &mut self.page[offset..offset + shape.bytes(value.len())];
         let fits = write(cpu, shape.dtype, value, stored);
         self.record(fits);
     }

@@ -42,7 +42,7 @@ impl KvPool {
             positions,
             charged,
             overflow: None,
-            of: Arc::clone(self),
+            pool: Arc::clone(self),
         })
     }
 }
@@ -50,7 +50,7 @@ impl KvPool {
 /// The pages of one sequence.
 #[derive(Debug)]
 pub(crate) struct KvPages {
-    of: Arc<KvPool>,
+    pool: Arc<KvPool>,
     pages: Vec<Arc<Page>>,
     /// Capacity in positions, and the pages reserved for it.
     positions: usize,
@@ -67,28 +67,28 @@ impl KvPages {
 
     /// Geometry of its pages.
     pub fn shape(&self) -> KvShape {
-        self.of.shape
+        self.pool.shape
     }
 
     /// Makes `count` positions from `first` on writable: allocates pages and copies shared ones
     /// (copy-on-write) with all their positions.
     pub fn prepare(&mut self, first: usize, count: usize) {
         debug_assert!(first + count <= self.positions);
-        let shape = self.of.shape;
+        let shape = self.pool.shape;
         let needed = shape.pages(first + count);
         for at in first / shape.page..needed.min(self.pages.len()) {
             if Arc::get_mut(&mut self.pages[at]).is_none() {
-                let mut page = self.of.pool.take();
+                let mut page = self.pool.pool.take();
                 if let Some(to) = Arc::get_mut(&mut page) {
                     let kept = (first + count - at * shape.page).min(shape.page);
                     copy_positions(shape, self.pages[at].bytes(), to.bytes_mut(), kept);
                 }
                 let shared = std::mem::replace(&mut self.pages[at], page);
-                self.of.pool.give_back(std::iter::once(shared), 0);
+                self.pool.pool.give_back(std::iter::once(shared), 0);
             }
         }
         while self.pages.len() < needed {
-            self.pages.push(self.of.pool.take());
+            self.pages.push(self.pool.pool.take());
         }
     }
 
@@ -98,7 +98,7 @@ impl KvPages {
     /// # Errors
     /// As [`KvPool::sequence`].
     pub fn fork(&self, len: usize, positions: usize) -> Result<Self, Error> {
-        let mut fork = self.of.sequence(positions)?;
+        let mut fork = self.pool.sequence(positions)?;
         fork.adopt(self, len);
         Ok(fork)
     }
@@ -107,7 +107,7 @@ impl KvPages {
     /// shared. `len` is within the capacity.
     pub fn adopt(&mut self, other: &Self, len: usize) {
         self.truncate(0);
-        let shared = self.of.shape.pages(len.min(self.positions));
+        let shared = self.pool.shape.pages(len.min(self.positions));
         let pages = other.pages.iter().take(shared).cloned();
         self.pages.extend(pages);
         self.overflow = other.overflow.filter(|&position| position < len);
@@ -115,8 +115,8 @@ impl KvPages {
 
     /// Drops the pages after position `len`.
     pub fn truncate(&mut self, len: usize) {
-        let kept = self.of.shape.pages(len).min(self.pages.len());
-        self.of.pool.give_back(self.pages.drain(kept..), 0);
+        let kept = self.pool.shape.pages(len).min(self.pages.len());
+        self.pool.pool.give_back(self.pages.drain(kept..), 0);
         self.overflow = self.overflow.filter(|&position| position < len);
     }
 
@@ -127,7 +127,7 @@ impl KvPages {
 
     /// A writer for `position`, after `prepare`.
     pub fn writer(&mut self, position: usize) -> PageWriter<'_> {
-        let shape = self.of.shape;
+        let shape = self.pool.shape;
         match Arc::get_mut(&mut self.pages[position / shape.page]) {
             Some(page) => PageWriter::new(shape, page, position, &mut self.overflow),
             None => unreachable!("a prepared page has one owner"),
@@ -136,7 +136,7 @@ impl KvPages {
 
     /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
-        LayerKv::new(self.of.shape, &self.pages, layer)
+        LayerKv::new(self.pool.shape, &self.pages, layer)
     }
 
     /// Fills the pages of `len` positions with a small constant, for benchmarks.
@@ -153,7 +153,7 @@ impl KvPages {
 
 impl Drop for KvPages {
     fn drop(&mut self) {
-        self.of.pool.give_back(self.pages.drain(..), self.charged);
+        self.pool.pool.give_back(self.pages.drain(..), self.charged);
     }
 }
 
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn admission_reserves_all_pages() {
         let pool = KvPool::new(SHAPE, 4).unwrap();
-        let mut one = pool.sequence(70).unwrap();
+        let mut sequence = pool.sequence(70).unwrap();
         assert!(matches!(
             pool.sequence(33),
             Err(Error::KvFull {
@@ -270,17 +270,17 @@ mod tests {
                 total: 128
             })
         ));
-        assert!(one.fork(0, 33).is_err());
-        let mut two = one.fork(0, 32).unwrap();
-        (0..70).for_each(|p| write(&mut one, p, 1.0));
+        assert!(sequence.fork(0, 33).is_err());
+        let mut two = sequence.fork(0, 32).unwrap();
+        (0..70).for_each(|p| write(&mut sequence, p, 1.0));
         (0..32).for_each(|p| write(&mut two, p, 2.0));
         assert_eq!(free(&pool), (0, 0));
-        one.truncate(1);
+        sequence.truncate(1);
         assert_eq!(free(&pool), (2, 0));
-        (1..70).for_each(|p| write(&mut one, p, 3.0));
-        assert_eq!((value(&one, 0), value(&one, 69)), (1.0, 3.0));
+        (1..70).for_each(|p| write(&mut sequence, p, 3.0));
+        assert_eq!((value(&sequence, 0), value(&sequence, 69)), (1.0, 3.0));
         // exactly one page
-        one.truncate(32);
+        sequence.truncate(32);
         assert_eq!(free(&pool), (2, 0));
     }
 }

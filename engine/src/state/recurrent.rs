@@ -113,8 +113,8 @@ impl Recurrent {
             }
             self.now = Some(zeros);
         }
-        let own = self.next.as_mut().and_then(Arc::get_mut).is_some();
-        if !own {
+        let owned = self.next.as_mut().and_then(Arc::get_mut).is_some();
+        if !owned {
             let shared = self.next.take();
             self.release(shared);
             self.next = Some(self.pool.take());
@@ -142,9 +142,9 @@ impl Recurrent {
         };
         let after = &mut next.floats_mut()[range.clone()];
         let mut marked = self.marked.as_mut().and_then(|marked| {
-            let at = marked.len - self.len;
+            let rows_before = marked.len - self.len;
             let block = Arc::get_mut(&mut marked.block)?;
-            Some((at, &mut block.floats_mut()[range.clone()]))
+            Some((rows_before, &mut block.floats_mut()[range.clone()]))
         });
         let before = match rows.start {
             0 => &now.floats()[range],
@@ -183,12 +183,12 @@ impl Recurrent {
     pub fn truncate(&mut self, len: usize) -> usize {
         let reached = self.reach(len);
         if reached < self.len {
-            let to = self
+            let index = self
                 .snapshots
                 .iter()
                 .position(|snapshot| snapshot.len == reached);
-            let to = to.map(|at| self.snapshots[at].block.clone());
-            self.go_to(reached, to);
+            let block = index.map(|index| self.snapshots[index].block.clone());
+            self.go_to(reached, block);
         }
         reached
     }
@@ -199,14 +199,14 @@ impl Recurrent {
         self.truncate(0);
         let now = (len == other.len).then_some(&other.now);
         let mut snapshots = other.snapshots.iter();
-        let of_other = snapshots
+        let snapshot = snapshots
             .find(|snapshot| snapshot.len == len)
             .map(|snapshot| &snapshot.block);
-        let to = now.and_then(Option::as_ref).or(of_other).cloned();
+        let block = now.and_then(Option::as_ref).or(snapshot).cloned();
         for snapshot in other.snapshots.iter().filter(|snapshot| snapshot.len < len) {
             self.keep(snapshot.clone());
         }
-        self.go_to(len, to);
+        self.go_to(len, block);
     }
 
     /// Makes `block`, the state after `len` tokens, the current one. Drops snapshots after it.
@@ -392,10 +392,10 @@ mod tests {
         let pool = pool(3);
         let mut random = fastrand::Rng::with_seed(5);
         let new = || (Recurrent::new(&pool, 99).unwrap(), Vec::<u8>::new());
-        let mut all = [new(), new(), new()];
+        let mut sequences = [new(), new(), new()];
         for _ in 0..3000 {
-            let at = random.usize(..3);
-            let (state, text) = &mut all[at];
+            let index = random.usize(..3);
+            let (state, text) = &mut sequences[index];
             match random.u8(..8) {
                 0 => state.mark(text.len() + random.usize(..6)),
                 1 if random.bool() => {
@@ -404,7 +404,7 @@ mod tests {
                 }
                 2 => {
                     let (len, to) = (random.usize(..=text.len()), random.usize(..3));
-                    if let Ok([from, to]) = all.get_disjoint_mut([at, to]) {
+                    if let Ok([from, to]) = sequences.get_disjoint_mut([index, to]) {
                         let len = from.0.reach(len);
                         to.0.adopt(&from.0, len);
                         to.1 = from.1[..len].to_vec();
@@ -421,10 +421,12 @@ mod tests {
                     text.extend(tokens);
                 }
             }
-            all.iter().for_each(|(state, text)| check(state, text));
+            sequences
+                .iter()
+                .for_each(|(state, text)| check(state, text));
         }
-        assert!(Recurrent::new(&pool, 1).is_err(), "all are reserved");
-        drop(all);
+        assert!(Recurrent::new(&pool, 1).is_err(), "all blocks are reserved");
+        drop(sequences);
         assert_eq!(pool.free(), (3 * BLOCKS, 3 * BLOCKS));
     }
 }

@@ -55,11 +55,11 @@ impl PoolShape {
 impl StateShape {
     /// Bytes that a position adds: its keys and values, and its share of pool vectors.
     pub fn position_bytes(self) -> u64 {
-        let of_pool = |shape: PoolShape| {
+        let pool_bytes = |shape: PoolShape| {
             let bytes = shape.pages.position_bytes();
             bytes.checked_div(shape.size as u64).unwrap_or(0)
         };
-        self.pages.position_bytes() + self.pools.into_iter().map(of_pool).sum::<u64>()
+        self.pages.position_bytes() + self.pools.into_iter().map(pool_bytes).sum::<u64>()
     }
 
     /// Bytes of a sequence of `positions` positions, its snapshots included; saturates.
@@ -137,33 +137,33 @@ impl KvShape {
     }
 
     /// Elements of a position's key, if stored separately, and of its value in one head.
-    fn vectors(self, of: HeadLayers) -> [usize; 2] {
-        let keys = if self.latent { 0 } else { of.head_dim };
-        [keys, of.head_dim.next_multiple_of(GROUP)]
+    fn vectors(self, kind: HeadLayers) -> [usize; 2] {
+        let keys = if self.latent { 0 } else { kind.head_dim };
+        [keys, kind.head_dim.next_multiple_of(GROUP)]
     }
 
     /// Byte offset of a layer's head in a page; `part`: keys (0) or values (1).
     pub fn at(self, layer: usize, part: usize, head: usize) -> usize {
-        let (of, place) = self.kind(layer);
+        let (kind, place) = self.kind(layer);
         let before = if layer < self.kinds[0].layers {
             0
         } else {
             self.position(self.kinds[0])
         };
-        let vectors = self.vectors(of);
+        let vectors = self.vectors(kind);
         let [keys, values] = vectors;
-        let inside = place * of.kv_heads * (keys + values)
-            + part * of.kv_heads * keys
+        let inside = place * kind.kv_heads * (keys + values)
+            + part * kind.kv_heads * keys
             + head * vectors[part];
         self.bytes(self.page * (before + inside))
     }
 
     /// Elements of a position in the layers of a kind; saturates.
-    fn position(self, of: HeadLayers) -> usize {
-        let [keys, values] = self.vectors(of);
+    fn position(self, kind: HeadLayers) -> usize {
+        let [keys, values] = self.vectors(kind);
         (keys.saturating_add(values))
-            .saturating_mul(of.kv_heads)
-            .saturating_mul(of.layers)
+            .saturating_mul(kind.kv_heads)
+            .saturating_mul(kind.layers)
     }
 
     /// Elements of a position; saturates.
@@ -223,7 +223,7 @@ mod tests {
     /// The state of 64 positions is 64 times what one adds, if they complete all pools and pages.
     #[test]
     fn pools_are_counted_by_position() {
-        let of = |layers, page| KvShape {
+        let kv_pages = |layers, page| KvShape {
             dtype: DType::F16,
             kinds: [
                 HeadLayers {
@@ -238,10 +238,10 @@ mod tests {
         };
         let pools = [(2, 5), (16, 3)].map(|(size, layers)| PoolShape {
             size,
-            pages: of(layers, 4),
+            pages: kv_pages(layers, 4),
         });
         let state = StateShape {
-            pages: of(7, 32),
+            pages: kv_pages(7, 32),
             pools,
             recurrent: 0,
         };
@@ -257,14 +257,14 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_page_are_contiguous() {
-        let of = |layers, kv_heads, head_dim| HeadLayers {
+        let kind_of = |layers, kv_heads, head_dim| HeadLayers {
             layers,
             kv_heads,
             head_dim,
         };
         let shape = KvShape {
             dtype: DType::F16,
-            kinds: [of(3, 2, 40), of(2, 1, 72)],
+            kinds: [kind_of(3, 2, 40), kind_of(2, 1, 72)],
             page: 64,
             latent: false,
         };
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(shape.position_bytes() as usize * 64, end);
         assert_eq!(shape.bytes_for(65), 2 * end as u64);
         let latent = KvShape {
-            kinds: [of(3, 1, 72), of(0, 0, 0)],
+            kinds: [kind_of(3, 1, 72), kind_of(0, 0, 0)],
             latent: true,
             ..shape
         };

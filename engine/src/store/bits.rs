@@ -16,9 +16,9 @@ impl Bits {
             let words = (neurons as usize).div_ceil(64);
             first.push(first.last().copied().unwrap_or(0) + words);
         }
-        let all = first.last().copied().unwrap_or(0);
+        let total = first.last().copied().unwrap_or(0);
         Self {
-            words: vec![0; all],
+            words: vec![0; total],
             first,
         }
     }

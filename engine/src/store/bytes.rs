@@ -100,8 +100,8 @@ impl<'a> ClusterBytes<'a> {
                 return Some(self.of_part(part, neurons, neuron as usize, scales));
             }
             Place::Stream { bundles, unchecked } => {
-                let at = neuron as usize % CLUSTER * content.stride;
-                let bundle = &bundles[at..][..content.stride];
+                let offset = neuron as usize % CLUSTER * content.stride;
+                let bundle = &bundles[offset..][..content.stride];
                 if unchecked {
                     let key = Key::new(self.bank, neuron);
                     let checked = check_bundle(self.memory.layout, content, key, bundle);
@@ -142,8 +142,8 @@ impl<'a> ClusterBytes<'a> {
     ) -> NeuronBytes<'a> {
         let format = &self.memory.layout.format;
         let row = |matrix: usize| {
-            let at = (matrix * neurons + neuron) * format.dtype.row_bytes(format.d);
-            &part[at..at + format.gate_len()]
+            let offset = (matrix * neurons + neuron) * format.dtype.row_bytes(format.d);
+            &part[offset..offset + format.gate_len()]
         };
         NeuronBytes {
             gate: row(0),

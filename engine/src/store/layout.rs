@@ -55,7 +55,7 @@ impl Layout {
             reason,
         };
         let layers: Vec<u32> = layers.collect();
-        let mut of_layer = vec![0..0; layers.len()];
+        let mut layer_banks = vec![0..0; layers.len()];
         let mut neurons = Vec::with_capacity(container.banks().len());
         for (number, bank) in (0..).zip(container.banks()) {
             let Ok(place) = layers.binary_search(&bank.layer) else {
@@ -64,7 +64,7 @@ impl Layout {
                     bank.layer
                 )));
             };
-            let banks = &mut of_layer[place];
+            let banks = &mut layer_banks[place];
             if banks.start == banks.end {
                 *banks = number..number;
             }
@@ -77,13 +77,16 @@ impl Layout {
             banks.end = number + 1;
             neurons.push(bank.neurons);
         }
-        if let Some(place) = of_layer.iter().position(|banks| banks.start == banks.end) {
+        if let Some(place) = layer_banks
+            .iter()
+            .position(|banks| banks.start == banks.end)
+        {
             return Err(bad(format!("layer {} has no bank", layers[place])));
         }
         let (source, align) = open_source(&container)?;
         let mut layout = Self {
             format,
-            layers: of_layer,
+            layers: layer_banks,
             neurons,
             at_once: 0,
             neurons_visited: 0,
@@ -97,17 +100,17 @@ impl Layout {
     /// Limits the clusters of a layer visited at once to those that one row visits: the `chosen`
     /// largest experts of a layer with several banks, plus its last bank if `shared`.
     pub fn set_visited(&mut self, chosen: usize, shared: bool) {
-        let of_layer = |banks: &Range<u32>, of: &dyn Fn(u32) -> usize| {
+        let visited = |banks: &Range<u32>, size: &dyn Fn(u32) -> usize| {
             let experts = banks.len() - usize::from(shared && banks.len() > 1);
-            let most = (banks.clone().take(experts).map(of).max()).unwrap_or(0);
-            let rest: usize = banks.clone().skip(experts).map(of).sum();
+            let most = (banks.clone().take(experts).map(size).max()).unwrap_or(0);
+            let rest: usize = banks.clone().skip(experts).map(size).sum();
             chosen.min(experts).saturating_mul(most) + rest
         };
         let clusters = |bank| self.clusters(bank);
-        let most = self.layers.iter().map(|banks| of_layer(banks, &clusters));
+        let most = self.layers.iter().map(|banks| visited(banks, &clusters));
         let neurons = |bank| self.neurons(bank);
-        let all = self.layers.iter().map(|banks| of_layer(banks, &neurons));
-        let mean = all.sum::<usize>().div_ceil(self.layers.len().max(1));
+        let counts = self.layers.iter().map(|banks| visited(banks, &neurons));
+        let mean = counts.sum::<usize>().div_ceil(self.layers.len().max(1));
         self.at_once = most.max().unwrap_or(0);
         self.neurons_visited = mean.min(self.most_in_layer());
     }
@@ -174,8 +177,8 @@ impl Layout {
 
     /// Neurons of all banks of the largest layer.
     pub fn most_in_layer(&self) -> usize {
-        let of_layer = |banks: &Range<u32>| banks.clone().map(|b| self.neurons(b)).sum();
-        self.layers.iter().map(of_layer).max().unwrap_or(0)
+        let count = |banks: &Range<u32>| banks.clone().map(|b| self.neurons(b)).sum();
+        self.layers.iter().map(count).max().unwrap_or(0)
     }
 
     /// Neurons of the whole model.

@@ -48,7 +48,7 @@ impl Mapping {
     /// Bytes of the pages that one part of a layer needs, of those around them, and bookkeeping: the
     /// minimum for a mapped container.
     pub fn least_bytes(layout: &Layout) -> u64 {
-        let of_layer = |layer| {
+        let layer_bytes = |layer| {
             let (mut clusters, mut bytes) = (0, Vec::new());
             for bank in layout.banks_of(layer) {
                 bytes.push(resident(layout, bank));
@@ -59,7 +59,7 @@ impl Mapping {
             let banks = layout.clusters_at_once().div_ceil(clusters.max(1)).max(1);
             bytes.into_iter().take(banks).sum::<u64>()
         };
-        let pages = (0..layout.layers()).map(of_layer).max().unwrap_or(0);
+        let pages = (0..layout.layers()).map(layer_bytes).max().unwrap_or(0);
         AROUND
             + pages
             + (Self::uses_for(layout) * size_of::<(u32, u64)>() + 8 * layout.banks()) as u64

@@ -11,12 +11,12 @@ use std::sync::Arc;
 /// Bytes shared with another owner.
 type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// The clusters outside, and those of them that the device computes in the current layer's pass.
+/// Clusters that a device holds, and the ones that it computes in the current pass.
 #[derive(Clone)]
 pub(crate) struct Outside {
     /// By bank: number of clusters outside.
     prefix: Vec<u32>,
-    /// How many of these, from the first on, the device computes.
+    /// By bank: number of leading clusters that the device computes.
     pub computed: Vec<u32>,
     /// Rows that the CPU may read: matrix by matrix, each row followed by its scales, and the number of neurons.
     pub bytes: Vec<Option<(SharedBytes, usize)>>,

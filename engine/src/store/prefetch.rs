@@ -244,9 +244,9 @@ impl Prefetch {
         underway: impl Fn(u32) -> usize,
     ) -> bool {
         let guessed = &mut self.guessed.banks;
-        let own = self.layout.banks_of(layer);
+        let visited = self.layout.banks_of(layer);
         let certain = std::mem::take(&mut self.certain);
-        if !certain && guessed.first().is_some_and(|bank| own.contains(bank)) {
+        if !certain && guessed.first().is_some_and(|bank| visited.contains(bank)) {
             let mut right = 0;
             for bank in banks.filter(|bank| guessed.contains(bank)) {
                 self.experts.seen.used += underway(bank) as u64;
@@ -261,9 +261,9 @@ impl Prefetch {
 
     /// Whether a cluster was read for a later layer, or for this one if `visited`.
     pub(super) fn follows(&self, bank: u32, cluster: u32, visited: bool) -> bool {
-        let (layers, of) = (self.layout.layers(), self.layout.layer_of(bank));
+        let (layers, layer) = (self.layout.layers(), self.layout.layer_of(bank));
         let place = Ahead {
-            layers: (of + layers - self.layer) % layers,
+            layers: (layer + layers - self.layer) % layers,
             cluster: cluster as usize,
         };
         match place.layers {

@@ -300,7 +300,7 @@ impl Residency {
 
     /// Looks up every neuron: milliseconds for a large model.
     pub fn by_layer(&self, outside: impl Fn(u32) -> usize) -> Vec<LayerResidency> {
-        let of_layer = |layer| {
+        let residency = |layer| {
             let mut found = LayerResidency::default();
             for bank in self.layout.banks_of(layer) {
                 found.neurons += self.layout.neurons(bank) as u64;
@@ -318,7 +318,7 @@ impl Residency {
             }
             found
         };
-        (0..self.layout.layers()).map(of_layer).collect()
+        (0..self.layout.layers()).map(residency).collect()
     }
 
     /// Number of evictions so far.

@@ -35,10 +35,10 @@ struct Needs {
 
 fn needs(world: &World, layer: usize, share: f64, random: &mut Rng) -> Vec<Needs> {
     let banks = world.banks_of(layer);
-    let one = banks.len() == 1;
+    let single = banks.len() == 1;
     let mut chosen = Vec::new();
     for bank in banks {
-        if !one && chance(random, 0.3) {
+        if !single && chance(random, 0.3) {
             continue;
         }
         let neurons = world.neurons(bank);
@@ -385,10 +385,10 @@ fn every_neuron(bank: u32) -> Vec<Needs> {
 
 /// Clusters prefetched for later layers.
 fn underway(store: &NeuronStore) -> Vec<(u32, u32)> {
-    let mut all: Vec<_> = store.reads.underway().collect();
-    all.retain(|a| a.0 as usize != store.job.layer());
-    all.sort_unstable();
-    all
+    let mut reads: Vec<_> = store.reads.underway().collect();
+    reads.retain(|a| a.0 as usize != store.job.layer());
+    reads.sort_unstable();
+    reads
 }
 
 /// Begins a layer with one bank that needs all its neurons.
@@ -471,7 +471,7 @@ fn the_border_moves_without_a_burst_of_reads() {
     let options = StoreOptions::default();
     let mut store = world.store(&world.plan(true, 0, 500), &options).unwrap();
     let mut random = Rng::with_seed(3);
-    let all = [Needs {
+    let needs = [Needs {
         bank: 0,
         clusters: (0..5).map(|c| (c * 128..(c + 1) * 128).collect()).collect(),
     }];
@@ -480,7 +480,7 @@ fn the_border_moves_without_a_burst_of_reads() {
     for _ in 0..8 {
         store.step_border().unwrap();
         store.begin_pass(true);
-        run(&world, &mut store, 0, &all, &mut random).unwrap();
+        run(&world, &mut store, 0, &needs, &mut random).unwrap();
         hot.push(store.residency.hot.held());
     }
     assert!(hot.windows(2).all(|w| w[1] <= w[0] + 1), "{hot:?}");

@@ -16,7 +16,7 @@
 use super::crf::{Crf, LEVELS_PER_DOUBLING, TOP_LEVEL};
 use super::table::{Table, Unit};
 
-/// Victims one scan collects: at most this many, and one per so many slots. A unit whose rank falls
+/// Maximum victims that one scan collects: this number, or one per [`SLOTS_PER_VICTIM`] slots. A unit whose rank falls
 /// below theirs after the scan waits for the next scan.
 const MAX_VICTIMS: usize = 1 << 14;
 const SLOTS_PER_VICTIM: usize = 16;

@@ -6,13 +6,13 @@ pub enum LayoutError {
     /// A sum or product does not fit its type.
     #[error("the size of {what} overflows")]
     Overflow {
-        /// What was computed.
+        /// Name of the computed value.
         what: &'static str,
     },
     /// A count or size exceeds the format's bounds.
     #[error("{what} is {found}, more than the format's limit of {limit}")]
     Limit {
-        /// What was counted.
+        /// Name of the count or size.
         what: &'static str,
         /// The count or size found.
         found: u64,

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub struct Problem {
     /// Offset from the container's first byte.
     pub offset: u64,
-    /// What is wrong with what, without the file's name.
+    /// The damaged part and its damage, without the file's name.
     pub what: String,
 }
 

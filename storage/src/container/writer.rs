@@ -97,7 +97,7 @@ impl Writer {
         let file = match open_partial(&partial, layout.file_len, units.is_empty()) {
             Ok(file) => file,
             Err(e) => {
-                // nothing to go on with
+                // nothing to resume from
                 if units.is_empty() {
                     let _ = std::fs::remove_file(&partial);
                     journal.remove()?;

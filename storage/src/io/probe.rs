@@ -20,7 +20,7 @@ pub struct UringFacts {
 }
 
 impl UringFacts {
-    /// Why rings cannot be created, in words; `None` if they can.
+    /// Message why rings cannot be created; `None` if they can.
     #[must_use]
     pub fn why_not(&self) -> Option<String> {
         if self.killed.is_some() {

@@ -1,9 +1,9 @@
 //! SIGBUS handling for mapped files.
 //!
 //! The kernel sends SIGBUS to a thread that touches a mapped page beyond the end of its file, or
-//! one that the device cannot read. The program cannot go on, and death by a signal gives no
-//! reason. So while a [`Watch`] lives, a handler names the file and exits. Every other SIGBUS goes
-//! to the previous handler.
+//! one that the device cannot read. The program cannot continue, and death by a signal gives no
+//! reason. So while a [`Watch`] lives, a handler names the file and exits. Every other SIGBUS is
+//! passed to the previous handler.
 #![allow(unsafe_code)]
 
 use std::io;

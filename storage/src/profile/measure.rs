@@ -18,7 +18,7 @@ const ALIGN: u32 = 4096;
 const RANDOM: [u32; 5] = [4 << 10, 8 << 10, 24 << 10, 64 << 10, 512 << 10];
 const SEQUENTIAL: u32 = 1 << 20;
 
-/// Parts of the time of [`settle`], each with its own rate, and how many of them have to agree.
+/// Intervals of [`settle`], each with its own rate, and the number of them that must agree.
 const SETTLING: u32 = 40;
 const STEADY: usize = 6;
 

@@ -60,7 +60,7 @@ enum Op {
     /// Margins of the units from one on.
     Margins(u32, Vec<i8>, bool),
     Resize(u32),
-    /// Other slots, so many, if no unit is in use.
+    /// An arena with this number of slots, if no unit is in use.
     ReplaceArena(u32),
 }
 
@@ -312,7 +312,7 @@ enum Release {
     First,
 }
 
-/// Slots of so many bytes.
+/// Slots of `len` bytes.
 fn arena(len: usize) -> Arena {
     Arena::new(CAPACITY, len, 512, ArenaOptions::default()).unwrap()
 }

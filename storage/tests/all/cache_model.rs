@@ -52,7 +52,7 @@ enum Op {
     UnpinUnused(u32),
     UnpinFirstVictim(u32),
     Resize(u32),
-    /// Other slots, so many, if no unit is in use or loading.
+    /// An arena with this number of slots, if no unit is in use or loading.
     ReplaceArena(u32),
     Begin(u32),
 }

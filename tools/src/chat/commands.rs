@@ -1,4 +1,4 @@
-//! The commands of a chat on a terminal: `/help` and the others.
+//! Commands of a chat on a terminal, such as `/help`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::Failure;
 use crate::generation::Settings;
 use crate::suggest::nearest;
 
-/// What `/help` shows.
+/// Text of `/help`.
 pub const HELP: &str = "\
 /system TEXT      set the system message; without TEXT, show it; `/system -` removes it
 /set NAME VALUE   set temp, top-k, top-p, min-p, repeat-penalty, seed or n (most tokens of an answer; -1: no limit);
@@ -65,7 +65,7 @@ pub enum ChatCommand<'a> {
     Load(PathBuf),
 }
 
-/// What `/set` changes.
+/// A setting that `/set` changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
     /// Temperature.
@@ -80,7 +80,7 @@ pub enum Setting {
     RepeatPenalty,
     /// Seed.
     Seed,
-    /// Most tokens.
+    /// Maximum tokens.
     Tokens,
 }
 

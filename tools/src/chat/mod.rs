@@ -1,4 +1,4 @@
-//! `run --chat`: a conversation, on a terminal with a line editor and commands, else line by line.
+//! `run --chat`: a conversation, on terminals with a line editor and commands, otherwise line by line.
 
 mod commands;
 mod session;
@@ -37,7 +37,7 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         ..Settings::of(args)
     };
     settings.checked_sampling(model.text())?;
-    // From now on what is typed waits for the first prompt. A terminal that cannot be set still works.
+    // Input typed from now on waits for the first prompt. A terminal that cannot be configured still works.
     let quiet = typed.then(Quiet::start).and_then(Result::ok);
     let editor = typed.then(|| Editor::open(&COMMANDS)).transpose()?;
     let wanted = Use {
@@ -124,7 +124,7 @@ fn take(session: &mut Session, line: &str) -> Result<Next, Failure> {
     }
 }
 
-/// Whether a chat on a terminal goes on after an error: of what was typed, not of the engine.
+/// Whether a chat on a terminal continues after an error: one of the input, not of the engine.
 fn goes_on(why: &Failure) -> bool {
     matches!(
         why,

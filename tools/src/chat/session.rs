@@ -1,4 +1,4 @@
-//! A conversation with a model: messages, answers, and what commands change.
+//! A conversation with a model: messages, answers and commands.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::tell::tell;
 use crate::template::Renderer;
 use crate::{Failure, print_json, size};
 
-/// A model that is talked to.
+/// A chat with a model.
 pub struct Session {
     /// The engine.
     pub engine: Engine,
@@ -21,7 +21,7 @@ pub struct Session {
     pub sequence: Sequence,
     /// The chat template.
     pub template: Renderer,
-    /// What was said.
+    /// The messages.
     pub said: Transcript,
     /// How answers are generated.
     pub settings: Settings,
@@ -33,13 +33,13 @@ pub struct Session {
     pub model: Option<PathBuf>,
     /// Set by Ctrl-C.
     pub stop: Arc<AtomicBool>,
-    /// Answers since the seed was set: each has its own.
+    /// Answers since the seed was set; each one has its own seed.
     pub drawn: u64,
     /// Statistics of the last answer.
     pub statistics: Option<String>,
 }
 
-/// What follows a command.
+/// Next step after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// The next message.
@@ -54,7 +54,7 @@ impl Session {
     /// Answers a message. Returns why the answer ended.
     ///
     /// # Errors
-    /// Those of the template and the engine. The message is then taken back.
+    /// Errors of the template and the engine, after which the message is removed.
     pub fn ask(&mut self, message: &str) -> Result<Stop, Failure> {
         self.said.ask(message);
         let answered = self.answer();
@@ -101,7 +101,7 @@ impl Session {
         }
     }
 
-    /// Prints what belongs after an answer.
+    /// Prints notes and statistics after an answer.
     fn finish(&mut self, made: &Generated, how: &Settings) -> Result<(), Failure> {
         let report = report(&mut self.engine, made, how)?;
         if how.json {
@@ -139,7 +139,7 @@ impl Session {
     /// Runs a command.
     ///
     /// # Errors
-    /// Those of answers and files, and values that are refused.
+    /// Errors of answers and files, and invalid values.
     pub fn run(&mut self, command: ChatCommand<'_>) -> Result<Next, Failure> {
         match command {
             ChatCommand::Help => tell(HELP),
@@ -227,7 +227,7 @@ fn speed(report: &Report) -> String {
 /// Whether the chat template does not show a system message to the model.
 ///
 /// # Errors
-/// Those of the template.
+/// Errors of the template.
 pub fn ignores_system(template: &Renderer, system: &str) -> Result<bool, Failure> {
     let mut probe = Transcript::new(Some(system));
     probe.ask("u");

@@ -1,4 +1,4 @@
-//! What was said in a chat, and its file: a JSON object with `messages` as in OpenAI's API.
+//! The messages of a chat, and their file: a JSON object with `messages` as in OpenAI's API.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{Failure, atomic};
 
-/// Most bytes of a saved conversation.
+/// Maximum size of a saved conversation in bytes.
 const LONGEST: u64 = 16 << 20;
 
 /// A conversation. Its first message may be the system's.
@@ -38,7 +38,7 @@ impl Transcript {
         transcript
     }
 
-    /// For the chat template.
+    /// The messages for the chat template.
     pub fn conversation(&self) -> &Conversation {
         &self.0
     }
@@ -120,8 +120,8 @@ impl Transcript {
         self.0.messages.truncate(first);
     }
 
-    /// Writes the conversation to `path`, which may be a saved conversation but no other file. `reads` is what the program
-    /// reads.
+    /// Writes the conversation to `path`, where it may replace a saved conversation but no other file. `reads` are the files
+    /// that the program reads.
     ///
     /// # Errors
     /// A usage error for another existing file; I/O errors.
@@ -213,7 +213,7 @@ mod tests {
             said(&chat),
             ["s:Be short.", "u:q1", "a:a1", "u:q2", "a:a2", "u:q3"]
         );
-        // A question without an answer can be answered too.
+        // A question without an answer can be answered.
         chat.take_back_answer().unwrap();
         assert!(chat.drop_oldest());
         assert_eq!(said(&chat), ["s:Be short.", "u:q2", "a:a2", "u:q3"]);

@@ -38,7 +38,7 @@ pub enum PackQuant {
     Size(u64),
 }
 
-/// What llama.cpp calls a format, and the nearest of this program. Those are not mixtures, so that no name stands for another.
+/// The nearest format for a name of llama.cpp. Names are not aliases, because llama.cpp's formats are mixtures.
 fn of_llama_cpp(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase();
     let names = [

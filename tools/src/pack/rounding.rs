@@ -1,4 +1,4 @@
-//! Rounding errors of what is packed, on rows that are spread over each matrix.
+//! Rounding errors of packed matrices, on a sample of rows spread over each matrix.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -33,7 +33,7 @@ pub(super) struct RoundingErrors {
 impl RoundingErrors {
     /// Adds a row of the source, as it is stored.
     pub fn add(&mut self, cpu: Cpu, source: &[f32], stored: Row<'_>) {
-        // Nothing is rounded to these.
+        // These formats are not rounded to.
         if matches!(stored.dtype(), DType::F32 | DType::Mxfp4) {
             return;
         }
@@ -57,7 +57,7 @@ impl RoundingErrors {
     }
 }
 
-/// Prints the errors that there are; `complete` if this run has written all of the container.
+/// Prints the errors; `complete` if this run has written the whole container.
 pub(super) fn tell(
     errors: &[RoundingError],
     complete: bool,

@@ -339,8 +339,8 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// Decides which input channels of a matrix are outliers, unless that is done: those of the largest squared weights,
-    /// of all rows together. Down's rows are its columns; each has outliers of its own.
+    /// Chooses the outlier channels of a matrix, unless they are chosen: the input channels with the largest sums of squared
+    /// weights. Down's rows are its columns, and each has its own outliers.
     fn choose_outliers(&mut self, id: TensorId, cols: usize) -> Result<(), Failure> {
         if self.channels.contains_key(&id) {
             return Ok(());

@@ -62,7 +62,7 @@ pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
         predictors: Some(&section),
         ..Changed::default()
     };
-    // The output may have been made meanwhile.
+    // Another process may have created the output by now.
     check(args)?;
     rewrite::copy(&container, &args.output, changed)?;
     std::fs::remove_dir_all(&job.folder).map_err(Failure::file(&job.folder))?;

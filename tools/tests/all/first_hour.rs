@@ -12,9 +12,10 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 
 /// In reading order.
-const PAGES: [&str; 7] = [
+const PAGES: [&str; 8] = [
     "README.md",
     "docs/running.md",
+    "docs/devices.md",
     "docs/models.md",
     "docs/serve.md",
     "docs/policies.md",

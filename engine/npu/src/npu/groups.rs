@@ -1,4 +1,4 @@
-//! Runs of graphs of several experts.
+//! Products of groups of experts.
 
 use std::borrow::Cow;
 
@@ -12,44 +12,44 @@ use crate::groups::{GroupForm, GroupRuns, GroupTile, Lens, NAMES, pieces};
 use crate::operands::{Operands, Sums};
 use crate::trial::Trial;
 
-/// Copies `items`, of `len` values each, to the front of a place for `count` of them, and fills the rest with zeros.
-fn fill<T: Copy + Default>(to: &mut [T], items: &[T]) {
-    let (front, rest) = to.split_at_mut(items.len());
+/// Copies `items` to the front of `target` and fills the rest with zeros.
+fn fill<T: Copy + Default>(target: &mut [T], items: &[T]) {
+    let (front, rest) = target.split_at_mut(items.len());
     front.copy_from_slice(items);
     rest.fill(T::default());
 }
 
 impl Npu {
-    /// The graphs of a group form; none before its rows are prepared.
-    fn group_tiles(&self, of: GroupForm) -> Vec<GroupTile> {
-        let numbers = self.numbers.get(&of.form);
-        numbers.map_or_else(Vec::new, |&numbers| of.tiles(numbers))
+    /// The graphs of a group form; empty before its rows are prepared.
+    fn group_tiles(&self, group: GroupForm) -> Vec<GroupTile> {
+        let numbers = self.numbers.get(&group.form);
+        numbers.map_or_else(Vec::new, |&numbers| group.tiles(numbers))
     }
 
     /// Whether the graphs of a group form are ready.
-    pub fn has_groups(&self, of: GroupForm) -> bool {
-        let tiles = self.group_tiles(of);
-        !tiles.is_empty() && (tiles.iter()).all(|&tile| self.groups.contains_key(&(of, tile)))
+    pub fn has_groups(&self, group: GroupForm) -> bool {
+        let tiles = self.group_tiles(group);
+        !tiles.is_empty() && (tiles.iter()).all(|&tile| self.groups.contains_key(&(group, tile)))
     }
 
-    /// Makes the graphs of a group form, unless there are some.
+    /// Compiles and tries the graphs of a group form that are missing.
     ///
     /// # Errors
-    /// The provider does not take one as a whole, or has no memory for it.
-    pub fn prepare_groups(&mut self, of: GroupForm) -> Result<(), Error> {
+    /// The provider cannot compute a graph as a whole, computes wrong sums, or has no memory.
+    pub fn prepare_groups(&mut self, group: GroupForm) -> Result<(), Error> {
         let unprepared = || Error::broken("such rows are not prepared");
-        let numbers = *self.numbers.get(&of.form).ok_or_else(unprepared)?;
-        for tile in of.tiles(numbers) {
-            if self.groups.contains_key(&(of, tile)) {
+        let numbers = *self.numbers.get(&group.form).ok_or_else(unprepared)?;
+        for tile in group.tiles(numbers) {
+            if self.groups.contains_key(&(group, tile)) {
                 continue;
             }
-            let model = of.model(tile, numbers).ok_or_else(unprepared)?;
+            let model = group.model(tile, numbers).ok_or_else(unprepared)?;
             let session = self.compiled_session(&model)?;
-            self.groups.insert((of, tile), session);
+            self.groups.insert((group, tile), session);
             self.compiled += 1;
             (self.progress)();
-            if let Err(e) = self.try_group(of, tile) {
-                self.groups.remove(&(of, tile));
+            if let Err(e) = self.try_group(group, tile) {
+                self.groups.remove(&(group, tile));
                 return Err(e);
             }
             (self.progress)();
@@ -57,19 +57,18 @@ impl Npu {
         Ok(())
     }
 
-    /// Runs a graph of experts once, with as many rows of each as it holds, of which the last has a single token: its sums are
-    /// those of integers.
-    fn try_group(&mut self, of: GroupForm, tile: GroupTile) -> Result<(), Error> {
+    /// Runs a graph once with full experts, except for a single token of the last, and checks that its sums are exact.
+    fn try_group(&mut self, group: GroupForm, tile: GroupTile) -> Result<(), Error> {
         let trials: Vec<Trial> = (0..tile.experts)
             .map(|expert| {
                 let last = expert > 0 && expert + 1 == tile.experts;
-                let tokens = if last { 1 } else { of.capacity };
-                Trial::new(of.form, [tile.height, tokens], expert as u64)
+                let tokens = if last { 1 } else { group.capacity };
+                Trial::new(group.form, [tile.height, tokens], expert as u64)
             })
             .collect();
         let operands: Vec<Operands<'_>> = trials.iter().map(Trial::operands).collect();
         let mut apart = 0.0f64;
-        self.group_tile(of, tile, 0, &operands, |expert, sums| {
+        self.group_tile(group, tile, 0, &operands, |expert, sums| {
             apart = apart.max(trials[expert].apart(&sums));
         })?;
         match apart > 0.0 {
@@ -78,25 +77,25 @@ impl Npu {
         }
     }
 
-    /// Multiplies the rows of several experts with their own tokens, at most `capacity` of each: calls `then` with an
-    /// expert's number and the sums of some of its rows.
+    /// Multiplies the rows of several experts with up to `capacity` tokens each. Calls `then` with an expert's index and
+    /// the sums of some of its rows.
     ///
     /// # Errors
-    /// The form is not prepared, lengths do not fit it, or the provider fails.
+    /// The form is not prepared, lengths do not match, or the provider fails.
     pub fn multiply_group(
         &mut self,
-        of: GroupForm,
+        group: GroupForm,
         experts: &[Operands<'_>],
         mut then: impl FnMut(usize, Sums<'_>),
     ) -> Result<GroupRuns, Error> {
         for expert in experts {
-            let counts = expert.counts(of.form);
-            let fits = |[rows, tokens]: [usize; 2]| rows == of.rows && tokens <= of.capacity;
+            let counts = expert.counts(group.form);
+            let fits = |[rows, tokens]: [usize; 2]| rows == group.rows && tokens <= group.capacity;
             if !counts.is_some_and(fits) {
                 return Err(Error::broken("experts of other lengths than the graphs'"));
             }
         }
-        let tiles = self.group_tiles(of);
+        let tiles = self.group_tiles(group);
         let mut result = match tiles.is_empty() {
             true => Err(Error::broken("there are no graphs of such experts")),
             false => Ok(GroupRuns::default()),
@@ -104,11 +103,12 @@ impl Npu {
         pieces(experts.len(), &tiles, |first, tile| {
             let Ok(done) = &mut result else { return };
             let end = experts.len().min(first + tile.experts);
-            done.rows += (tile.experts * of.capacity) as u64;
-            for row in (0..of.rows).step_by(tile.height) {
-                let ran = self.group_tile(of, tile, row, &experts[first..end], |expert, sums| {
-                    then(first + expert, sums)
-                });
+            done.rows += (tile.experts * group.capacity) as u64;
+            for row in (0..group.rows).step_by(tile.height) {
+                let ran =
+                    self.group_tile(group, tile, row, &experts[first..end], |expert, sums| {
+                        then(first + expert, sums)
+                    });
                 match ran {
                     Ok(()) => done.runs += 1,
                     Err(e) => {
@@ -121,33 +121,32 @@ impl Npu {
         result
     }
 
-    /// Multiplies the rows from `row` on of a graph's experts. Experts that are missing have the weights of the first one,
-    /// and no tokens.
+    /// Runs a graph for rows from `row` on of its experts. Missing experts have the first one's weights and no tokens.
     fn group_tile(
         &mut self,
-        of: GroupForm,
+        group: GroupForm,
         tile: GroupTile,
         row: usize,
         experts: &[Operands<'_>],
         mut then: impl FnMut(usize, Sums<'_>),
     ) -> Result<(), Error> {
-        let (form, height, capacity) = (of.form, tile.height, of.capacity);
-        let rows = row..of.rows.min(row + height);
+        let (form, height, capacity) = (group.form, tile.height, group.capacity);
+        let rows = row..group.rows.min(row + height);
         let unprepared = || Error::broken("such experts are not prepared");
         let numbers = *self.numbers.get(&form).ok_or_else(unprepared)?;
-        self.gather(of, tile, numbers, row, experts);
-        let session = self.groups.get_mut(&(of, tile)).ok_or_else(unprepared)?;
-        let lens = Lens::of(of, tile, numbers);
+        self.gather(group, tile, numbers, row, experts);
+        let session = self.groups.get_mut(&(group, tile)).ok_or_else(unprepared)?;
+        let lens = Lens::of(group, tile, numbers);
         let integers = numbers == Numbers::Integers;
         let in_place = rows.len() == height && !form.is_unpacked(numbers);
-        let of_each = 2 + 2 * usize::from(form.outliers() > 0);
+        let inputs_each = 2 + 2 * usize::from(form.outliers() > 0);
         let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> =
-            Vec::with_capacity(tile.experts * of_each);
+            Vec::with_capacity(tile.experts * inputs_each);
         for place in 0..tile.experts {
-            let its = &experts[if place < experts.len() { place } else { 0 }];
+            let expert = &experts[if place < experts.len() { place } else { 0 }];
             let names = &NAMES[place];
             let weights = match in_place {
-                true => &its.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
+                true => &expert.rows[rows.start * form.row_bytes..rows.end * form.row_bytes],
                 false => &self.rows[place * lens.rows..][..lens.rows],
             };
             let weights = rows_as_read(&form, numbers, height, weights)?;
@@ -194,20 +193,20 @@ impl Npu {
         Ok(())
     }
 
-    /// Gathers what a graph's experts do not have in its shape: tokens and outliers, and rows where they are fewer or unpacked.
+    /// Copies a graph's inputs to buffers in its shape: tokens and outliers, and rows that need padding or unpacking.
     fn gather(
         &mut self,
-        of: GroupForm,
+        group: GroupForm,
         tile: GroupTile,
         numbers: Numbers,
         row: usize,
         experts: &[Operands<'_>],
     ) {
-        let lens = Lens::of(of, tile, numbers);
-        let rows = row..of.rows.min(row + tile.height);
-        let (len, count) = (of.form.row_bytes, of.form.outliers());
+        let lens = Lens::of(group, tile, numbers);
+        let rows = row..group.rows.min(row + tile.height);
+        let (len, count) = (group.form.row_bytes, group.form.outliers());
         self.tokens.resize(tile.experts * lens.tokens, 0);
-        let (form, integers) = (of.form, numbers == Numbers::Integers);
+        let (form, integers) = (group.form, numbers == Numbers::Integers);
         let unpacked = form.is_unpacked(numbers);
         let gathered = rows.len() < tile.height || unpacked;
         (self.rows).resize(
@@ -227,26 +226,26 @@ impl Npu {
                 outliers: [experts[0].outliers[0], &[]],
                 ..experts[0]
             };
-            let its = experts.get(place).unwrap_or(&none);
-            let at = |len: usize| place * len..(place + 1) * len;
-            let tokens = &mut self.tokens[at(lens.tokens)];
+            let expert = experts.get(place).unwrap_or(&none);
+            let range = |len: usize| place * len..(place + 1) * len;
+            let tokens = &mut self.tokens[range(lens.tokens)];
             match integers {
-                true => fill(tokens, its.tokens),
-                false => form.put_across(its.tokens, of.capacity, tokens),
+                true => fill(tokens, expert.tokens),
+                false => form.put_across(expert.tokens, group.capacity, tokens),
             }
-            let some = &its.rows[rows.start * len..rows.end * len];
-            match gathered.then(|| &mut self.rows[at(lens.rows)]) {
-                Some(gathered) if unpacked => form.unpack(some, gathered),
-                Some(gathered) => fill(gathered, some),
+            let stored = &expert.rows[rows.start * len..rows.end * len];
+            match gathered.then(|| &mut self.rows[range(lens.rows)]) {
+                Some(gathered) if unpacked => form.unpack(stored, gathered),
+                Some(gathered) => fill(gathered, stored),
                 None => {}
             }
-            let [outliers, picked] = its.outliers;
-            let some = &outliers[rows.start * count..rows.end * count];
-            fill(&mut self.outliers[0][at(lens.outliers[0])], some);
-            let to = &mut self.outliers[1][at(lens.outliers[1])];
+            let [outliers, picked] = expert.outliers;
+            let outliers = &outliers[rows.start * count..rows.end * count];
+            fill(&mut self.outliers[0][range(lens.outliers[0])], outliers);
+            let target = &mut self.outliers[1][range(lens.outliers[1])];
             match integers {
-                true => fill(to, picked),
-                false => form.put_picked(picked, of.capacity, to),
+                true => fill(target, picked),
+                false => form.put_picked(picked, group.capacity, target),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Memory as tensors, without a copy where it has a graph's shape.
+//! Tensors over host memory, copied only if a graph's shape requires it.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use ort::value::{PrimitiveTensorElementType, TensorRef, ValueRef};
 use crate::error::Error;
 use crate::graph::{Form, Key, Numbers, Weights};
 
-/// Memory as a tensor.
+/// A tensor over host memory.
 pub(super) fn tensor<'a, T, const N: usize>(
     shape: [usize; N],
     values: &'a [T],
@@ -20,7 +20,7 @@ where
     Ok(tensor.into_dyn())
 }
 
-/// `height` rows as they are stored.
+/// Stored rows as a tensor.
 fn stored_rows<'a>(form: &Form, height: usize, rows: &'a [u8]) -> Result<ValueRef<'a>, Error> {
     let shape = [height, form.row_bytes];
     match form.weights {
@@ -29,7 +29,7 @@ fn stored_rows<'a>(form: &Form, height: usize, rows: &'a [u8]) -> Result<ValueRe
     }
 }
 
-/// The same as graphs of such numbers read them: of floats, nibbles are [unpacked](Form::unpack).
+/// Rows as a tensor for graphs of the given numbers; for floats nibbles have been [unpacked](Form::unpack).
 pub(super) fn rows_as_read<'a>(
     form: &Form,
     numbers: Numbers,
@@ -45,35 +45,35 @@ pub(super) fn rows_as_read<'a>(
     }
 }
 
-/// Some of all rows as a graph reads them: where they are, or in `buffer`, padded or unpacked.
+/// A range of stored rows as the input of a graph: in place, or padded or unpacked in `buffer`.
 pub(super) fn rows_of_run<'a>(
     key: Key,
-    all: &'a [u8],
-    some: &Range<usize>,
+    stored: &'a [u8],
+    range: &Range<usize>,
     buffer: &'a mut Vec<u8>,
 ) -> Result<ValueRef<'a>, Error> {
     let (form, height, len) = (&key.form, key.tile.height, key.form.row_bytes);
     let rows = match form.is_unpacked(key.numbers) {
-        false => padded(all, some, height, len, buffer),
+        false => padded(stored, range, height, len, buffer),
         true => {
             buffer.resize(height * form.float_row_bytes(), 0);
-            form.unpack(&all[some.start * len..some.end * len], buffer);
+            form.unpack(&stored[range.start * len..range.end * len], buffer);
             buffer
         }
     };
     rows_as_read(form, key.numbers, height, rows)
 }
 
-/// The items `some` of `all`, of `len` values each, as `count` items: where they are, or padded with zeros in `buffer`.
+/// A range of items of `len` values each, as `count` items: in place, or padded with zeros in `buffer`.
 pub(super) fn padded<'a, T: Copy + Default>(
-    all: &'a [T],
-    some: &Range<usize>,
+    values: &'a [T],
+    range: &Range<usize>,
     count: usize,
     len: usize,
     buffer: &'a mut Vec<T>,
 ) -> &'a [T] {
-    let items = &all[some.start * len..some.end * len];
-    if some.len() == count {
+    let items = &values[range.start * len..range.end * len];
+    if range.len() == count {
         return items;
     }
     buffer.clear();

@@ -1,5 +1,5 @@
-//! Which graphs a provider has survived. Another process makes them first, as a driver may crash or hang while it compiles or
-//! runs them, and leaves a note beside the compiled graphs.
+//! Trials of graphs. A driver may crash or hang while it compiles or runs a graph, so another process tries graphs first
+//! and leaves a note beside the compiled ones.
 
 use super::Npu;
 use crate::cache::Cache;
@@ -8,24 +8,24 @@ use crate::provider::Provider;
 use crate::wanted::Wanted;
 
 impl Npu {
-    /// Whether nothing shows that the provider survives these graphs: they are not here, and no process has left a note of
-    /// them. The provider `cpu` alone is not suspected.
+    /// Whether these graphs still need a trial: they are not prepared, and there is no note of a trial. The provider `cpu`
+    /// needs none.
     pub fn is_untried(&self, wanted: Wanted) -> bool {
-        let is_here = match wanted {
+        let is_prepared = match wanted {
             Wanted::Rows(form) => self.numbers.contains_key(&form),
-            Wanted::Groups(of) => self.has_groups(of),
+            Wanted::Groups(group) => self.has_groups(group),
         };
         let noted = |cache: &Cache| cache.get(&wanted.note()).is_some();
-        self.provider != Provider::Cpu && !is_here && !self.cache.as_ref().is_some_and(noted)
+        self.provider != Provider::Cpu && !is_prepared && !self.cache.as_ref().is_some_and(noted)
     }
 
-    /// Whether a process has not survived these graphs, or they were refused.
+    /// Whether a trial of these graphs has failed.
     pub fn is_given_up(&self, wanted: Wanted) -> bool {
         let noted = |cache: &Cache| cache.get(&wanted.failure()).is_some();
         self.given_up.contains(&wanted) || self.cache.as_ref().is_some_and(noted)
     }
 
-    /// Remembers that a process has not survived these graphs, or that they were refused, and leaves a note of that.
+    /// Records that a trial of these graphs has failed, also in the cache.
     pub fn give_up(&mut self, wanted: Wanted) {
         self.given_up.insert(wanted);
         if let Some(cache) = self.cache.as_ref() {
@@ -33,16 +33,16 @@ impl Npu {
         }
     }
 
-    /// Makes graphs and runs them, those for the rows of experts too, and leaves a note of that.
+    /// Compiles and runs graphs, and records in the cache that they work.
     ///
     /// # Errors
-    /// The provider does not take one as a whole, computes wrong sums, or has no memory.
+    /// The provider cannot compute a graph as a whole, computes wrong sums, or has no memory.
     pub fn try_out(&mut self, wanted: Wanted) -> Result<(), Error> {
         match wanted {
             Wanted::Rows(form) => self.prepare(form)?,
-            Wanted::Groups(of) => {
-                self.prepare(of.form)?;
-                self.prepare_groups(of)?;
+            Wanted::Groups(group) => {
+                self.prepare(group.form)?;
+                self.prepare_groups(group)?;
             }
         }
         if let Some(cache) = self.cache.as_ref() {

@@ -94,8 +94,8 @@ impl Case {
 
     /// Stores the vectors of the pools that `tokens` positions from `first` on complete.
     fn fill(&self, pools: &mut KvPages, first: usize, tokens: usize) {
-        let of = |positions: usize| positions.checked_div(self.pool).unwrap_or(0);
-        for pool in of(first)..of(first + tokens) {
+        let count = |positions: usize| positions.checked_div(self.pool).unwrap_or(0);
+        for pool in count(first)..count(first + tokens) {
             pools.prepare(pool, 1);
             let vector = &self.pools[pool * self.shape.head_dim..][..self.shape.head_dim];
             let mut writer = pools.writer(pool);
@@ -133,11 +133,11 @@ impl Case {
             for position in first..first + tokens {
                 let mut writer = kv.writer(position);
                 for head in 0..kv_heads {
-                    let at = (position * kv_heads + head) * head_dim;
+                    let offset = (position * kv_heads + head) * head_dim;
                     if !self.shape.is_latent() {
-                        writer.store_key(cpu, 1, head, &self.keys[at..][..head_dim]);
+                        writer.store_key(cpu, 1, head, &self.keys[offset..][..head_dim]);
                     }
-                    writer.store_value(cpu, 1, head, &self.values[at..][..head_dim]);
+                    writer.store_value(cpu, 1, head, &self.values[offset..][..head_dim]);
                 }
             }
             self.fill(&mut pools, first, tokens);
@@ -179,15 +179,15 @@ impl Case {
         } = self.shape;
         let query = &self.queries[(position * heads + head) * head_dim..][..head_dim];
         let kv_head = head / (heads / kv_heads);
-        let at = |p: usize| (p * kv_heads + kv_head) * head_dim;
-        let from = match self.reach {
+        let offset = |p: usize| (p * kv_heads + kv_head) * head_dim;
+        let first = match self.reach {
             Reach::All => 0,
             Reach::Last(count) => (position + 1).saturating_sub(count as usize),
             Reach::Chunk(count) => position / count as usize * count as usize,
         };
-        let weights: Vec<f64> = (from..=position)
+        let weights: Vec<f64> = (first..=position)
             .map(|p| {
-                let key = &self.keys[at(p)..][..head_dim];
+                let key = &self.keys[offset(p)..][..head_dim];
                 let products = query
                     .iter()
                     .zip(key)
@@ -208,10 +208,10 @@ impl Case {
         let sum = sum + pools.iter().map(|(w, _)| w).sum::<f64>();
         (0..value_dim)
             .map(|j| {
-                let mix = (from..=position).zip(&weights);
-                let mix = mix.map(|(p, w)| w * f64::from(self.values[at(p) + j]));
-                let of_pools = pools.iter().map(|(w, vector)| w * f64::from(vector[j]));
-                mix.chain(of_pools).sum::<f64>() / sum
+                let mix = (first..=position).zip(&weights);
+                let mix = mix.map(|(p, w)| w * f64::from(self.values[offset(p) + j]));
+                let pool_terms = pools.iter().map(|(w, vector)| w * f64::from(vector[j]));
+                mix.chain(pool_terms).sum::<f64>() / sum
             })
             .collect()
     }

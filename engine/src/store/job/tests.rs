@@ -183,11 +183,11 @@ impl World {
         let mut out = Vec::new();
         self.job.take_ready(end, most, longer, &mut out);
         let first = whole.len().min(most);
-        let all = match first {
+        let count = match first {
             0 => others.len().min(longer),
             _ => (first + others.len()).min(most),
         };
-        assert_eq!(out.len(), all);
+        assert_eq!(out.len(), count);
         for (n, (item, step)) in out.into_iter().enumerate() {
             let item = item as usize;
             assert_eq!(step, Step::Sums);
@@ -226,17 +226,17 @@ impl World {
                 2 => self.arrive(),
                 _ => self.take(),
             }
-            let all = self.items.len() == clusters.len()
+            let requested = self.items.len() == clusters.len()
                 && self.items.values().all(|known| known.requested);
-            assert_eq!(self.job.is_requested(), all);
+            assert_eq!(self.job.is_requested(), requested);
             let served = self.items.values().filter(|known| known.serves).count();
-            if all && self.taken.len() == served {
+            if requested && self.taken.len() == served {
                 break;
             }
         }
         for (unit, &bank) in banks.iter().enumerate() {
-            let of_unit = self.items.values().filter(|known| known.bank == bank);
-            let ids: Vec<u32> = of_unit.flat_map(|known| known.ids.clone()).collect();
+            let unit_items = self.items.values().filter(|known| known.bank == bank);
+            let ids: Vec<u32> = unit_items.flat_map(|known| known.ids.clone()).collect();
             assert_eq!(self.job.needed_of(unit), ids);
         }
         assert!(!self.job.any_ready());

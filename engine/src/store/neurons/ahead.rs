@@ -101,7 +101,7 @@ impl NeuronStore {
         banks: impl Iterator<Item = u32>,
     ) -> Result<(), Error> {
         let reads = &self.reads;
-        let underway = |bank| reads.underway().filter(|of| of.0 == bank).count();
+        let underway = |bank| reads.underway().filter(|read| read.0 == bank).count();
         if self.prefetch.judge(number, banks, underway) {
             self.reads.cancel_prefetches()
         } else {

@@ -158,8 +158,8 @@ impl NeuronStore {
     pub(super) fn attach(&mut self, item: usize, slot: Slot) -> Result<(), Error> {
         let it = &self.job.items[item];
         let (bank, cluster) = (it.bank, it.cluster);
-        let all = self.layout.cluster_neurons(bank, cluster).len() == it.places().len();
-        let unchecked = all && self.residency.banks.scans(bank);
+        let complete = self.layout.cluster_neurons(bank, cluster).len() == it.places().len();
+        let unchecked = complete && self.residency.banks.scans(bank);
         if !unchecked {
             let content = self.residency.banks.content(bank);
             let key = [bank, cluster];

@@ -97,8 +97,8 @@ impl NeuronStore {
                         self.residency.fill_gates(bank, cluster, buffer);
                         if (cluster as usize) < self.outside.holds(bank) {
                             let gates = self.residency.gates();
-                            let of = [bank, cluster];
-                            upload(of, &mut rows(&layout, content, gates, of, buffer))?;
+                            let key = [bank, cluster];
+                            upload(key, &mut rows(&layout, content, gates, key, buffer))?;
                         } else {
                             self.residency.fill(bank, cluster, cold_per_bank, buffer);
                         }

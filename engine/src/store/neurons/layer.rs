@@ -321,14 +321,14 @@ impl NeuronStore {
         let gates = self.residency.gates();
         let mut rows = bytes.ids().iter().enumerate().filter_map(|(i, &neuron)| {
             // `NeuronStore::intact` reports damaged bytes.
-            let of = bytes.neuron(i)?;
+            let vectors = bytes.neuron(i)?;
             Some(NeuronRows {
-                gate: match of.gate {
+                gate: match vectors.gate {
                     [] => gates.gate(bytes.bank, neuron)?,
-                    gate => format.gate(gate, of.scales),
+                    gate => format.gate(gate, vectors.scales),
                 },
-                up: (!format.ungated).then(|| format.up(of.up, of.scales)),
-                down: format.down(of.down, of.scales),
+                up: (!format.ungated).then(|| format.up(vectors.up, vectors.scales)),
+                down: format.down(vectors.down, vectors.scales),
             })
         });
         then(&mut rows)
@@ -350,9 +350,9 @@ impl NeuronStore {
                     let part = self.layout.cover(bank, neuron, content.rest_read, rest);
                     let (place, half) = (place as u32, Half::Whole);
                     let tag = Tag::Neuron { item, place, half };
-                    let at = (part.offset - before.offset) as u32;
+                    let shift = (part.offset - before.offset) as u32;
                     self.job.items[item as usize].waiting += 1;
-                    self.reads.part(tag, part, slot, at)?;
+                    self.reads.part(tag, part, slot, shift)?;
                 }
                 Held::Gate(slot) => {
                     (self.residency.cold.cache).abandon(Key { bank, neuron }, slot);

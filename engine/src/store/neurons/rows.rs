@@ -45,8 +45,8 @@ impl RowReads {
 
     /// The position, among the wanted rows, of a row that has arrived; it will not arrive again.
     fn position(&mut self, row: u32) -> Option<usize> {
-        let at = self.coming.iter().position(|coming| coming.1 == row)?;
-        Some(self.coming.swap_remove(at).0)
+        let index = self.coming.iter().position(|coming| coming.1 == row)?;
+        Some(self.coming.swap_remove(index).0)
     }
 }
 
@@ -91,8 +91,8 @@ impl RowReads {
                 self.arrivals.put(slot);
                 break;
             };
-            let from = self.rows.offset_of(row as usize);
-            let part = store.layout.cover_of(from, self.rows.stored_len());
+            let offset = self.rows.offset_of(row as usize);
+            let part = store.layout.cover_of(offset, self.rows.stored_len());
             self.coming.push((number, row));
             let table = self.table;
             store.reads.part(Tag::Row { table, row }, part, slot, 0)?;
@@ -116,8 +116,8 @@ impl RowReads {
     /// A row that has arrived.
     fn arrived(&self, store: &mut NeuronStore) -> Option<(u32, Slot)> {
         let mut rows = store.reads.rows.iter();
-        let at = rows.position(|arrived| arrived.0 == self.table)?;
-        let (_, row, slot) = store.reads.rows.swap_remove(at);
+        let index = rows.position(|arrived| arrived.0 == self.table)?;
+        let (_, row, slot) = store.reads.rows.swap_remove(index);
         Some((row, slot))
     }
 

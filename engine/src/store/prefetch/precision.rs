@@ -103,8 +103,8 @@ impl Guesses {
 
     /// Whether prefetching pays off for a layer.
     pub fn pays(&self, layer: usize) -> bool {
-        let one = self.layers.get(layer);
-        one.is_some_and(|r| r.is_good() && (r.passes == 0 || r.missing >= FEW_MISSING))
+        let record = self.layers.get(layer);
+        record.is_some_and(|r| r.is_good() && (r.passes == 0 || r.missing >= FEW_MISSING))
     }
 
     /// Misses of the layer in the last pass, prefetched or not.

@@ -62,20 +62,22 @@ impl Model {
         let moved = (layer + layers - self.layer) % layers;
         (self.layer, self.many) = (layer, many);
         let kept = std::mem::take(&mut self.proposed).into_iter();
-        let kept = kept.filter(|of| moved > 0 && of.0 > moved);
-        self.proposed = kept.map(|of| (of.0 - moved, of.1)).collect();
+        let kept = kept.filter(|proposal| moved > 0 && proposal.0 > moved);
+        self.proposed = kept
+            .map(|proposal| (proposal.0 - moved, proposal.1))
+            .collect();
     }
 
     fn certain(&self, ahead: usize) -> bool {
-        let of = (self.layer + ahead) % self.clusters.len();
-        self.scans[of] || self.many && ahead == 1
+        let target = (self.layer + ahead) % self.clusters.len();
+        self.scans[target] || self.many && ahead == 1
     }
 
     /// The first later cluster that was not proposed.
     fn next(&mut self) -> Option<Want> {
         let partly = self.scans.contains(&false) && self.scans.contains(&true);
         for ahead in 1..self.clusters.len() {
-            let of = (self.layer + ahead) % self.clusters.len();
+            let target = (self.layer + ahead) % self.clusters.len();
             if !self.certain(ahead) {
                 if partly { continue } else { return None }
             }
@@ -86,10 +88,10 @@ impl Model {
                 Some(last) => last.1 + 1,
                 None => 0,
             };
-            if first < self.clusters[of] {
+            if first < self.clusters[target] {
                 self.proposed.insert((ahead, first));
                 return Some(Want {
-                    bank: of as u32,
+                    bank: target as u32,
                     cluster: first as u32,
                     priority: if ahead > 1 && partly {
                         Priority::Prefetch
@@ -114,9 +116,9 @@ proptest! {
         let clusters: Vec<usize> = (0..layers).map(|_| 1 + random.usize(..4)).collect();
         let banks: Vec<Vec<usize>> = clusters.iter().map(|&n| vec![n]).collect();
         let mut prefetch = prefetch(&banks.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        let all = chance(&mut random, 0.5);
+        let scans_all = chance(&mut random, 0.5);
         let mut model = Model {
-            scans: (0..layers).map(|_| all || chance(&mut random, 0.6)).collect(),
+            scans: (0..layers).map(|_| scans_all || chance(&mut random, 0.6)).collect(),
             clusters,
             many: false,
             layer: 0,
@@ -136,11 +138,11 @@ proptest! {
                 let want = prefetch.next(rules, partly);
                 prop_assert_eq!(want, model.next());
             }
-            for of in &model.proposed {
-                let bank = (layer + of.0) % layers;
-                prop_assert!(prefetch.follows(bank as u32, of.1 as u32, false));
+            for proposal in &model.proposed {
+                let bank = (layer + proposal.0) % layers;
+                prop_assert!(prefetch.follows(bank as u32, proposal.1 as u32, false));
             }
-            if layers > 1 && model.certain(layers - 1) && !model.proposed.iter().any(|of| of.0 == layers - 1) {
+            if layers > 1 && model.certain(layers - 1) && !model.proposed.iter().any(|proposal| proposal.0 == layers - 1) {
                 let last = (layer + layers - 1) % layers;
                 prop_assert!(!prefetch.follows(last as u32, 0, false));
             }
@@ -168,8 +170,11 @@ fn the_rest_of_a_layer_goes_before_the_next_one() {
     let mut prefetch = prefetch(&[&[1, 2, 1], &[1, 1, 1]]);
     prefetch.begin_layer(0, [1, 2].into_iter());
     let mut next = || prefetch.next(|_| rules(true, false), false);
-    let all: Vec<_> = std::iter::from_fn(&mut next).collect();
-    assert_eq!(all, [(1, 0), (1, 1), (2, 0)].map(|(b, c)| Want::now(b, c)));
+    let proposed: Vec<_> = std::iter::from_fn(&mut next).collect();
+    assert_eq!(
+        proposed,
+        [(1, 0), (1, 1), (2, 0)].map(|(b, c)| Want::now(b, c))
+    );
     assert!(prefetch.follows(2, 0, false) && !prefetch.follows(0, 0, false));
     // Neurons of few tokens are read individually.
     prefetch.begin_layer(0, [1, 2].into_iter());

@@ -163,11 +163,11 @@ impl Bench {
         arrival.result.unwrap();
         let wanted = self.wanted.remove(&tag.bits());
         let (bank, first, count) = wanted.expect("requested and not yet arrived");
-        let at = match tag {
+        let offset = match tag {
             Tag::Cluster { .. } => 0,
             _ => self.at() as usize,
         };
-        let bytes = &slot.as_slice()[at + self.layout.shift(bank, first, 0)..];
+        let bytes = &slot.as_slice()[offset + self.layout.shift(bank, first, 0)..];
         for (neuron, bundle) in (first..).zip(bytes.chunks(self.stride())).take(count) {
             let [gate, up, down] = self.world.vectors(bank, neuron);
             assert_eq!(&bundle[..gate.len()], gate, "{neuron} of {bank}");
@@ -222,9 +222,9 @@ impl Bench {
                 0 => self.reads.cancel_prefetches().unwrap(),
                 1 => {
                     let bank = self.random.u32(..BANKS.len() as u32);
-                    let of_bank = |of: &(u32, u32)| of.0 == bank;
-                    self.reads.drop_unclaimed(|of, _| of == bank);
-                    self.unclaimed.retain(of_bank);
+                    let in_bank = |neuron: &(u32, u32)| neuron.0 == bank;
+                    self.reads.drop_unclaimed(|neuron, _| neuron == bank);
+                    self.unclaimed.retain(in_bank);
                 }
                 _ => self
                     .buffers

@@ -35,9 +35,9 @@ impl Goal {
 /// Ends of the hot prefixes of the banks for `units` hot clusters. They are in proportion to the
 /// `wanted` ones and start after the `first` clusters, which are on a device.
 pub(super) fn behind(units: u64, wanted: &[u32], clusters: &[u32], first: &[u32]) -> Vec<u32> {
-    let without_first = |of: &[u32]| -> Vec<u32> {
-        let all = of.iter().zip(first);
-        all.map(|(&n, &first)| n.saturating_sub(first)).collect()
+    let without_first = |counts: &[u32]| -> Vec<u32> {
+        let pairs = counts.iter().zip(first);
+        pairs.map(|(&n, &first)| n.saturating_sub(first)).collect()
     };
     let ends = prefixes(units, &without_first(wanted), &without_first(clusters));
     first.iter().zip(ends).map(|(a, b)| a + b).collect()

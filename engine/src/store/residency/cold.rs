@@ -152,8 +152,8 @@ impl Cold {
         mut slot: Slot,
         bundle: &[u8],
     ) {
-        let to = layout.shift(key.bank, key.neuron, content.start);
-        slot.as_mut_slice()[to..to + content.len]
+        let offset = layout.shift(key.bank, key.neuron, content.start);
+        slot.as_mut_slice()[offset..offset + content.len]
             .copy_from_slice(&bundle[content.start..content.stride]);
         self.settle(key, slot);
     }
@@ -178,10 +178,10 @@ impl Cold {
                 continue;
             };
             let shift = layout.shift(bank, neuron, content.start);
-            let to = &mut slot.as_mut_slice()[shift..];
+            let target = &mut slot.as_mut_slice()[shift..];
             let [gate, up, down] = vectors(content, unit, i);
-            to[..gate.len()].copy_from_slice(gate);
-            let rest = &mut to[content.gate_span - content.start..];
+            target[..gate.len()].copy_from_slice(gate);
+            let rest = &mut target[content.gate_span - content.start..];
             rest[..up.len()].copy_from_slice(up);
             rest[up.len()..][..down.len()].copy_from_slice(down);
             self.settle(key, slot);

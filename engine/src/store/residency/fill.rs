@@ -23,21 +23,21 @@ impl Residency {
         );
         let steps = banks.clamp(1, 1 + usize::div_ceil(whole, PART));
         let gates = |step: usize| {
-            let of_step = banks * step / steps..banks * (step + 1) / steps;
-            let filled = of_step.filter(move |&bank| bank >= first);
+            let step_banks = banks * step / steps..banks * (step + 1) / steps;
+            let filled = step_banks.filter(move |&bank| bank >= first);
             filled.filter_map(|bank| self.gates.gate_pages(bank as u32))
         };
         let parts = |step: usize| {
-            let of_regions = regions.iter().map(move |pages| pages.part(step, steps));
-            gates(step).chain(of_regions)
+            let region_parts = regions.iter().map(move |pages| pages.part(step, steps));
+            gates(step).chain(region_parts)
         };
         (0..steps).flat_map(parts).collect()
     }
 
     /// Neurons of each bank that fill the cold region.
     pub(in crate::store) fn cold_per_bank(&self) -> usize {
-        let all = 0..self.layout.banks() as u32;
-        let with_cold = all.filter(|&bank| self.has_cold(bank)).count();
+        let banks = 0..self.layout.banks() as u32;
+        let with_cold = banks.filter(|&bank| self.has_cold(bank)).count();
         (self.cold.cache.slots() as usize).div_ceil(with_cold.max(1))
     }
 
@@ -70,8 +70,8 @@ impl Residency {
         let shift = self.layout.shift(bank, neurons.start, 0);
         if let Some(gates) = exclusive(&mut self.gates).gates_mut(bank) {
             for (neuron, bundle) in neurons.zip(buffer[shift..].chunks_exact(stride)) {
-                let at = neuron as usize * gate_len;
-                gates[at..at + gate_len].copy_from_slice(&bundle[..gate_len]);
+                let offset = neuron as usize * gate_len;
+                gates[offset..offset + gate_len].copy_from_slice(&bundle[..gate_len]);
             }
         }
     }

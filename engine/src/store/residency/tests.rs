@@ -16,7 +16,7 @@ const BANKS: [(u32, u32, u32); 4] = [(0, 0, 300), (1, 0, 140), (1, 1, 260), (2, 
 struct Model {
     world: World,
     layout: Arc<Layout>,
-    of: Residency,
+    regions: Residency,
     random: Rng,
     /// Inserted neurons and clusters; some of them have been evicted.
     cold: BTreeSet<(u32, u32)>,
@@ -44,7 +44,7 @@ impl Model {
             memory: ArenaOptions::default(),
         };
         let mut model = Self {
-            of: Residency::new(Arc::clone(&layout), &plan, prefers).unwrap(),
+            regions: Residency::new(Arc::clone(&layout), &plan, prefers).unwrap(),
             world,
             layout,
             random: Rng::with_seed(seed),
@@ -56,25 +56,25 @@ impl Model {
             naming,
             found: 0,
         };
-        model.of.adopt(&plan).unwrap();
+        model.regions.adopt(&plan).unwrap();
         model.fill(0);
         model
     }
 
     /// Reads the contents for a plan.
     fn fill(&mut self, first: usize) {
-        let cold_per_bank = self.of.cold_per_bank();
-        for (bank, cluster) in self.of.clusters_to_fill(first) {
+        let cold_per_bank = self.regions.cold_per_bank();
+        for (bank, cluster) in self.regions.clusters_to_fill(first) {
             assert!(bank as usize >= first);
             let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
-            self.of.fill_gates(bank, cluster, &buffer);
-            self.of.fill(bank, cluster, cold_per_bank, &buffer);
+            self.regions.fill_gates(bank, cluster, &buffer);
+            self.regions.fill(bank, cluster, cold_per_bank, &buffer);
             self.put(bank, cluster);
         }
         for bank in 0..BANKS.len() as u32 {
             let row = self.layout.neurons(bank) as u32 - 1;
-            let gate = self.of.gates().gate(bank, row);
-            assert_eq!(gate.is_some(), self.of.banks.gates_resident(bank));
+            let gate = self.regions.gates().gate(bank, row);
+            assert_eq!(gate.is_some(), self.regions.banks.gates_resident(bank));
             let [wanted, ..] = self.world.vectors(bank, row);
             assert!(gate.is_none_or(|gate| gate.quants() == wanted));
         }
@@ -101,16 +101,16 @@ impl Model {
         // Tries several neurons that may be resident.
         let found = (0..8).find_map(|_| {
             let key = self.any_neuron();
-            Some((key, self.of.cold.pin(Key::new(key.0, key.1))?))
+            Some((key, self.regions.cold.pin(Key::new(key.0, key.1))?))
         });
         let Some((key, (slot, unchecked))) = found else {
             return;
         };
         assert!(self.cold.contains(&key), "{key:?} was not put there");
         assert_eq!(unchecked, self.unchecked.remove(&key));
-        let (content, format) = (self.of.banks.content(key.0), self.layout.format);
+        let (content, format) = (self.regions.banks.content(key.0), self.layout.format);
         let shift = self.layout.shift(key.0, key.1, content.start);
-        let bytes = &self.of.cold.cache.bytes(slot)[shift..];
+        let bytes = &self.regions.cold.cache.bytes(slot)[shift..];
         let [gate, up, down] = self.world.vectors(key.0, key.1);
         if content.has_gate {
             assert_eq!(&bytes[..gate.len()], gate);
@@ -122,7 +122,7 @@ impl Model {
         if unchecked {
             self.unchecked.insert(key);
             self.forget_pin(key);
-            self.of.cold.give_back(Key::new(key.0, key.1), true);
+            self.regions.cold.give_back(Key::new(key.0, key.1), true);
         }
     }
 
@@ -131,7 +131,7 @@ impl Model {
             return;
         };
         let leave = [Leave::Used, Leave::Unused, Leave::First][self.random.usize(..3)];
-        self.of.cold.unpin(Key::new(key.0, key.1), leave);
+        self.regions.cold.unpin(Key::new(key.0, key.1), leave);
         self.forget_pin(key);
     }
 
@@ -145,13 +145,13 @@ impl Model {
 
     fn pin_cluster(&mut self) {
         let key = self.any_cluster();
-        let Some(slot) = self.of.hot.get_pin(key.0, key.1) else {
+        let Some(slot) = self.regions.hot.get_pin(key.0, key.1) else {
             return;
         };
         assert!(self.hot.contains(&key), "{key:?} was not put there");
-        let content = *self.of.banks.content(key.0);
+        let content = *self.regions.banks.content(key.0);
         for (i, neuron) in self.layout.cluster_neurons(key.0, key.1).enumerate() {
-            let [gate, up, down] = vectors(&content, self.of.hot.bytes(slot), i);
+            let [gate, up, down] = vectors(&content, self.regions.hot.bytes(slot), i);
             let wanted = self.world.vectors(key.0, neuron);
             assert!(if content.has_gate {
                 gate == wanted[0]
@@ -162,9 +162,9 @@ impl Model {
         }
         self.found += 1;
         if chance(&mut self.random, 0.5) {
-            self.of.hot.unpin(key.0, key.1)
+            self.regions.hot.unpin(key.0, key.1)
         } else {
-            self.of.hot.unpin_unused(key.0, key.1)
+            self.regions.hot.unpin_unused(key.0, key.1)
         }
     }
 
@@ -172,8 +172,8 @@ impl Model {
     fn read(&mut self) {
         let ends = chance(&mut self.random, 0.6);
         if ends && let Some((key, mut slot)) = self.loading.pop_first() {
-            let (bank, of) = (key.0, Key::new(key.0, key.1));
-            let content = *self.of.banks.content(bank);
+            let (bank, slot_key) = (key.0, Key::new(key.0, key.1));
+            let content = *self.regions.banks.content(bank);
             let (cluster, stride) = (key.1 / CLUSTER as u32, content.stride);
             let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
             let first = cluster * CLUSTER as u32;
@@ -182,14 +182,14 @@ impl Model {
             slot.as_mut_slice()[to..to + content.len]
                 .copy_from_slice(&buffer[bundle + content.start..bundle + stride]);
             match self.random.usize(..3) {
-                0 => self.of.cold.cache.abandon(of, slot),
+                0 => self.regions.cold.cache.abandon(slot_key, slot),
                 1 => {
-                    self.of.cold.admit_ahead(of, slot);
+                    self.regions.cold.admit_ahead(slot_key, slot);
                     self.unchecked.insert(key);
                     self.cold.insert(key);
                 }
                 _ => {
-                    self.of.cold.cache.admit(of, slot);
+                    self.regions.cold.cache.admit(slot_key, slot);
                     *self.pins.entry(key).or_default() += 1;
                     self.cold.insert(key);
                 }
@@ -197,10 +197,10 @@ impl Model {
             return;
         }
         let key = self.any_neuron();
-        let has_cold = self.of.has_cold(key.0);
-        let (of, cache) = (Key::new(key.0, key.1), &mut self.of.cold.cache);
-        let free = has_cold && !cache.contains(of) && !cache.is_loading(of);
-        if let (true, Some(slot)) = (free, free.then(|| cache.reserve(of)).flatten()) {
+        let has_cold = self.regions.has_cold(key.0);
+        let (slot_key, cache) = (Key::new(key.0, key.1), &mut self.regions.cold.cache);
+        let free = has_cold && !cache.contains(slot_key) && !cache.is_loading(slot_key);
+        if let (true, Some(slot)) = (free, free.then(|| cache.reserve(slot_key)).flatten()) {
             self.loading.insert(key, slot);
         }
     }
@@ -211,28 +211,28 @@ impl Model {
         let neurons = self.layout.cluster_neurons(bank, cluster);
         // After computation none of its neurons is in use.
         for neuron in neurons.clone() {
-            let (key, of) = ((bank, neuron), Key { bank, neuron });
+            let (key, slot_key) = ((bank, neuron), Key { bank, neuron });
             for _ in 0..self.pins.remove(&key).unwrap_or(0) {
-                self.of.cold.unpin(of, Leave::Used);
+                self.regions.cold.unpin(slot_key, Leave::Used);
             }
             if let Some(slot) = self.loading.remove(&key) {
-                self.of.cold.cache.abandon(of, slot);
+                self.regions.cold.cache.abandon(slot_key, slot);
             }
         }
         let buffer = self.world.cluster_bytes(&self.layout, bank, cluster);
         let again = chance(&mut self.random, 0.7);
-        let before = self.of.hot.contains(bank, cluster);
-        let stays = self.of.belongs_hot(bank, cluster);
+        let before = self.regions.hot.contains(bank, cluster);
+        let stays = self.regions.belongs_hot(bank, cluster);
         let copies = !before && chance(&mut self.random, 0.3);
-        if copies && let Some(mut slot) = self.of.reserve_hot(bank, cluster, again) {
+        if copies && let Some(mut slot) = self.regions.reserve_hot(bank, cluster, again) {
             assert!(stays);
-            let content = *self.of.banks.content(bank);
+            let content = *self.regions.banks.content(bank);
             let shift = self.layout.shift(bank, neurons.start, 0);
             let bundles = content.bundles(&buffer[shift..], neurons.len(), self.layout.format);
             write(&content, &mut slot, bundles);
             let intact = chance(&mut self.random, 0.7);
-            self.of.settle_hot(bank, cluster, slot, intact);
-            assert_eq!(self.of.hot.contains(bank, cluster), intact);
+            self.regions.settle_hot(bank, cluster, slot, intact);
+            assert_eq!(self.regions.hot.contains(bank, cluster), intact);
             if intact {
                 self.hot.insert((bank, cluster));
             }
@@ -240,12 +240,12 @@ impl Model {
         }
         let ids: Vec<u32> = neurons.filter(|_| chance(&mut self.random, 0.2)).collect();
         let keeps = |neuron: u32| !neuron.is_multiple_of(3);
-        (self.of).keep_read([bank, cluster], &ids, again, keeps, &buffer);
-        if !before && self.of.hot.contains(bank, cluster) {
+        (self.regions).keep_read([bank, cluster], &ids, again, keeps, &buffer);
+        if !before && self.regions.hot.contains(bank, cluster) {
             assert!(stays);
-            let missing = self.of.cold.missing(&self.layout, bank, cluster);
-            let all = self.layout.cluster_neurons(bank, cluster).len();
-            assert_eq!(missing, all, "one copy is enough");
+            let missing = self.regions.cold.missing(&self.layout, bank, cluster);
+            let count = self.layout.cluster_neurons(bank, cluster).len();
+            assert_eq!(missing, count, "one copy is enough");
             self.hot.insert((bank, cluster));
         }
         self.cold
@@ -258,7 +258,10 @@ impl Model {
             self.unpin_neuron();
         }
         while let Some((key, slot)) = self.loading.pop_first() {
-            self.of.cold.cache.abandon(Key::new(key.0, key.1), slot);
+            self.regions
+                .cold
+                .cache
+                .abandon(Key::new(key.0, key.1), slot);
         }
         let (hot, slots) = (self.random.u64(..5), 256 + self.random.u64(..400));
         let gates = match self.naming {
@@ -271,37 +274,40 @@ impl Model {
         if chance(&mut self.random, 0.2) {
             let hot = if no_hot(gates) { 0 } else { hot };
             let plan = self.world.plan_partly(gates, hot, slots);
-            let had = self.of.banks.with_gates > 0;
-            let first = self.of.set_plan(&plan).unwrap();
+            let had = self.regions.banks.with_gates > 0;
+            let first = self.regions.set_plan(&plan).unwrap();
             if had != (gates > 0) {
                 assert_eq!(first, Some(0));
                 assert_eq!(
-                    [self.of.hot.held(), self.of.cold.cache.resident().into()],
+                    [
+                        self.regions.hot.held(),
+                        self.regions.cold.cache.resident().into()
+                    ],
                     [0; 2]
                 );
                 self.cold.clear();
                 self.hot.clear();
                 self.unchecked.clear();
             }
-            assert_eq!(self.of.hot.units(), hot);
+            assert_eq!(self.regions.hot.units(), hot);
             if let Some(first) = first {
                 self.fill(first);
             }
         } else if chance(&mut self.random, 0.3) {
-            let gates = self.of.banks.with_gates as u64;
+            let gates = self.regions.banks.with_gates as u64;
             let hot = if no_hot(gates) { 0 } else { hot };
             let plan = self.world.plan_partly(gates, hot, slots);
-            self.of.aim_border(&plan, &[2, 1, 1, 1]);
-            assert!(self.of.border_moves());
+            self.regions.aim_border(&plan, &[2, 1, 1, 1]);
+            assert!(self.regions.border_moves());
         }
-        let aim = self.of.goal;
+        let aim = self.regions.goal;
         let mut buffer = region(self.layout.stream_len()).unwrap();
         let buffer = chance(&mut self.random, 0.8).then_some(&mut buffer);
-        self.of.step_border(buffer);
+        self.regions.step_border(buffer);
         if let Some(aim) = aim {
-            let unit = self.of.hot.unit_len();
-            let slots = u64::from(self.of.cold.cache.slots());
-            let bytes = self.of.hot.units() * unit + slots * self.of.slot_charge();
+            let unit = self.regions.hot.unit_len();
+            let slots = u64::from(self.regions.cold.cache.slots());
+            let bytes = self.regions.hot.units() * unit + slots * self.regions.slot_charge();
             assert!(bytes <= aim.bytes, "{bytes} of {}", aim.bytes);
             // Hot neurons may have become cold.
             for (bank, cluster) in self.hot.clone() {
@@ -319,20 +325,21 @@ impl Model {
             17 | 18 => self.keep(),
             _ if chance(&mut self.random, 0.3) => self.between(),
             _ => {
-                self.of.begin_pass();
-                self.of.begin_layer(self.random.u32(..BANKS.len() as u32));
+                self.regions.begin_pass();
+                self.regions
+                    .begin_layer(self.random.u32(..BANKS.len() as u32));
             }
         }
-        self.of.cold.cache.check_invariants();
-        assert!(self.of.hot.held() <= self.of.hot.units());
-        assert!(self.of.cold.cache.resident() <= self.of.cold.cache.slots());
-        let all: u64 = self
-            .of
+        self.regions.cold.cache.check_invariants();
+        assert!(self.regions.hot.held() <= self.regions.hot.units());
+        assert!(self.regions.cold.cache.resident() <= self.regions.cold.cache.slots());
+        let resident: u64 = self
+            .regions
             .by_layer(|_| 0)
             .iter()
-            .map(|of| of.hot + of.cold)
+            .map(|layer| layer.hot + layer.cold)
             .sum();
-        assert!(all <= self.of.capacity());
+        assert!(resident <= self.regions.capacity());
     }
 }
 
