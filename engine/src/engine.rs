@@ -24,7 +24,6 @@ use crate::model::{Model, Text};
 use crate::ngrams::NGramLayer;
 use crate::open::{Parts, compute};
 use crate::options::{Options, Sparsity};
-use crate::part_room::PartRoom;
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
 use crate::planner::{Candidates, Division, Plan, Planner, expert_setup};
@@ -575,24 +574,10 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         scratch,
         ffn: Ffn::new(shape, store, lanes, predictors, room).with_layers(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
-        part_room: part_room(&c, division, &weights, [rows, options.threads]),
         weights,
         times: Times::default(),
         config: c,
     })
-}
-
-/// Buffers for passes of up to `rows` rows in parts, if any of them runs so.
-pub(crate) fn part_room(
-    c: &ModelConfig,
-    division: &Division,
-    weights: &Weights,
-    [rows, threads]: [usize; 2],
-) -> PartRoom {
-    match division.runs_in_parts(rows) {
-        true => PartRoom::new(c, rows, threads, weights.prompt_on_device(rows)),
-        false => PartRoom::default(),
-    }
 }
 
 /// Validates the rows of a pass against the limit `most`; returns their number.

@@ -66,7 +66,6 @@
 //! | resident weights and matrix products | `weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
-//! | prompts in parts beside a device, order of operations | `decoder/parts.rs`; [`schedule`] |
 //! | what a device computes of a layer | `lanes/mod.rs`, then `lanes/device.rs` |
 //! | accelerators; a new back end | `device`; division of work by time: [`split`]; capacities and groups of experts: [`tiers`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |
@@ -126,7 +125,6 @@ mod norm;
 mod observe;
 mod open;
 mod options;
-mod part_room;
 mod pass;
 pub mod planner;
 mod prompts;
@@ -136,7 +134,6 @@ mod router;
 mod router_ahead;
 mod run;
 pub mod sampler;
-pub mod schedule;
 mod scratch;
 mod sparsity;
 pub mod split;
@@ -167,7 +164,7 @@ pub use observe::{
     SamplingReport,
 };
 pub use open::{compute, has_rows_with_one_scale};
-pub use options::{Budget, Grouping, Lab, Options, PassOrder, Phases, Sparsity};
+pub use options::{Budget, Grouping, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,

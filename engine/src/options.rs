@@ -59,39 +59,6 @@ pub enum Phases {
     Two,
 }
 
-/// In which order a prompt's pass is computed where a device could compute some of its rows. Affects speed only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PassOrder {
-    /// The one that is expected to be faster.
-    #[default]
-    Planned,
-    /// Layer by layer, all rows at once.
-    Layers,
-    /// In parts of so many rows, the mixer of one beside the FFN of another on the device (llm.npu, §3.4).
-    Parts(usize),
-    /// The same, and the device multiplies the projections of attention too, if all mixers are plain attention.
-    Subgraphs(usize),
-}
-
-impl std::str::FromStr for PassOrder {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, rows) = text.split_once(':').unwrap_or((text, ""));
-        let rows = rows.parse().ok().filter(|&rows| rows > 0);
-        match (name, rows) {
-            _ if text == "planned" => Ok(Self::Planned),
-            _ if text == "layers" => Ok(Self::Layers),
-            ("parts", Some(rows)) => Ok(Self::Parts(rows)),
-            ("subgraphs", Some(rows)) => Ok(Self::Subgraphs(rows)),
-            _ => Err(format!(
-                "no order {text:?}; there are planned, layers, parts:N for parts of N rows, and subgraphs:N for such parts \
-                 whose projections the device multiplies too"
-            )),
-        }
-    }
-}
-
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -194,8 +161,6 @@ pub struct Lab {
     pub chunk: usize,
     /// Seconds of a decoding pass with devices and without, in place of the clock's, to decide whether these are left out.
     pub pass_seconds: Option<[f64; 2]>,
-    /// Order of prompts' passes beside a device.
-    pub order: PassOrder,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
     /// Keep gates and hidden values of a chunk for observers, within the budget.
@@ -221,7 +186,6 @@ impl Default for Lab {
             io_core: None,
             chunk: 0,
             pass_seconds: None,
-            order: PassOrder::Planned,
             trace: 0,
             observe: false,
             count_fired: false,

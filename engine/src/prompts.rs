@@ -13,13 +13,12 @@ use emberflow_storage::trim_heap;
 use crate::ablation::Ablation;
 use crate::decoder::Decoder;
 use crate::embedding::{Embedding, hold_tables};
-use crate::engine::{Engine, part_room};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::FfnRoom;
 use crate::lanes::{DeviceLane, Failures, ProductRoom};
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
-use crate::part_room::PartRoom;
 use crate::pass::Pass;
 use crate::planner::{Candidates, Division, FORECAST_MARGIN};
 use crate::room::{LongChunk, thread_floats};
@@ -125,13 +124,6 @@ impl Engine {
         decoder.scratch.set_rows(c, rows);
         decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
         (decoder.ngrams.iter_mut()).for_each(|of| of.set_rows(c, rows));
-        decoder.part_room = PartRoom::default();
-        decoder.part_room = part_room(
-            c,
-            &self.division,
-            &decoder.weights,
-            [rows, self.options.threads],
-        );
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
         let failures = set_device_room(decoder, &ffn, products, &self.division);
@@ -153,11 +145,6 @@ impl Engine {
 /// A failed read.
 fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     engine.end_prompt()?;
-    let rows = engine.most_rows();
-    let in_parts = division.runs_in_parts(rows);
-    if !in_parts {
-        engine.decoder.part_room = PartRoom::default();
-    }
     let hold = division.memory.tables;
     let Decoder {
         embedding,
@@ -174,13 +161,6 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     hold_tables(&mut tables, &ffn.store.layout.container, still)?;
     ffn.set_plan(&division.memory)?;
     hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])?;
-    if in_parts && engine.decoder.part_room.out.is_empty() {
-        let Decoder {
-            config, weights, ..
-        } = &engine.decoder;
-        let room = part_room(config, &division, weights, [rows, engine.options.threads]);
-        engine.decoder.part_room = room;
-    }
     engine.division = division;
     Ok(())
 }

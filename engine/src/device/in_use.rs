@@ -1,7 +1,7 @@
 //! A device that an engine uses, and whether it still does.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use emberflow_kernels::DType;
@@ -15,17 +15,6 @@ pub const MOST_DEVICES: usize = crate::split::MOST - 1;
 /// The devices of an engine, in the user's order. Several of them have the CPU's bits and the machine's memory.
 pub(crate) type Devices = Vec<Arc<InUse>>;
 
-/// What multiplies matrices that devices have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Multiplies {
-    /// Compute threads and devices, by their times.
-    Both,
-    /// Compute threads.
-    Cpu,
-    /// Devices.
-    Devices,
-}
-
 /// A leased device. Once it has failed nobody uses it any longer.
 #[derive(Debug)]
 pub(crate) struct InUse {
@@ -38,8 +27,8 @@ pub(crate) struct InUse {
     /// measured, and must not decide on a text.
     multiplies: BTreeSet<(DType, usize)>,
     lost: OnceLock<DeviceError>,
-    /// A [`Multiplies`].
-    multiplies_now: AtomicU8,
+    /// The compute threads do without it for now.
+    rests: AtomicBool,
     /// Clusters, and rows of matrices, that it has computed.
     computed: [AtomicU64; 2],
 }
@@ -58,7 +47,7 @@ impl InUse {
             verdict,
             multiplies,
             lost: OnceLock::new(),
-            multiplies_now: AtomicU8::new(Multiplies::Both as u8),
+            rests: AtomicBool::new(false),
             computed: Default::default(),
         }
     }
@@ -96,21 +85,14 @@ impl InUse {
         self.lost.get()
     }
 
-    /// What multiplies from here on: one piece of a device's work is under way at a time, and a pass in parts has all of it
-    /// begun by one thread.
-    pub fn set_multiplies(&self, what: Multiplies) {
-        self.multiplies_now.store(what as u8, Ordering::Relaxed);
+    /// Whether the compute threads multiply alone from here on.
+    pub fn set_rests(&self, rests: bool) {
+        self.rests.store(rests, Ordering::Relaxed);
     }
 
     /// Whether products may be begun.
     pub fn takes_products(&self) -> bool {
-        let now = self.multiplies_now.load(Ordering::Relaxed);
-        self.lost().is_none() && now != Multiplies::Cpu as u8
-    }
-
-    /// Whether products are left to devices.
-    pub fn multiplies_alone(&self) -> bool {
-        self.multiplies_now.load(Ordering::Relaxed) == Multiplies::Devices as u8
+        self.lost().is_none() && !self.rests.load(Ordering::Relaxed)
     }
 
     /// Takes note of a failure. Where the device has the CPU's bits the CPU goes on without it;

@@ -47,7 +47,7 @@ pub use self::experts::{
     ExpertGroup, ExpertRows, GraphRuns, GroupShape, MOST_EXPERTS, PickedTokens,
 };
 pub use self::in_use::MOST_DEVICES;
-pub(crate) use self::in_use::{Devices, InUse, Multiplies};
+pub(crate) use self::in_use::{Devices, InUse};
 pub use self::npu::{NpuDevice, TryOut};
 pub use self::opencl::OpenCl;
 pub use self::shared::{ProductRoom, SharedMatrix};

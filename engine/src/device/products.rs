@@ -82,8 +82,6 @@ pub(crate) struct Products {
 struct DividedProduct {
     /// The product, and how it may be divided.
     of: Option<(Product, Forms)>,
-    /// Products were left to devices.
-    alone: bool,
     /// The devices, by number: those without static graphs first.
     devices: ArrayVec<usize, MOST_DEVICES>,
     /// What they compute together.
@@ -184,10 +182,8 @@ impl Products {
             return DividedProduct::default();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let alone = (devices.iter()).any(|&n| self.devices[n].0.multiplies_alone());
-        let key = (Some((of, forms)), alone);
         let same =
-            |known: &DividedProduct| (known.of, known.alone) == key && known.devices == devices;
+            |known: &DividedProduct| known.of == Some((of, forms)) && known.devices == devices;
         if let Some(found) = known.iter().find(|known| same(known)) {
             return found.clone();
         }
@@ -203,17 +199,10 @@ impl Products {
             forms,
             ratios: None,
         };
-        let its = match alone {
-            true => Partition {
-                rows: of.rows,
-                tokens: of.n,
-            },
-            false => pair.solve(of, space).partition,
-        };
+        let its = pair.solve(of, space).partition;
         let (rows, n) = (its.rows, its.tokens);
         let found = DividedProduct {
-            of: key.0,
-            alone,
+            of: Some((of, forms)),
             each: together.rectangles(Product { rows, n, ..of }),
             devices,
             its,

@@ -1,13 +1,11 @@
 //! How much of what a device holds it computes: more for more rows (PowerInfer-2 §4.1.3), because one reading
 //! of a row serves them all there, while on the CPU more of its neurons fire.
 
-use crate::schedule::InParts;
-
 /// Fewest rows of which a device may compute some with all clusters.
 pub(crate) const LEAST_STREAMED: usize = 32;
 
 /// For passes of so many rows: how many of each bank's clusters a device computes, if it holds them.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Width {
     /// Rows.
     pub rows: usize,
@@ -15,32 +13,16 @@ pub struct Width {
     pub clusters: Vec<u32>,
     /// How many of the rows it computes with all clusters instead, if that is faster.
     pub streamed: usize,
-    /// How a prompt's pass runs in parts, each of which it computes with all clusters, if that is faster still.
-    pub parts: Option<InParts>,
 }
 
 /// The same by numbers of rows, ascending. Empty: all that it holds, whatever the number.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Widths(pub Vec<Width>);
 
 impl Widths {
     /// No row is computed with all clusters: there are no buffers that those that are not held could pass through.
     pub(crate) fn keep_to_held(&mut self) {
-        for width in &mut self.0 {
-            (width.streamed, width.parts) = (0, None);
-        }
-    }
-
-    /// Whether passes of up to `rows` rows have use for buffers that clusters pass through.
-    pub(crate) fn passes_clusters(&self, rows: usize) -> bool {
-        self.streamed(rows) > 0 || self.parts(rows).is_some()
-    }
-
-    /// How a prompt's pass of `rows` rows runs in parts; `None` in one piece.
-    pub fn parts(&self, rows: usize) -> Option<&InParts> {
-        let width = self.0.iter().find(|width| width.rows >= rows);
-        let parts = width.or(self.0.last())?.parts.as_ref();
-        parts.filter(|parts| parts.rows_of(rows) > 0)
+        self.0.iter_mut().for_each(|width| width.streamed = 0);
     }
 
     /// How many of `rows` rows a device computes with all clusters, along straight lines between those that are
@@ -86,7 +68,6 @@ mod tests {
             rows,
             clusters: vec![clusters, 7],
             streamed: 0,
-            parts: None,
         };
         let widths = Widths(vec![width(2, 10), width(4, 20), width(8, 0)]);
         let of = |rows| widths.clusters(0, rows).unwrap();
@@ -105,7 +86,6 @@ mod tests {
             rows,
             clusters: Vec::new(),
             streamed,
-            parts: None,
         };
         let known = [(16, 0), (32, 20), (64, 60), (128, 0), (256, 250)];
         let widths = Widths(known.map(width).to_vec());

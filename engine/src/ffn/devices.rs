@@ -11,7 +11,6 @@ use super::state::{Ffn, clusters_per_group};
 use super::units::{LayerInput, Rows};
 use crate::error::Error;
 use crate::lanes::{DeviceLane, Each, LayerRows, Rect, Wait};
-use crate::schedule::InParts;
 use crate::store::Step;
 
 /// The rows of a layer that has one unit of weight 1, split between the CPU and a device. `None` for other layers.
@@ -43,25 +42,16 @@ impl Ffn {
         };
         let plain = matches!(unit.rows, Rows::All(_)) && unit.weights.is_none();
         // An observer of neurons needs the CPU's values of all rows.
-        match plain && self.record.is_none() {
-            true if at.part.is_none() => lane.first_rows(at.input.tokens()),
-            true if lane.takes_all() => at.input.tokens(),
-            _ => 0,
+        if plain && self.record.is_none() {
+            lane.first_rows(at.input.tokens())
+        } else {
+            0
         }
     }
 
     /// Number of leading rows of a pass for which devices compute all clusters.
     pub fn rows_of_devices(&self, rows: usize) -> usize {
         self.lanes.iter().map(|lane| lane.first_rows(rows)).sum()
-    }
-
-    /// How a prompt's pass of `rows` rows runs in parts; `None` in one piece. Observers of neurons need the CPU's
-    /// values of all rows.
-    pub fn parts(&self, rows: usize) -> Option<&InParts> {
-        match &self.lanes[..] {
-            [lane] if self.record.is_none() => lane.parts(rows),
-            _ => None,
-        }
     }
 
     /// Number of items in a group: `group`, or as many as the smallest device buffer holds.

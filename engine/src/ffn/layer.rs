@@ -52,15 +52,14 @@ impl Ffn {
             next: None,
             ..*at
         };
-        let before = at.part.unwrap_or(0);
-        self.recent.skip(before + rows);
+        self.recent.skip(rows);
         let from = UnitInput {
             input: at.input.range(0, rows),
             residual: &at.residual[..rows * d],
             bias: at.units[0].bias,
         };
         let outcome = self.sum_units(on, &part, Some(from), own);
-        self.recent.skip(before);
+        self.recent.skip(0);
         outcome?;
         let neurons = self.units.first().map_or(0, |unit| unit.neurons);
         let all = (neurons * rows) as u64;
@@ -81,7 +80,6 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let out = &mut out[..at.residual.len()];
-        self.recent.skip(at.part.unwrap_or(0));
         let units = self.begin_groups(at)?;
         match self.first_rows(at) {
             _ if !units.is_empty() => {
@@ -162,16 +160,14 @@ impl Ffn {
     ) -> Result<(), Error> {
         let at = inputs.at;
         let trace_layer = [at.number as u64, 0];
-        if at.input.tokens() > 0 {
-            self.store.tracer.section(&trace::FFN, trace_layer);
-        }
+        self.store.tracer.section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
         self.go_on_groups(inputs, None)?;
         self.name_streamed(on, inputs);
         for unit in 0..self.units.len() {
-            match (self.units[unit].group, self.units[unit].rows) {
-                (Some(_), _) | (None, 0) => self.name_all(unit)?,
-                (None, _) => self.name(on, unit, inputs.of(unit))?,
+            match self.units[unit].group {
+                Some(_) => self.name_all(unit)?,
+                None => self.name(on, unit, inputs.of(unit))?,
             }
         }
         self.report_recent(on, inputs);
@@ -196,10 +192,6 @@ impl Ffn {
                 first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
                 self.end_pieces(inputs, out)?;
-                if width == 0 {
-                    self.release_done(inputs);
-                    continue;
-                }
                 self.store.tracer.section(&trace::REDUCE, trace_layer);
                 self.reduce(on, at, group, width, out);
             }

@@ -254,8 +254,7 @@ fn is_in_groups(lane: &DeviceLane) -> bool {
 }
 
 impl Ffn {
-    /// Requests all neurons of a unit: of one without rows, which devices compute, or of one in a group, whose gates a
-    /// device computes, for Down.
+    /// Requests all neurons of a unit. Of one in a group, whose gates a device computes, they are for Down.
     pub(super) fn name_all(&mut self, unit: usize) -> Result<(), Error> {
         let of = self.units[unit];
         let on_device = match of.group {

@@ -83,11 +83,9 @@ impl Ffn {
             self.compute_gates(on, inputs, group.clone());
             self.pass_ready(inputs)?;
             self.go_on(inputs, Wait::No)?;
-            if width > 0 {
-                self.reserve_copies(inputs);
-                self.compute_sums(on, inputs, group.clone(), width);
-                self.settle_copies()?;
-            }
+            self.reserve_copies(inputs);
+            self.compute_sums(on, inputs, group.clone(), width);
+            self.settle_copies()?;
             open -= self.settle()?;
             if self.store.job.is_short_of_memory() || self.store.job.streams() {
                 self.release_done(inputs);
@@ -264,7 +262,7 @@ impl Ffn {
     }
 
     /// Releases the bytes of computed items; false when there are none.
-    pub(super) fn release_done(&mut self, inputs: Inputs<'_>) -> bool {
+    fn release_done(&mut self, inputs: Inputs<'_>) -> bool {
         let done = recent::Done {
             items: &mut self.schedule.done,
             units: &self.units,

@@ -138,8 +138,6 @@ pub(crate) struct LayerInput<'a> {
     pub next: Option<NextLayer<'a>>,
     /// Banks of the next layer that a guess selects; empty without one.
     pub ahead: &'a [u32],
-    /// The rows are a part of a pass, which begins at this row of it: devices compute all of them, if they can.
-    pub part: Option<usize>,
 }
 
 impl<'a> LayerInput<'a> {
@@ -158,7 +156,6 @@ impl<'a> LayerInput<'a> {
             residual,
             next: None,
             ahead: &[],
-            part: None,
         }
     }
 }

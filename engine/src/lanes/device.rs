@@ -38,11 +38,10 @@ use super::{LayerRows, Rect, UnitRows, mask};
 use crate::cluster::CLUSTER;
 use crate::device::products::Products;
 use crate::device::{
-    Clusters, DeviceError, DeviceSet, Devices, Failures, Multiplies, NeuronRows, Part, Sums, Widths,
+    Clusters, DeviceError, DeviceSet, Devices, Failures, NeuronRows, Part, Sums, Widths,
 };
 use crate::device_trials::DeviceTrials;
 use crate::error::Error;
-use crate::schedule::InParts;
 use crate::store::{Latch, Layout, NeuronStore, Outside};
 
 /// Rows of a pass that a layer is computed for.
@@ -174,19 +173,13 @@ impl DeviceLane {
         }
     }
 
-    /// How a prompt's pass of `rows` rows runs in parts; `None` in one piece.
-    pub fn parts(&self, rows: usize) -> Option<&InParts> {
-        let here = self.buffers.is_some() && !self.has_failed();
-        self.widths.parts(rows).filter(|_| here)
-    }
-
     /// Whether one of its devices has failed.
     pub fn has_failed(&self) -> bool {
         self.set.failure().is_some()
     }
 
-    /// Whether it can compute all clusters for all rows of a pass.
-    pub fn takes_all(&self) -> bool {
+    /// Whether it can compute all clusters for some rows of a pass.
+    fn takes_all(&self) -> bool {
         self.buffers.is_some_and(|[first, _]| self.set.has(first))
     }
 
@@ -195,11 +188,7 @@ impl DeviceLane {
         if self.rests != rests {
             // What is outside is told again.
             (self.rests, self.rows) = (rests, PassRows::default());
-            let what = match rests {
-                true => Multiplies::Cpu,
-                false => Multiplies::Both,
-            };
-            (self.set.devices().iter()).for_each(|device| device.set_multiplies(what));
+            (self.set.devices().iter()).for_each(|device| device.set_rests(rests));
         }
     }
 
@@ -229,10 +218,7 @@ impl DeviceLane {
             let held = store.outside.holds(of.own.bank);
             self.passing.begin(held, self.passing.wanted);
         }
-        let held = match of.own.input.tokens() {
-            0 => 0,
-            _ => store.outside.computes(of.own.bank),
-        };
+        let held = store.outside.computes(of.own.bank);
         for first in (0..held).step_by(at_once) {
             // Reads go on while the piece before is waited for.
             store.poll()?;

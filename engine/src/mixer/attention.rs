@@ -47,17 +47,17 @@ pub(crate) struct Attention {
 }
 
 /// What attention makes of some rows, before its output projection.
-pub(crate) struct HeadRows<'a> {
+struct HeadRows<'a> {
     /// Queries, `[rows × heads·head_dim]`.
-    pub q: &'a mut [f32],
+    q: &'a mut [f32],
     /// Keys, `[rows × kv_heads·head_dim]`.
-    pub k: &'a mut [f32],
+    k: &'a mut [f32],
     /// Values, of the same shape.
-    pub v: &'a mut [f32],
+    v: &'a mut [f32],
     /// Output gates, `[rows × heads·head_dim]`, if the model has them.
-    pub gate: &'a mut [f32],
+    gate: &'a mut [f32],
     /// Mixed values, `[rows × heads·head_dim]`.
-    pub attended: &'a mut [f32],
+    attended: &'a mut [f32],
 }
 
 impl Attention {
@@ -148,7 +148,7 @@ impl Attention {
     }
 
     /// Queries, keys, values and gates of the rows of `input`; `scratch` as for [`Matrix::matmul`].
-    pub fn project(
+    fn project(
         &self,
         on: &Compute,
         input: Input<'_>,
@@ -183,7 +183,7 @@ impl Attention {
     }
 
     /// Appends the rows' keys and values, and mixes the values that each row sees; `partials` is [`Scratch::partials`].
-    pub fn attend(
+    fn attend(
         &self,
         on: &Compute,
         at: LayerPass<'_>,
@@ -204,13 +204,7 @@ impl Attention {
     }
 
     /// The output projection of mixed values.
-    pub fn output(
-        &self,
-        on: &Compute,
-        mixed: Input<'_>,
-        scratch: &mut [Vec<f32>],
-        out: &mut [f32],
-    ) {
+    fn output(&self, on: &Compute, mixed: Input<'_>, scratch: &mut [Vec<f32>], out: &mut [f32]) {
         self.o.matmul(on, mixed, scratch, out);
         if let Some(bias) = &self.o_bias {
             add_bias(bias, out, mixed.tokens());
@@ -235,7 +229,7 @@ impl Attention {
         let rows = spans.iter().map(|span| span.tokens.len()).sum();
         self.norm_and_clip(on, c, s, rows);
         for span in spans.iter_mut() {
-            let first = span.sequence.position();
+            let first = span.sequence.len();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
                 let grown = (c.form.query_scale).map_or(1.0, |growth| growth.at(position, rotates));

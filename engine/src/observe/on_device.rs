@@ -32,8 +32,6 @@ pub struct DeviceReport {
     pub streamed: Streamed,
     /// Experts that the device computes in groups; `null` if it does not.
     pub experts: Option<ExpertWork>,
-    /// Passes of prompts that ran in parts: the CPU mixed one part while the device computed the FFN of another.
-    pub in_parts: u64,
     /// Bytes of the neurons on the device.
     pub bytes: u64,
     /// Class of numerics: `cpu` if the sums have the CPU's bits, else device and driver. Texts and
@@ -192,11 +190,7 @@ impl DeviceReport {
         let same_bits = is(|device| device.verdict.same_bits);
         let (clusters, store) = (needs.device_clusters, &engine.decoder.ffn.store);
         let (products_share, waited) = engine.decoder.weights.on_device();
-        let (decoder, chunk) = (&engine.decoder, engine.prompt_chunk());
-        let prompt_share = match decoder.in_parts(chunk) {
-            Some(parts) => f64::from(u8::from(parts.projects)),
-            None => decoder.weights.prompt_on_device(chunk),
-        };
+        let prompt_share = (engine.decoder.weights).prompt_on_device(engine.prompt_chunk());
         let (gates_share, gates_waited) = lane.gates_share(store);
         let cluster = needs.cluster * (needs.gate_len + needs.rest_len);
         let share = |clusters: u64| clusters as f64 / needs.clusters.max(1) as f64;
@@ -217,7 +211,6 @@ impl DeviceReport {
                 bytes: lane.passing_clusters() as u64 * cluster,
             },
             experts: lane.groups().map(|groups| ExpertWork::of(groups.counts())),
-            in_parts: engine.decoder.times.passes_in_parts,
             bytes: clusters * cluster,
             numerics: match same_bits {
                 true => "cpu".into(),
@@ -310,10 +303,6 @@ impl DeviceReport {
         };
         let experts = self.experts.filter(|of| of.groups > 0);
         let experts = experts.map_or(String::new(), |of| of.words());
-        let prompts = match self.in_parts {
-            0 => prompts,
-            passes => format!("{prompts}; ran {passes} passes of prompts in parts"),
-        };
         let held = format!(
             "{held}; {experts}{prompts}; {products}; {:.0} % of resident gates; waited for {:.1} ms",
             100.0 * self.gates_share,

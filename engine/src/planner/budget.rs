@@ -40,15 +40,8 @@ impl Division {
         shape.dense || !self.memory.gates_resident() && !self.needs.predicts
     }
 
-    /// Whether passes of `rows` rows may run in parts: each reads what is not in memory, so nothing may be missing, unless
-    /// such passes were asked for.
-    pub fn runs_in_parts(&self, rows: usize) -> bool {
-        let parts = self.widths.parts(rows);
-        parts.is_some_and(|parts| parts.asked || self.is_resident())
-    }
-
     /// Whether all neurons are in memory, so that nothing is read.
-    pub(crate) fn is_resident(&self) -> bool {
+    pub fn is_resident(&self) -> bool {
         let whole = self.memory.hot_clusters + self.needs.device_clusters;
         self.memory.slots + whole * self.needs.cluster >= self.needs.neurons
     }

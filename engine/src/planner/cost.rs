@@ -160,11 +160,6 @@ impl CostModel<'_> {
         [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
-    /// Time in nanoseconds of a layer's mixer for `rows` rows after `before` others.
-    pub fn mixer_ns(&self, rows: usize, before: usize) -> f64 {
-        self.attention(rows as f64, before as f64, self.working_set())
-    }
-
     /// Rows computed by the CPU; the device computes the others.
     fn own(&self, rows: usize) -> usize {
         rows.saturating_sub(self.device_part.rows)
@@ -368,26 +363,13 @@ impl CostModel<'_> {
         ns / items.max(1.0) * (f64::from(rates.threads) - 1.0) / 2.0
     }
 
-    /// The part of [`CostModel::mixer_ns`] that is products of projections.
-    pub fn projections_ns(&self, rows: usize) -> f64 {
-        let (s, set) = (self.shape, self.working_set());
-        let matrices = self.projections(rows as f64, set);
-        let items = (s.attention_rows / ROWS_PER_CHUNK as f64).max(1.0);
-        matrices + 4.0 * Self::end(self.rates, matrices, items)
-    }
-
-    fn projections(&self, tokens: f64, set: f64) -> f64 {
+    fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
         let of = MatrixSize {
             rows: s.attention_rows,
             bytes: s.attention_bytes,
         };
-        Self::products(self.rates, s.attention, of, tokens, set)
-    }
-
-    fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
-        let s = self.shape;
-        let matrices = self.projections(tokens, set);
+        let matrices = Self::products(self.rates, s.attention, of, tokens, set);
         let pairs = tokens * (positions + tokens / 2.0);
         let kv = pairs * s.kv_bytes / self.rates.read.at(set);
         let elements = 8.0 * s.d as f64 * tokens * self.machine.element_ns;

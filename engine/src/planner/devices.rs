@@ -83,15 +83,12 @@ impl DeviceLayer<'_> {
             n: rows,
         };
         let alone = pass.in_memory(&division.memory, ResidentLayer { layer, rows });
-        let parts = division.widths.parts(rows);
         LayerTime {
             rows,
             device_ms: 1e3 * tier.times[device].seconds(whole),
             cpu_ms: alone[1] / 1e6,
             clusters: shares(of, &curves)[device],
             streamed,
-            part: parts.map_or(0, |parts| parts.rows_of(rows)),
-            projects: parts.is_some_and(|parts| parts.projects),
         }
     }
 }
@@ -106,20 +103,8 @@ impl DevicePlan {
                 cpu_ms,
                 clusters,
                 streamed,
-                part,
-                projects,
             } = time;
-            let more = if *projects {
-                " and the projections"
-            } else {
-                ""
-            };
             let what = match (clusters, streamed) {
-                _ if *part > 0 => {
-                    format!(
-                        "computes all of it{more} for prompts, in parts of {part} rows while the CPU mixes another"
-                    )
-                }
                 (0, _) => "computes none of it".to_owned(),
                 (_, 0) => format!("computes {clusters} clusters of it"),
                 _ => format!("computes {clusters} clusters of it for {streamed} rows"),

@@ -11,7 +11,6 @@ use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::device::shared::Samples;
 use crate::memory::Needs;
-use crate::options::PassOrder;
 use crate::split::{Curve, Linear, Product, shares};
 
 /// Batch sizes with a reported hot cut.
@@ -53,10 +52,6 @@ pub(crate) struct DeviceTier {
     pub copy: f64,
     /// Clusters per stream buffer.
     pub at_once: usize,
-    /// Order of prompts' passes.
-    pub order: PassOrder,
-    /// They can multiply projections in prompts' passes in parts.
-    pub projects: bool,
     /// Seconds of all CPU threads for a cluster whose neurons all fire.
     pub cpu_cluster: f64,
 }

@@ -174,14 +174,7 @@ impl Planner {
             device_part,
             ..*pass
         };
-        let mut forecast = pass.forecast(&division.memory, first, absent, tokens, before);
-        if let Some(parts) = division.widths.parts(tokens)
-            && division.runs_in_parts(tokens)
-        {
-            forecast.ms /= parts.gain;
-            forecast.tokens_per_s *= parts.gain;
-        }
-        forecast
+        pass.forecast(&division.memory, first, absent, tokens, before)
     }
 
     fn hot_cut(&self, division: &Division, batch: usize) -> HotCut {

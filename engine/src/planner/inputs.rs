@@ -30,8 +30,7 @@ use crate::meta::Quant;
 use crate::mixer::{projections, state_shape};
 use crate::narrow_sizes::matrices_apart;
 use crate::ngrams::NGramLayer;
-use crate::options::{Options, PassOrder, Phases};
-use crate::part_room::{PartRoom, can_project, can_run_in_parts};
+use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
@@ -293,29 +292,10 @@ impl Opened<'_> {
         [clusters, unified * clusters * self.device_cluster()]
     }
 
-    /// How passes run where devices compute all clusters for some rows.
-    fn order(&self) -> PassOrder {
-        match can_run_in_parts(self.config) {
-            true => self.options.lab.order,
-            false => PassOrder::Layers,
-        }
-    }
-
-    /// Memory for passes of up to `rows` rows in parts.
-    fn part_room(&self, rows: usize) -> u64 {
-        if self.order() == PassOrder::Layers || self.devices.is_empty() || self.at_once() == 0 {
-            return 0;
-        }
-        let own = PartRoom::bytes_for(self.config, rows, self.threads, self.options.batch);
-        own + 4 * thread_floats(self.config, rows) as u64 + PER_THREAD
-    }
-
     /// The devices as a tier of memory.
     fn tier(&self) -> Option<DeviceTier> {
         let verdict = self.devices.first()?.verdict;
         let all = |is: fn(&InUse) -> bool| self.devices.iter().all(|device| is(device));
-        let attention = dtype(&self.quant.attention);
-        let multiply = |device: &InUse| device.facts().multiplies(attention);
         let memory = self
             .devices
             .iter()
@@ -338,8 +318,6 @@ impl Opened<'_> {
             same_bits: all(|device| device.verdict.same_bits),
             copy: verdict.copy,
             at_once: self.at_once(),
-            order: self.order(),
-            projects: can_project(self.config) && self.devices.iter().all(|of| multiply(of)),
             cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
         })
     }
@@ -429,10 +407,6 @@ impl Opened<'_> {
         let all = (0..c.layers).flat_map(of_layer);
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
         let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
-        let outputs = (0..c.layers).map(|layer| {
-            let [_, [rows, cols], ..] = projections(c, layer);
-            rows * attention.row_bytes(cols)
-        });
         let g = self.layout.container.geometry();
         let kv_bytes = self.state().position_bytes() / layers as u64;
         Shape {
@@ -449,7 +423,6 @@ impl Opened<'_> {
             head: dtype(&self.quant.embedding),
             attention_rows: of_mixer(all.map(|[rows, _]| rows).sum()),
             attention_bytes: of_mixer(bytes.sum()),
-            output_bytes: of_mixer(outputs.sum()),
             kv_bytes: kv_bytes as f64,
             gate_len: ffn.format.gate_len() as f64,
             rest_len: ffn.format.rest_len() as f64,
@@ -520,7 +493,6 @@ impl Opened<'_> {
             lanes * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
             self.device_room(&room),
-            self.part_room(room.rows),
         ];
         ChunkMemory {
             chunk,

@@ -17,7 +17,6 @@ mod forecast;
 mod groups;
 mod inputs;
 pub mod machine;
-mod parts;
 mod pass;
 mod plan;
 mod prompts;

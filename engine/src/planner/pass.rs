@@ -43,8 +43,6 @@ pub struct Shape {
     pub attention_rows: f64,
     /// See `attention_rows`.
     pub attention_bytes: f64,
-    /// Bytes of the output projections among them.
-    pub output_bytes: f64,
     /// Bytes of keys and values per position and layer.
     pub kv_bytes: f64,
     /// Bytes of a Gate row, and of Up and Down.

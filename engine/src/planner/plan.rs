@@ -86,11 +86,6 @@ pub struct LayerTime {
     pub clusters: usize,
     /// Rows for which the devices compute all clusters; 0 if they compute those that they hold for all rows.
     pub streamed: usize,
-    /// Rows of a part, if such a pass of a prompt runs in parts, each of which the devices compute whole while the CPU
-    /// mixes another; 0 if it runs layer by layer.
-    pub part: usize,
-    /// Then the device also multiplies the projections of attention.
-    pub projects: bool,
 }
 
 /// The plan for one model, machine and budget.

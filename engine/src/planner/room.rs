@@ -35,7 +35,7 @@ impl Planner {
     /// Clusters in each of the two stream buffers of a device. In separate memory the buffers
     /// displace neurons, so there are none if no row of a chunk would use them.
     pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
-        let streams = |d: &Division| d.widths.passes_clusters(d.chunk.max(d.batch));
+        let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
         let used = |tier: &&DeviceTier| {
             tier.unified || streams(division) || self.long(division).is_some_and(|d| streams(&d))
         };

@@ -85,7 +85,7 @@ impl Planner {
                 same.then(|| self.with_device(budget, divided))
             });
         let best = others
-            .filter(|other| other.widths.passes_clusters(other.chunk))
+            .filter(|other| other.widths.streamed(other.chunk) > 0)
             .map(|other| (speeds(&other), other))
             .filter(|([one, many], _)| {
                 let (lost, won) = (decode / one.max(1e-9), many / prompt.max(1e-9));

@@ -107,7 +107,6 @@ fn shape() -> Shape {
         head: DType::Q8,
         attention_rows: quants + D as f64,
         attention_bytes: (quants + D as f64) * row as f64,
-        output_bytes: (D * row as usize) as f64,
         kv_bytes: 4096.0,
         gate_len: row as f64,
         rest_len: 2.0 * row as f64,

@@ -6,7 +6,6 @@ use arrayvec::ArrayVec;
 use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::{DeviceTier, Planner};
-use super::parts::PassOfParts;
 use super::pass::{CostModel, DevicePart};
 use crate::cluster::CLUSTER;
 use crate::device::{LEAST_STREAMED, MOST_DEVICES, Width, Widths};
@@ -44,36 +43,28 @@ impl Planner {
                     }
                 })
                 .collect();
-            let (streamed, ffn_ns) = self.streamed_of(&pass, division, &clusters, rows);
-            let in_parts = PassOfParts {
-                planner: self,
-                pass: &pass,
-                division,
-                rows,
-                ffn_ns,
-            };
+            let streamed = self.streamed_of(&pass, division, &clusters, rows);
             Width {
                 rows,
                 clusters,
                 streamed,
-                parts: in_parts.best(),
             }
         };
         Widths(rows.take_while(|&n| n <= LONGEST_PASS).map(of).collect())
     }
 
-    /// Number of `rows` rows for which the device computes all clusters, and nanoseconds of all FFNs. 0 if a device
-    /// that computes the first `clusters` of each layer, which it holds, is faster.
+    /// Number of `rows` rows for which the device computes all clusters. 0 if a device that
+    /// computes the first `clusters` of each layer, which it holds, is faster.
     fn streamed_of(
         &self,
         pass: &CostModel<'_>,
         division: &Division,
         clusters: &[u32],
         rows: usize,
-    ) -> (usize, f64) {
+    ) -> usize {
         let tier = self.tier.as_ref().filter(|tier| tier.at_once > 0);
         let Some(tier) = tier.filter(|_| rows >= LEAST_STREAMED) else {
-            return (0, 0.0);
+            return 0;
         };
         let all = |device_part: DevicePart| {
             let pass = CostModel {
@@ -110,22 +101,16 @@ impl Planner {
         let device = |its: usize| streamed(its).ns * self.shape.layers as f64;
         // The CPU computes the last rows: they determine what stays in the cache.
         let its = pieces_of_second(rows - RECENT, own, device);
-        let both = all(streamed(its));
-        if its > 0 && both < apart {
-            (its, both)
+        if its > 0 && all(streamed(its)) < apart {
+            its
         } else {
-            (0, apart)
+            0
         }
     }
 
     /// Device part of a layer that computes `its` of `all` rows and holds `held` clusters. If the
     /// CPU cannot read these, it waits for them.
-    pub(super) fn streaming(
-        &self,
-        tier: &DeviceTier,
-        held: usize,
-        [its, all]: [usize; 2],
-    ) -> DevicePart {
+    fn streaming(&self, tier: &DeviceTier, held: usize, [its, all]: [usize; 2]) -> DevicePart {
         let clusters = self.shape.neurons.div_ceil(CLUSTER);
         let (held, at_once) = (held.min(clusters), tier.at_once.max(1));
         let rest = clusters - held;
@@ -307,7 +292,7 @@ mod tests {
         let division = p.divide(budget).unwrap();
         assert_eq!(division.needs.device_clusters, 0);
         let pass = p.pass(&division, p.threads).unwrap();
-        let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows).0;
+        let of = |rows| p.streamed_of(&pass, &division, &[0; 32], rows);
         assert_eq!(of(16), 0);
         let mut before = 0;
         for rows in [64, 128, 256, 512] {

@@ -166,7 +166,7 @@ impl DeviceLane {
 
     /// Makes the buffers that others pass through, if passes of `rows` rows do that, on the devices with memory for them.
     fn reserve_buffers(&mut self, rows: usize) -> Result<(), Failure> {
-        if self.buffers.is_none() && self.at_once > 0 && self.widths.passes_clusters(rows) {
+        if self.buffers.is_none() && self.at_once > 0 && self.widths.streamed(rows) > 0 {
             self.buffers = Some(self.set.buffers(self.at_once * CLUSTER)?);
         }
         Ok(())

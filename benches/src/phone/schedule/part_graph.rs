@@ -14,7 +14,7 @@ use super::graph::Operation;
 
 /// What is computed of a part in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PartStep {
+pub enum PartStep {
     /// What multiplies the mixer's input.
     Project,
     /// The mixer, or what is left of it.
@@ -33,23 +33,24 @@ impl PartStep {
         }
     }
 
+    /// Its kind in charts.
     fn name(self) -> &'static str {
         match self {
-            Self::Project => "project",
-            Self::Mix => "mix",
-            Self::Feed => "feed",
+            Self::Project => "qkv",
+            Self::Mix => "attention",
+            Self::Feed => "ffn",
         }
     }
 }
 
 /// Index of the compute threads.
-pub(crate) const CPU: usize = 0;
+pub const CPU: usize = 0;
 /// Index of the devices.
-pub(crate) const DEVICE: usize = 1;
+pub const DEVICE: usize = 1;
 
 /// An operation's place in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PartPlace {
+pub struct PartPlace {
     /// Number of the layer.
     pub layer: usize,
     /// Number of the part.
@@ -59,29 +60,33 @@ pub(crate) struct PartPlace {
 }
 
 /// The operations of a pass in parts, layer by layer, and part by part in a layer.
-pub(crate) struct PartGraph {
+pub struct PartGraph {
     /// The operations.
     pub operations: Vec<Operation>,
     /// Where each of them is.
     pub places: Vec<PartPlace>,
-    /// Number of the first operation of each layer, and of all.
-    first: Vec<usize>,
-    /// Number of the first layer.
-    pub from: usize,
+}
+
+/// Rows of a part are a multiple of these, as devices have graphs and kernels for them.
+const PART_ROWS: usize = 32;
+
+/// Rows of each part of a pass of `all` rows in parts of up to `rows` rows, in multiples of 32; the last part may have
+/// fewer. 0 for fewer than two parts.
+pub fn part_rows(rows: usize, all: usize) -> usize {
+    let parts = all.div_ceil(rows.max(1)).max(2);
+    let each = all.div_ceil(parts).next_multiple_of(PART_ROWS);
+    if each < all { each } else { 0 }
 }
 
 impl PartGraph {
-    /// Of layers from number `from` on, each with some of the steps, by the `seconds` of these for each part.
-    pub fn new(from: usize, layers: impl Iterator<Item = [bool; 3]>, seconds: &[[f64; 3]]) -> Self {
+    /// Of layers that have some of the steps each, by the `seconds` of these for each part.
+    pub fn new(layers: impl Iterator<Item = [bool; 3]>, seconds: &[[f64; 3]]) -> Self {
         let mut graph = Self {
             operations: Vec::new(),
             places: Vec::new(),
-            first: Vec::new(),
-            from,
         };
         let mut last: Vec<Option<usize>> = vec![None; seconds.len()];
-        for (layer, has) in (from..).zip(layers) {
-            graph.first.push(graph.operations.len());
+        for (layer, has) in layers.enumerate() {
             let mut mixer = None;
             for (part, seconds) in seconds.iter().enumerate() {
                 let steps = PartStep::ALL.into_iter().zip(has).zip(seconds);
@@ -103,14 +108,6 @@ impl PartGraph {
                 }
             }
         }
-        graph.first.push(graph.operations.len());
         graph
-    }
-
-    /// The first layer of which no operation before number `begun` is a part, and its first operation.
-    pub fn layer_after(&self, begun: usize) -> (usize, usize) {
-        let layer = self.first.partition_point(|&first| first < begun);
-        let layer = layer.min(self.first.len() - 1);
-        (self.from + layer, self.first[layer])
     }
 }

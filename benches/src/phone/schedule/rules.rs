@@ -89,10 +89,6 @@ impl Planned {
 impl Scheduler for Planned {
     fn next(&mut self, seen: &GraphState<'_>, processor: usize) -> Option<usize> {
         let queue = &mut self.queues[processor];
-        // What is not to begin any longer counts as begun.
-        while queue.front().is_some_and(|&work| seen.begun[work]) {
-            queue.pop_front();
-        }
         let ready = queue
             .front()
             .is_some_and(|&work| seen.is_ready(work, processor));

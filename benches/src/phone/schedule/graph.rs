@@ -35,7 +35,7 @@ impl GraphState<'_> {
 }
 
 /// Decides which operation an idle processor begins.
-pub trait Scheduler: Send {
+pub trait Scheduler {
     /// An operation that is ready on `processor`, or `None` to leave it idle until another operation ends or begins.
     fn next(&mut self, seen: &GraphState<'_>, processor: usize) -> Option<usize>;
 }
@@ -92,16 +92,5 @@ impl<'a> Execution<'a> {
         for &next in &self.followers[operation] {
             self.waits_for[next] -= 1;
         }
-    }
-
-    /// One more than the last operation that has begun.
-    pub fn begun(&self) -> usize {
-        let last = self.begun.iter().rposition(|&begun| begun);
-        last.map_or(0, |last| last + 1)
-    }
-
-    /// From here on no operation begins from number `end` on; none of them has begun.
-    pub fn stop_at(&mut self, end: usize) {
-        self.begun[end..].fill(true);
     }
 }
