@@ -27,7 +27,7 @@ fn plans_take_about_as_long_as_forecast() {
         // Parts read nothing.
         assert_eq!(
             plan.in_parts.is_some(),
-            plan.npu && plan.resident_share == 1.0,
+            plan.npu && plan.resident_share > 0.9999,
             "{plan:?}"
         );
         if let Some(parts) = plan.in_parts {
