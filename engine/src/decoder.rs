@@ -4,7 +4,6 @@
 //! of the sequences, its only state is the residual stream.
 
 mod narrow;
-mod parts;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -21,7 +20,6 @@ use crate::layer_inputs::LayerInputs;
 use crate::mixer::{LayerPass, Mixed, Mixer};
 use crate::ngrams::NGramLayer;
 use crate::norm::{add_output, add_rows, rows_or_copy, scale_logits};
-use crate::part_room::PartRoom;
 use crate::pass::Pass;
 use crate::rope::Ropes;
 use crate::router_ahead::{RouterAhead, likely_banks};
@@ -99,19 +97,15 @@ pub(crate) struct Decoder {
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
     pub scratch: Scratch,
-    /// Buffers for passes in parts; empty where none runs so.
-    pub part_room: PartRoom,
     pub times: Times,
 }
 
-/// Time of all passes by part. Of a pass in parts, the FFN's is what its calling thread waits for.
+/// Time of all passes by part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Times {
     pub attention: Duration,
     pub ffn: Duration,
     pub head: Duration,
-    /// Number of passes in parts.
-    pub passes_in_parts: u64,
 }
 
 impl Decoder {
@@ -170,9 +164,6 @@ impl Decoder {
                 pass.layers = Some(0);
                 0
             }
-        };
-        let Some(first) = self.run_first(first, pass, spans, &hooks)? else {
-            return Ok(false);
         };
         for layer in first..self.weights.layers.len() {
             (self.scratch.input).set_pruned(self.weights.layers[layer].pruned);
@@ -511,7 +502,7 @@ impl Decoder {
             weights: None,
             scales: None,
             bias: Bias::of(biases, 0),
-            group: None,
+            hidden: None,
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {

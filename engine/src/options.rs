@@ -1,11 +1,12 @@
 //! Options of [`crate::Engine::open`].
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use emberflow_kernels::DType;
 
 use crate::ablation::Ablation;
-use crate::device::Device;
+use crate::lane::OpenLane;
 
 /// Sparsity mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,39 +60,6 @@ pub enum Phases {
     Two,
 }
 
-/// In which order a prompt's pass is computed where a device could compute some of its rows. Affects speed only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PassOrder {
-    /// The one that is expected to be faster.
-    #[default]
-    Planned,
-    /// Layer by layer, all rows at once.
-    Layers,
-    /// In parts of so many rows, the mixer of one beside the FFN of another on the device (llm.npu, §3.4).
-    Parts(usize),
-    /// The same, and the device multiplies the projections of attention too, if all mixers are plain attention.
-    Subgraphs(usize),
-}
-
-impl std::str::FromStr for PassOrder {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, rows) = text.split_once(':').unwrap_or((text, ""));
-        let rows = rows.parse().ok().filter(|&rows| rows > 0);
-        match (name, rows) {
-            _ if text == "planned" => Ok(Self::Planned),
-            _ if text == "layers" => Ok(Self::Layers),
-            ("parts", Some(rows)) => Ok(Self::Parts(rows)),
-            ("subgraphs", Some(rows)) => Ok(Self::Subgraphs(rows)),
-            _ => Err(format!(
-                "no order {text:?}; there are planned, layers, parts:N for parts of N rows, and subgraphs:N for such parts \
-                 whose projections the device multiplies too"
-            )),
-        }
-    }
-}
-
 /// Options of [`crate::Engine::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -118,11 +86,8 @@ pub struct Options {
     pub preemption: bool,
     /// Bytes that the caller will allocate itself, within the budget.
     pub reserve: u64,
-    /// Devices that hold and compute the hottest neurons. With the CPU's bits they change no
-    /// text. Several need these bits, and the machine's memory.
-    pub devices: Vec<Device>,
-    /// Device memory for neurons in bytes; `None` = the planner's choice.
-    pub device_memory: Option<u64>,
+    /// Opens who computes beside the compute threads, such as a GPU; `None` for the CPU alone.
+    pub lane: Option<Arc<dyn OpenLane>>,
     /// Settings for measurements only.
     pub lab: Lab,
 }
@@ -150,26 +115,10 @@ impl Default for Options {
             kv: DType::F16,
             preemption: false,
             reserve: 0,
-            devices: Vec::new(),
-            device_memory: None,
+            lane: None,
             lab: Lab::default(),
         }
     }
-}
-
-/// Which experts a device computes in groups, of those that it holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Grouping {
-    /// Those for which its measured times say that it is faster.
-    #[default]
-    Measured,
-    /// All, in groups of so many at most; with this capacity, or one by load if it is 0.
-    All {
-        /// Most experts of a group.
-        experts: usize,
-        /// Most tokens of an expert.
-        capacity: usize,
-    },
 }
 
 /// Settings for measurements: disabled mechanisms, overridden planner choices, observers. None
@@ -184,18 +133,12 @@ pub struct Lab {
     pub read_ahead: bool,
     /// Keep Gate rows resident if possible, even if whole clusters are expected to be faster.
     pub gates_stay: bool,
-    /// Experts in groups on a device.
-    pub grouping: Grouping,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
     /// Core to pin the I/O thread to; `None` = the planner's choice.
     pub io_core: Option<usize>,
     /// Prompt tokens per pass; 0 = as many as the budget allows.
     pub chunk: usize,
-    /// Seconds of a decoding pass with devices and without, in place of the clock's, to decide whether these are left out.
-    pub pass_seconds: Option<[f64; 2]>,
-    /// Order of prompts' passes beside a device.
-    pub order: PassOrder,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
     /// Keep gates and hidden values of a chunk for observers, within the budget.
@@ -216,12 +159,9 @@ impl Default for Lab {
             phases: Phases::Auto,
             read_ahead: true,
             gates_stay: false,
-            grouping: Grouping::Measured,
             io: Default::default(),
             io_core: None,
             chunk: 0,
-            pass_seconds: None,
-            order: PassOrder::Planned,
             trace: 0,
             observe: false,
             count_fired: false,

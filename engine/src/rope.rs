@@ -11,8 +11,6 @@ pub struct RopeTable {
     sin: Vec<f32>,
     /// Factor of cosines and sines (`attention_factor`).
     factor: f32,
-    /// The row of the chunk that is row 0 of [`RopeTable::at`].
-    first: usize,
 }
 
 impl RopeTable {
@@ -25,7 +23,6 @@ impl RopeTable {
             sin: vec![0.0; n],
             inv_freq,
             factor: rope.scaling.attention_factor(context),
-            first: 0,
         }
     }
 
@@ -51,11 +48,10 @@ impl RopeTable {
         )
     }
 
-    /// Cosines and sines of row `t` of the current part of the chunk, each `dims/2` long.
+    /// Cosines and sines of row `t`, each `dims/2` long.
     pub fn at(&self, t: usize) -> (&[f32], &[f32]) {
         let half = self.inv_freq.len();
-        let row = self.first + t;
-        let range = row * half..(row + 1) * half;
+        let range = t * half..(t + 1) * half;
         (&self.cos[range.clone()], &self.sin[range])
     }
 }
@@ -87,14 +83,6 @@ impl Ropes {
         self.all.fill(t, position);
         if let Some(local) = &mut self.local {
             local.fill(t, position);
-        }
-    }
-
-    /// From here on the current part of the chunk begins at row `first`.
-    pub fn begin_part(&mut self, first: usize) {
-        self.all.first = first;
-        if let Some(local) = &mut self.local {
-            local.first = first;
         }
     }
 

@@ -6,7 +6,7 @@ use emberflow_models::config::{
     Parallel, PooledAttention,
 };
 
-use crate::lanes::ProductRoom;
+use crate::lane::ProductRoom;
 use crate::matrix::Matrix;
 use crate::narrow_sizes;
 use crate::options::Options;
@@ -239,7 +239,7 @@ fn output_gates(c: &ModelConfig) -> usize {
 }
 
 /// Columns of the widest matrix outside the FFN.
-pub(crate) fn widest_input(c: &ModelConfig) -> usize {
+fn widest_input(c: &ModelConfig) -> usize {
     let [d, q, ..] = widths(c);
     let latent = latent(c).map_or(0, |of| {
         let parts = [of.plain(), of.rank].map(|n| of.heads * Activations::padded(n));

@@ -95,9 +95,6 @@ static UNNAMED: Kind = Kind {
     keys: ["", ""],
 };
 
-/// The lane of a thread that is in none.
-const NO_LANE: usize = usize::MAX;
-
 thread_local! {
     /// Lane of this thread, while it is in a section.
     static LANE: Cell<usize> = const { Cell::new(0) };
@@ -198,11 +195,8 @@ impl Trace {
     }
 
     /// Runs a compute thread's part of a section, and records it under the kind last set by
-    /// [`Tracer::section`]. Of a thread in [no lane](Tracer::leave_lane) nothing is recorded.
+    /// [`Tracer::section`].
     pub fn around(&self, thread: usize, part: &dyn Fn()) {
-        if LANE.get() == NO_LANE {
-            return part();
-        }
         LANE.set(thread);
         let start = self.now();
         part();
@@ -298,12 +292,6 @@ impl Tracer {
             values,
             start: trace.now(),
         })
-    }
-
-    /// Spans that the calling thread opens from now on are in no lane: it is neither a compute thread nor any other that
-    /// has one.
-    pub fn leave_lane() {
-        LANE.set(NO_LANE);
     }
 
     /// Sets the section that the compute threads run from now on.
@@ -410,21 +398,6 @@ mod tests {
         tracer.accelerator(1, &A, [0; 2], 0, 1);
         let lanes = trace.lanes();
         assert_eq!((lanes.len(), &*lanes[4].name), (5, "accelerator 2"));
-    }
-
-    #[test]
-    fn threads_without_a_lane_record_nothing() {
-        let trace = Arc::new(Trace::new(1, 0, 8));
-        let tracer = Tracer::from(Arc::clone(&trace));
-        let apart = || {
-            Tracer::leave_lane();
-            trace.around(0, &|| drop(tracer.open(&A, [1, 0])));
-            drop(tracer.open(&A, [2, 0]));
-        };
-        std::thread::scope(|scope| scope.spawn(apart).join().unwrap());
-        assert!(trace.lanes().iter().all(|lane| lane.spans.is_empty()));
-        trace.around(0, &|| ());
-        assert_eq!(trace.lanes()[0].spans.len(), 1);
     }
 
     #[test]

@@ -5,8 +5,7 @@ use std::ops::ControlFlow;
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
-use emberflow_engine::device::{CpuDevice, Device};
-use emberflow_engine::{Budget, Engine, Error, Lab, Logits, Options, PassOrder, Request, Sampling};
+use emberflow_engine::{Budget, Engine, Error, Lab, Options, Request, Sampling};
 use emberflow_storage::mem;
 
 fn tokens(engine: &mut Engine) -> Vec<u32> {
@@ -62,41 +61,9 @@ fn keeps_to_its_budget_in_a_long_prompt() {
     }
 }
 
-/// Memory after a prompt's passes in parts, beside a device.
-fn keeps_to_its_budget_in_parts() {
-    for share in [0.3, 1.0] {
-        let options = Options {
-            budget: Budget::FfnShare(share),
-            threads: 2,
-            context: 600,
-            devices: vec![Device::new(Box::new(CpuDevice::new()))],
-            device_memory: Some(300 << 10),
-            lab: Lab {
-                chunk: 256,
-                order: PassOrder::Parts(64),
-                ..Lab::default()
-            },
-            ..Options::default()
-        };
-        let model = open_model(&ModelArg { model: None }).expect("the bundled model");
-        let mut engine = Engine::open(model, options).expect("open");
-        let budget = engine.memory().budget();
-        let prompt: Vec<u32> = (0..500).map(|i| 40 + (i * 31) % 900).collect();
-        let mut sequence = engine.new_sequence().expect("a sequence");
-        for part in prompt.chunks(256) {
-            let passed = engine.forward(&mut sequence, part, Logits::Last);
-            passed.expect("a pass");
-            let rss = mem::rss().expect("rss");
-            assert!(rss <= budget, "{rss} bytes, {budget} allowed");
-        }
-        assert_eq!(engine.device().expect("a device").in_parts, 2);
-    }
-}
-
 #[test]
 fn memory_follows_the_budget_and_the_text_does_not() {
     keeps_to_its_budget_in_a_long_prompt();
-    keeps_to_its_budget_in_parts();
     let model = open_model(&ModelArg { model: None }).expect("the bundled model");
     let options = Options {
         budget: Budget::FfnShare(1.0),

@@ -1,7 +1,7 @@
 //! Timelines of simulated work.
 
+use super::schedule::{Operation, Processors, Slot, busy, makespan};
 use emberflow::chart::{Bar, Row, timeline};
-use emberflow_engine::schedule::{Operation, Processors, Slot, busy, makespan};
 
 /// The lanes of one simulation.
 pub struct Lanes {

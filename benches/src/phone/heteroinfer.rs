@@ -4,7 +4,7 @@
 //! for each product   GPU part | NPU part   then joined: T_sync + T_copy, if the NPU takes part
 //! ```
 
-use emberflow_engine::schedule::{Operation, Processors, Rule, Slot, by_rule, makespan};
+use super::schedule::{Operation, Processors, Rule, Slot, by_rule, makespan};
 use emberflow_engine::split::{Curve, Pair, Partition, Product};
 
 use crate::bench::split::snapdragon::{GPU, GRAPHED, PAIR, SLOW_SYNC, SPACE};

@@ -10,7 +10,7 @@
 //! three published shares, if a channel's outliers come independently of each other: hot channels, what they have of the
 //! outliers, and the channels that have any in a long prompt.
 
-use emberflow_engine::schedule::{Operation, Processors, Rule, by_rule};
+use super::schedule::{Operation, Processors, Rule, by_rule};
 use emberflow_storage::io::{Profile, SimOptions};
 use emberflow_storage::profile::{Pattern, ReadCost};
 

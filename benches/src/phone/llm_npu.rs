@@ -5,8 +5,8 @@
 //! CPU   half of what the NPU takes for a first chunk (3.4), a third of it attention, which grows with the keys
 //! ```
 
+use super::schedule::{Bounds, Operation, Rule, Timetable, busy, by_rule, plan};
 use crate::report::csv::Csv;
-use emberflow_engine::schedule::{Bounds, Operation, Rule, Timetable, busy, by_rule, plan};
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};

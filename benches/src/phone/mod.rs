@@ -2,8 +2,7 @@
 //! HeteroInfer, PowerInfer-2), compared with the authors' measurements; and plans of the engine's planner for such a phone
 //! ([`plans`]). Only the statistics of the bundled models' routing and activations come from real runs.
 //!
-//! [`outliers`] does not depend on phones: it splits. Schedules and capacities are the engine's:
-//! [`emberflow_engine::schedule`], [`emberflow_engine::tiers`].
+//! [`outliers`] does not depend on phones: it splits. Capacities are the engine's: [`emberflow_engine::tiers`].
 
 mod draw;
 mod figures;
@@ -17,6 +16,7 @@ pub mod outliers;
 pub mod plans;
 mod powerinfer;
 mod recorded;
+pub mod schedule;
 #[cfg(test)]
 mod schedule_tests;
 pub mod subgraphs;

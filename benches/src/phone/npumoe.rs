@@ -6,7 +6,7 @@
 //!
 //! Three cells of the table give the three prices; the other five test them.
 
-use emberflow_engine::schedule::{Operation, Planned, makespan, simulate};
+use super::schedule::{Operation, Planned, makespan, simulate};
 use fastrand::Rng;
 
 use emberflow_engine::tiers::{

@@ -6,8 +6,8 @@
 //! Fig. 14     reads of active neurons that miss, before computing or during it
 //! ```
 
+use super::schedule::{Operation, Processors, Rule, Slot, busy, by_rule, makespan};
 use crate::report::csv::Csv;
-use emberflow_engine::schedule::{Operation, Processors, Rule, Slot, busy, by_rule, makespan};
 
 use super::draw::{Drawn, Lanes};
 use super::figures::{FigureValue, simulated};

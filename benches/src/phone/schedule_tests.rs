@@ -1,6 +1,6 @@
 //! Plans of random graphs: never worse than in order, near the optimum, above the lower bounds.
 
-use emberflow_engine::schedule::{Bounds, Operation, Rule, Timetable, by_rule, makespan, plan};
+use super::schedule::{Bounds, Operation, Rule, Timetable, by_rule, makespan, plan};
 use proptest::prelude::*;
 
 use super::subgraphs::{CPU, LAYER, NPU, PHONE, count, prompt};

@@ -8,7 +8,7 @@
 //! i numbers chunks and j subgraphs, six in a layer. Only attention depends on the position of its chunk, so
 //! one graph of each other subgraph serves all chunks.
 
-use emberflow_engine::schedule::{Operation, Processors};
+use super::schedule::{Operation, Processors};
 
 /// Index of the CPU.
 pub const CPU: usize = 0;

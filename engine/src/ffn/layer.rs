@@ -3,16 +3,16 @@
 use emberflow_kernels::Compute;
 use emberflow_models::config::Activation;
 
+use super::beside::Beside;
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
-use super::pairs::{Inputs, Unit, UnitInput};
+use super::pairs::{Inputs, Unit};
 use super::state::{Ffn, clusters_per_group};
-use super::units::{BankWork, LayerInput, Rows};
+use super::units::{BankWork, LayerInput};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::lanes::{DeviceLane, PassRows, Wait};
 use crate::trace;
 
 /// `out[row] += weight × bias` of Down for each unit and each of its rows of `d` elements.
@@ -31,47 +31,6 @@ fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
 }
 
 impl Ffn {
-    /// A layer of which a device computes the first `rows` rows.
-    fn split_by_rows(
-        &mut self,
-        on: &Compute,
-        at: &LayerInput<'_>,
-        rows: usize,
-        out: &mut [f32],
-    ) -> Result<(), Error> {
-        let d = self.shape.format.d;
-        let (its, own) = out.split_at_mut(rows * d);
-        let left = at.input.tokens() - rows;
-        let part = LayerInput {
-            units: &[BankWork {
-                rows: Rows::All(left),
-                ..at.units[0]
-            }],
-            input: at.input.range(rows, left),
-            residual: &at.residual[rows * d..],
-            next: None,
-            ..*at
-        };
-        let before = at.part.unwrap_or(0);
-        self.recent.skip(before + rows);
-        let from = UnitInput {
-            input: at.input.range(0, rows),
-            residual: &at.residual[..rows * d],
-            bias: at.units[0].bias,
-        };
-        let outcome = self.sum_units(on, &part, Some(from), own);
-        self.recent.skip(before);
-        outcome?;
-        let neurons = self.units.first().map_or(0, |unit| unit.neurons);
-        let all = (neurons * rows) as u64;
-        self.counts.possible += all;
-        for lane in &mut self.lanes {
-            self.counts.looked_at += lane.passing.wanted.unwrap_or(all);
-            lane.end_rows(neurons, its)?;
-        }
-        Ok(())
-    }
-
     /// `out[row] = Σ weight × FFN(input[row])` over the units of the row. Units are computed in
     /// groups, so that the buffers need not hold all experts of a layer.
     pub fn layer(
@@ -81,36 +40,25 @@ impl Ffn {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let out = &mut out[..at.residual.len()];
-        self.recent.skip(at.part.unwrap_or(0));
-        let units = self.begin_groups(at)?;
-        match self.first_rows(at) {
-            _ if !units.is_empty() => {
-                let units = &units;
-                self.sum_units(on, &LayerInput { units, ..*at }, None, out)?;
-            }
-            0 => self.sum_units(on, at, None, out)?,
-            rows => self.split_by_rows(on, at, rows, out)?,
-        }
-        // A device failed during the layer and is closed: compute the layer again without it.
-        while self.lanes.iter_mut().any(DeviceLane::take_lost) {
-            self.sum_units(on, at, None, out)?;
+        match self.lane {
+            None => self.sum_units(on, at, Beside::default(), out, &mut [])?,
+            Some(_) => self.sum_beside_lane(on, at, out)?,
         }
         add_biases(at.units, self.shape.format.d, out);
         Ok(())
     }
 
-    /// The sum of [`Ffn::layer`], without Down's biases. A device computes the `streamed` rows at the same time.
+    /// The sum of [`Ffn::layer`], without Down's biases. What a lane computes `beside` of other rows goes to `rows`.
     pub(super) fn sum_units(
         &mut self,
         on: &Compute,
         at: &LayerInput<'_>,
-        streamed: Option<UnitInput<'_>>,
+        beside: Beside<'_>,
         out: &mut [f32],
+        rows: &mut [f32],
     ) -> Result<(), Error> {
         let mut gathered = std::mem::take(&mut self.gathered);
         out.fill(0.0);
-        let in_groups = at.units.iter().any(|unit| unit.group.is_some());
-        let grouped = if in_groups { at.units } else { &[] };
         let mut outcome = Ok(());
         let mut first = 0;
         while first < at.units.len() && outcome.is_ok() {
@@ -123,15 +71,14 @@ impl Ffn {
             let inputs = Inputs {
                 at: &part,
                 gathered: &gathered,
-                grouped,
-                streamed,
+                beside,
             };
             let after = if end == at.units.len() {
                 &at.then[..self.part_end(at.then, 0)]
             } else {
                 &at.units[end..self.part_end(at.units, end)]
             };
-            outcome = self.compute(on, inputs, after, out);
+            outcome = self.compute(on, inputs, after, out, rows);
             first = end;
         }
         self.gathered = gathered;
@@ -159,26 +106,31 @@ impl Ffn {
         inputs: Inputs<'_>,
         after: &[BankWork<'_>],
         out: &mut [f32],
+        rows_beside: &mut [f32],
     ) -> Result<(), Error> {
         let at = inputs.at;
         let trace_layer = [at.number as u64, 0];
-        if at.input.tokens() > 0 {
-            self.store.tracer.section(&trace::FFN, trace_layer);
-        }
+        self.store.tracer.section(&trace::FFN, trace_layer);
         self.begin_layer(inputs, after)?;
-        self.go_on_groups(inputs, None)?;
-        self.name_streamed(on, inputs);
+        let has_lane = self.lane.is_some();
+        if has_lane {
+            self.start_beside(on, inputs)?;
+        }
         for unit in 0..self.units.len() {
-            match (self.units[unit].group, self.units[unit].rows) {
-                (Some(_), _) | (None, 0) => self.name_all(unit)?,
-                (None, _) => self.name(on, unit, inputs.of(unit))?,
+            match self.units[unit].hidden {
+                Some(_) => self.name_all(unit)?,
+                None => self.name(on, unit, inputs.of(unit))?,
             }
         }
         self.report_recent(on, inputs);
-        if after.is_empty() && inputs.streamed.is_none() {
+        if after.is_empty() && inputs.beside.rows.is_none() {
             self.look_ahead(on, at)?;
         }
-        let mut own = self.begin_pieces(on, inputs, out)?;
+        let mut own = match has_lane {
+            true => self.begin_beside(on, inputs, out)?,
+            false => 0,
+        };
+        let mut waits = own > 0 && inputs.beside.rows.is_none();
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -188,25 +140,30 @@ impl Ffn {
             let items = self.units[next].first..self.units[end - 1].end;
             let width = rows * self.shape.format.d;
             let d = self.shape.format.d;
-            let group = clusters_per_group(rows.max(1), d, items.len(), on.threads());
-            let group = self.group_len(inputs, group);
+            let group = clusters_per_group(rows, d, items.len(), on.threads());
+            let group = inputs
+                .beside
+                .rows
+                .map_or(group, |(_, most)| group.min(most));
             let mut first = items.start.max(std::mem::take(&mut own));
             while first < items.end {
                 let group = first..(first + group).min(items.end);
                 first = group.end;
                 self.run(on, inputs, group.clone(), width)?;
-                self.end_pieces(inputs, out)?;
-                if width == 0 {
-                    self.release_done(inputs);
-                    continue;
+                if std::mem::take(&mut waits) {
+                    self.collect_total(on, inputs, out)?;
                 }
                 self.store.tracer.section(&trace::REDUCE, trace_layer);
                 self.reduce(on, at, group, width, out);
             }
             next = end;
         }
-        self.end_pieces(inputs, out)?;
-        self.go_on(inputs, Wait::ForAll)?;
+        if waits {
+            self.collect_total(on, inputs, out)?;
+        }
+        if inputs.beside.rows.is_some() {
+            self.collect_rows(on, inputs, rows_beside)?;
+        }
         self.count_fired();
         self.store.end_layer();
         Ok(())
@@ -215,16 +172,10 @@ impl Ffn {
     /// Sets up the units and the store.
     fn begin_layer(&mut self, inputs: Inputs<'_>, after: &[BankWork<'_>]) -> Result<(), Error> {
         let at = inputs.at;
-        let rows = PassRows {
-            own: at.input.tokens(),
-            first: inputs.streamed.map_or(0, |from| from.input.tokens()),
-        };
-        for lane in &mut self.lanes {
-            lane.begin(at.number, rows, &mut self.store.outside)?;
-        }
+        let beside = inputs.beside.rows;
+        let rows = at.input.tokens() + beside.map_or(0, |(from, _)| from.input.tokens());
         let [banks, after] = [at.units, after].map(|units| units.iter().map(|unit| unit.bank));
-        self.store
-            .begin_layer(at.number, banks, after, rows.all())?;
+        self.store.begin_layer(at.number, banks, after, rows)?;
         self.units.clear();
         self.schedule.begin_layer();
         let (mut first, mut pairs) = (0, 0);
@@ -240,7 +191,7 @@ impl Ffn {
                 end: first + clusters,
                 pairs,
                 named: false,
-                group: work.group,
+                hidden: work.hidden,
                 gating: Gating {
                     activation: self.activation(at.number),
                     cut,

@@ -14,12 +14,12 @@
 //!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
-mod devices;
+mod beside;
 mod gates;
 mod gates_ahead;
-mod groups;
 mod layer;
 mod lookahead;
+mod mask;
 mod name;
 mod oracle;
 mod pairs;
@@ -43,7 +43,7 @@ mod units;
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;
-pub(crate) use recent::RECENT;
+pub use recent::RECENT;
 pub(crate) use run::SLICE;
 pub use seen::FfnSeen;
 pub(crate) use shape::FfnShape;

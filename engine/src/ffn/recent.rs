@@ -4,15 +4,15 @@
 //! prompt's last tokens and those that fire often. Only these stay: other reads become the
 //! first eviction victims, and resident neurons keep their eviction priority.
 
+use super::mask;
 use super::pairs::{Pairs, Unit};
 use super::units::{BankWork, Rows};
 use crate::cluster::CLUSTER;
-use crate::lanes::mask;
 use crate::store::NeuronStore;
 use std::ops::Range;
 
 /// Tokens at the end of each sequence's pass whose neurons stay.
-pub(crate) const RECENT: usize = 2;
+pub const RECENT: usize = 2;
 
 /// The last rows of each sequence of a pass.
 pub(super) struct Recent {
@@ -71,8 +71,7 @@ impl Recent {
 
     /// Whether the last rows visit a bank that `rows` visit.
     pub(super) fn visits(&self, rows: Rows<'_>) -> bool {
-        matches!(rows, Rows::All(_))
-            || self.ends.len() == self.rows
+        self.ends.len() == self.rows
             || (self.ends.iter().cloned().flatten()).any(|row| self.place(rows, row).is_some())
     }
 
@@ -86,7 +85,7 @@ impl Recent {
         let last = |row: usize| self.place(rows, row).is_some_and(&fires);
         let all = rows.len();
         self.ends.iter().any(|end| end.clone().any(&last))
-            || all > 0 && 2 * (0..all).filter(|&place| fires(place)).count() >= all
+            || 2 * (0..all).filter(|&place| fires(place)).count() >= all
     }
 }
 

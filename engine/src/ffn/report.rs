@@ -28,8 +28,7 @@ impl Ffn {
         let whole = inputs.of(0);
         let features = whole.input.features(whole.residual);
         for (row, consecutive) in [(end.end - 2, false), (end.end - 1, true)] {
-            let own = self.recent.own(row);
-            let Some(row) = own.filter(|&row| row < unit.rows) else {
+            let Some(row) = self.recent.own(row) else {
                 return;
             };
             let features = features.alone(row);

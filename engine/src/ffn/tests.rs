@@ -81,7 +81,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
                     weights: None,
                     scales: None,
                     bias: Bias::NONE,
-                    group: None,
+                    hidden: None,
                 }
             } else {
                 BankWork {
@@ -94,7 +94,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
                     weights: (!unit.scales).then_some(&unit.weights),
                     scales: unit.scales.then_some(&unit.weights),
                     bias: Bias::NONE,
-                    group: None,
+                    hidden: None,
                 }
             }
         })

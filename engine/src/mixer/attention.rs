@@ -9,8 +9,9 @@ use super::LayerPass;
 use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
+use crate::lane::MATRICES;
 use crate::loader::Loader;
-use crate::matrix::{Matrix, TOGETHER};
+use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 use crate::state::Span;
 
@@ -47,17 +48,17 @@ pub(crate) struct Attention {
 }
 
 /// What attention makes of some rows, before its output projection.
-pub(crate) struct HeadRows<'a> {
+struct HeadRows<'a> {
     /// Queries, `[rows × heads·head_dim]`.
-    pub q: &'a mut [f32],
+    q: &'a mut [f32],
     /// Keys, `[rows × kv_heads·head_dim]`.
-    pub k: &'a mut [f32],
+    k: &'a mut [f32],
     /// Values, of the same shape.
-    pub v: &'a mut [f32],
+    v: &'a mut [f32],
     /// Output gates, `[rows × heads·head_dim]`, if the model has them.
-    pub gate: &'a mut [f32],
+    gate: &'a mut [f32],
     /// Mixed values, `[rows × heads·head_dim]`.
-    pub attended: &'a mut [f32],
+    attended: &'a mut [f32],
 }
 
 impl Attention {
@@ -142,7 +143,7 @@ impl Attention {
     }
 
     /// Queries, keys, values and gates of the rows of `input`; `scratch` as for [`Matrix::matmul`].
-    pub fn project(
+    fn project(
         &self,
         on: &Compute,
         input: Input<'_>,
@@ -159,7 +160,7 @@ impl Attention {
         let there = all
             .into_iter()
             .filter_map(|(matrix, out)| Some((matrix?, out)));
-        let mut there: ArrayVec<_, TOGETHER> = there.collect();
+        let mut there: ArrayVec<_, MATRICES> = there.collect();
         Matrix::matmul_all(on, &mut there, input, scratch);
         drop(there);
         if let Some(biases) = &self.qkv_bias {
@@ -177,7 +178,7 @@ impl Attention {
     }
 
     /// Appends the rows' keys and values, and mixes the values that each row sees; `partials` is [`Scratch::partials`].
-    pub fn attend(
+    fn attend(
         &self,
         on: &Compute,
         at: LayerPass<'_>,
@@ -198,13 +199,7 @@ impl Attention {
     }
 
     /// The output projection of mixed values.
-    pub fn output(
-        &self,
-        on: &Compute,
-        mixed: Input<'_>,
-        scratch: &mut [Vec<f32>],
-        out: &mut [f32],
-    ) {
+    fn output(&self, on: &Compute, mixed: Input<'_>, scratch: &mut [Vec<f32>], out: &mut [f32]) {
         self.o.matmul(on, mixed, scratch, out);
         if let Some(bias) = &self.o_bias {
             add_bias(bias, out, mixed.tokens());
@@ -229,7 +224,7 @@ impl Attention {
         let rows = spans.iter().map(|span| span.tokens.len()).sum();
         self.norm_and_clip(on, c, s, rows);
         for span in spans.iter_mut() {
-            let first = span.sequence.position();
+            let first = span.sequence.len();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
                 let grown = (c.form.query_scale).map_or(1.0, |of| of.at(position, rotates));

@@ -65,7 +65,7 @@ impl<'a> Layer<'a> {
             cpu,
             kv: sequence.pages.layer(self.place),
             queries: &queries[row * self.heads() * self.head_dim..],
-            first: sequence.position(),
+            first: sequence.len(),
             tokens,
             pools: self.pools.map(vectors),
             layer: self,

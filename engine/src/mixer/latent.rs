@@ -150,7 +150,7 @@ impl LatentAttention {
         let rotates = c.rotates(at.number as u32);
         let mut row = 0;
         for span in spans.iter_mut() {
-            let first = span.sequence.position();
+            let first = span.sequence.len();
             let kv = &mut span.sequence.pages;
             for position in first..first + span.tokens.len() {
                 let scale = scale * c.form.query_scale.map_or(1.0, |of| of.at(position, true));

@@ -29,7 +29,6 @@ use crate::scratch::Scratch;
 use crate::state::{HeadLayers, KvShape, PoolShape, Span, StateShape};
 
 use attention::Attention;
-pub(crate) use attention::HeadRows;
 use beside::Beside;
 pub(crate) use conv::{Convolution, by_tap};
 use delta_net::DeltaNet;
@@ -446,12 +445,6 @@ pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
         let reach = 1 + (of.taps as usize - 1) * of.longest();
         conv::state_floats(c.form.further_streams(c.d_model), reach)
     })
-}
-
-/// Most floats of a layer's recurrent state.
-pub(crate) fn longest_state(c: &ModelConfig) -> usize {
-    let of = |layer| recurrent_floats(c, layer + 1) - recurrent_floats(c, layer);
-    (0..c.layers).map(of).max().unwrap_or(0)
 }
 
 /// Floats of recurrent state before layer `layer`.

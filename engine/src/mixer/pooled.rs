@@ -261,7 +261,7 @@ impl PooledAttention {
         let (width, hd) = (self.shape.series() * self.head_dim, self.head_dim);
         let mut row = 0;
         for span in spans.iter_mut() {
-            let (first, count) = (span.sequence.position(), span.tokens.len());
+            let (first, count) = (span.sequence.len(), span.tokens.len());
             let given = &mut s.gate[row * width..][..count * width];
             let gates = &s.attended[row * width..][..count * width];
             let RecurrentPart {
@@ -318,7 +318,7 @@ impl PooledAttention {
         });
         let mut vectors = s.k.chunks_exact(hd);
         for span in spans.iter_mut() {
-            let first = span.sequence.position();
+            let first = span.sequence.len();
             for position in first..first + span.tokens.len() {
                 let Some(vector) = vectors.next() else {
                     return;

@@ -2,7 +2,6 @@
 
 mod details;
 mod judge;
-mod on_device;
 mod probe;
 mod report;
 mod sampling;
@@ -11,7 +10,6 @@ mod summary;
 
 pub use details::Details;
 pub use judge::Judge;
-pub use on_device::{Computed, DeviceReport, DeviceWork, ExpertWork};
 pub use probe::{Importance, Probe};
 pub use report::Report;
 pub use sampling::SamplingReport;

@@ -152,7 +152,7 @@ impl CostModel<'_> {
         }
     }
 
-    /// Time in nanoseconds of an FFN without reads: [before the device can start, total].
+    /// Time in nanoseconds of an FFN without reads: [before a lane can start, total].
     pub fn in_memory(&self, plan: &MemoryPlan, of: ResidentLayer) -> [f64; 2] {
         let mode = self.mode(plan, of.layer, of.rows, 0);
         let fires = self.fires(of.layer, self.own(of.rows));
@@ -160,14 +160,9 @@ impl CostModel<'_> {
         [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
-    /// Time in nanoseconds of a layer's mixer for `rows` rows after `before` others.
-    pub fn mixer_ns(&self, rows: usize, before: usize) -> f64 {
-        self.attention(rows as f64, before as f64, self.working_set())
-    }
-
-    /// Rows computed by the CPU; the device computes the others.
+    /// Rows computed by the CPU; a lane computes the others.
     fn own(&self, rows: usize) -> usize {
-        rows.saturating_sub(self.device_part.rows)
+        rows.saturating_sub(self.beside.rows)
     }
 
     /// Neurons of a layer that the CPU computes for at least one of `tokens` rows.
@@ -175,7 +170,7 @@ impl CostModel<'_> {
         if self.shape.dense {
             self.neurons()
         } else {
-            self.firing.fires(layer, self.device_part.neurons, tokens)
+            self.firing.fires(layer, self.beside.neurons, tokens)
         }
     }
 
@@ -218,7 +213,7 @@ impl CostModel<'_> {
             set,
             ..
         } = mode;
-        let tokens = (mode.tokens - self.device_part.rows as f64).max(1.0);
+        let tokens = (mode.tokens - self.beside.rows as f64).max(1.0);
         let (s, m) = (self.shape, self.machine);
         let neurons = self.neurons();
         let named = if predicts {
@@ -250,12 +245,12 @@ impl CostModel<'_> {
         // The caller looks up neurons and wakes the I/O thread while other threads compute gates.
         let calling = naming + wakeups * m.tell_ns;
         let naming = (calling / threads).max(calling - gates);
-        let own = gates + sums + naming + arriving + self.device_part.copying + self.rates.layer_ns;
+        let own = gates + sums + naming + arriving + self.beside.copying + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
-        // The device starts once the active set is known. A streamed layer has none.
-        let waits = !streams && self.device_part.rows == 0;
+        // A lane starts once the active set is known. A streamed layer has none.
+        let waits = !streams && self.beside.rows == 0;
         let before = if waits { gates + naming } else { 0.0 };
-        let work = before + (own + taken - before).max(self.device_part.ns);
+        let work = before + (own + taken - before).max(self.beside.ns);
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         // Streamed clusters include their Gate rows.
         let late = sums + arriving + if streams { gates } else { 0.0 };
@@ -271,7 +266,7 @@ impl CostModel<'_> {
 
     /// Neurons of a layer that the CPU may compute.
     fn neurons(&self) -> f64 {
-        self.shape.neurons.saturating_sub(self.device_part.neurons) as f64
+        self.shape.neurons.saturating_sub(self.beside.neurons) as f64
     }
 
     /// CPU time in nanoseconds that the I/O thread takes from the compute threads, which run for
@@ -368,26 +363,13 @@ impl CostModel<'_> {
         ns / items.max(1.0) * (f64::from(rates.threads) - 1.0) / 2.0
     }
 
-    /// The part of [`CostModel::mixer_ns`] that is products of projections.
-    pub fn projections_ns(&self, rows: usize) -> f64 {
-        let (s, set) = (self.shape, self.working_set());
-        let matrices = self.projections(rows as f64, set);
-        let items = (s.attention_rows / ROWS_PER_CHUNK as f64).max(1.0);
-        matrices + 4.0 * Self::end(self.rates, matrices, items)
-    }
-
-    fn projections(&self, tokens: f64, set: f64) -> f64 {
+    fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
         let s = self.shape;
         let of = MatrixSize {
             rows: s.attention_rows,
             bytes: s.attention_bytes,
         };
-        Self::products(self.rates, s.attention, of, tokens, set)
-    }
-
-    fn attention(&self, tokens: f64, positions: f64, set: f64) -> f64 {
-        let s = self.shape;
-        let matrices = self.projections(tokens, set);
+        let matrices = Self::products(self.rates, s.attention, of, tokens, set);
         let pairs = tokens * (positions + tokens / 2.0);
         let kv = pairs * s.kv_bytes / self.rates.read.at(set);
         let elements = 8.0 * s.d as f64 * tokens * self.machine.element_ns;

@@ -33,8 +33,8 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         tier: None,
         experts: None,
         needs: Needs {
-            device_clusters: 0,
-            device: 0,
+            lane_clusters: 0,
+            lane: 0,
             process: 20 << 20,
             process_peak: 25 << 20,
             fixed: 1 << 30,
@@ -107,7 +107,6 @@ fn shape() -> Shape {
         head: DType::Q8,
         attention_rows: quants + D as f64,
         attention_bytes: (quants + D as f64) * row as f64,
-        output_bytes: (D * row as usize) as f64,
         kv_bytes: 4096.0,
         gate_len: row as f64,
         rest_len: 2.0 * row as f64,
@@ -406,8 +405,8 @@ fn published_needs(c: &ModelConfig) -> Needs {
     };
     let scratch = Scratch::bytes_for(c, room);
     Needs {
-        device_clusters: 0,
-        device: 0,
+        lane_clusters: 0,
+        lane: 0,
         process: runtime - scratch,
         process_peak: 0,
         fixed,
@@ -575,11 +574,11 @@ fn what_a_device_holds_is_in_no_other_region() {
         });
         let division = p.divide(budget).unwrap();
         let (needs, memory) = (&division.needs, &division.memory);
-        assert_eq!(needs.device_clusters, 40);
+        assert_eq!(needs.lane_clusters, 40);
         let charged = if unified { 40 * cluster_len } else { 0 };
         assert_eq!(memory.ledger.held("device"), charged);
         let whole = p.divide(p.full_budget()).unwrap();
-        assert!(whole.is_resident() && whole.needs.device_clusters == 40);
+        assert!(whole.is_resident() && whole.needs.lane_clusters == 40);
         assert!(memory.ledger.used() <= budget);
         let [with, without] = [&division, &plain].map(|d| d.memory.ffn_resident_share(&d.needs));
         if unified {

@@ -43,8 +43,6 @@ pub(super) struct Recurrent {
     marked: Option<Snapshot>,
     /// Least recently used first.
     snapshots: ArrayVec<Snapshot, SNAPSHOTS>,
-    /// The state between two parts of a pass, of one layer; empty unless a pass ran in parts.
-    between: Vec<f32>,
 }
 
 /// One layer's part of a sequence's block, during a pass.
@@ -74,7 +72,6 @@ impl Recurrent {
             mark: 0,
             marked: None,
             snapshots: ArrayVec::new(),
-            between: Vec::new(),
         })
     }
 
@@ -134,36 +131,19 @@ impl Recurrent {
         }
     }
 
-    /// The part `range` of the blocks, after [`Recurrent::prepare`], for some `rows` of the pass. Those before have
-    /// been computed.
-    pub fn part(&mut self, range: Range<usize>, rows: Range<usize>) -> RecurrentPart<'_> {
+    /// The part `range` of the blocks, after [`Recurrent::prepare`].
+    pub fn part(&mut self, range: Range<usize>) -> RecurrentPart<'_> {
         let (Some(now), Some(next)) = (&self.now, self.next.as_mut().and_then(Arc::get_mut)) else {
             unreachable!("a prepared block has one owner");
         };
-        let after = &mut next.floats_mut()[range.clone()];
-        let mut marked = self.marked.as_mut().and_then(|marked| {
-            let at = marked.len - self.len;
-            let block = Arc::get_mut(&mut marked.block)?;
-            Some((at, &mut block.floats_mut()[range.clone()]))
-        });
-        let before = match rows.start {
-            0 => &now.floats()[range],
-            first => {
-                self.between.clear();
-                self.between.extend_from_slice(after);
-                if let Some((at, to)) = &mut marked
-                    && *at == first
-                {
-                    to.copy_from_slice(after);
-                }
-                &self.between[..]
-            }
-        };
-        let inside = |at: usize| rows.start < at && at < rows.end;
+        let len = self.len;
         RecurrentPart {
-            before,
-            after,
-            marked: (marked.filter(|(at, _)| inside(*at))).map(|(at, to)| (at - rows.start, to)),
+            before: &now.floats()[range.clone()],
+            after: &mut next.floats_mut()[range.clone()],
+            marked: self.marked.as_mut().and_then(|marked| {
+                let block = Arc::get_mut(&mut marked.block)?;
+                Some((marked.len - len, &mut block.floats_mut()[range]))
+            }),
         }
     }
 
@@ -294,30 +274,23 @@ mod tests {
     }
 
     /// Runs tokens through a recurrence that depends on all of them: `s = 2·s + token` in the first
-    /// part of the block, and their number in the second. After an odd token in two parts.
+    /// part of the block, and their number in the second.
     fn pass(state: &mut Recurrent, tokens: &[u8]) {
         state.prepare(tokens.len());
-        let middle = match tokens {
-            [first, ..] if first % 2 == 1 => tokens.len() / 2,
-            _ => 0,
-        };
         for (range, factor, counts) in [(0..2, 2.0, false), (2..3, 1.0, true)] {
-            let parts = [0..middle, middle..tokens.len()];
-            for rows in parts.into_iter().filter(|rows| !rows.is_empty()) {
-                let RecurrentPart {
-                    before,
-                    after,
-                    mut marked,
-                } = state.part(range.clone(), rows.clone());
-                after.copy_from_slice(before);
-                for (at, &token) in (1..).zip(&tokens[rows]) {
-                    let add = if counts { 1.0 } else { f32::from(token) };
-                    after.iter_mut().for_each(|s| *s = factor * *s + add);
-                    if let Some((rows, to)) = &mut marked
-                        && *rows == at
-                    {
-                        to.copy_from_slice(after);
-                    }
+            let RecurrentPart {
+                before,
+                after,
+                mut marked,
+            } = state.part(range);
+            after.copy_from_slice(before);
+            for (at, &token) in (1..).zip(tokens) {
+                let add = if counts { 1.0 } else { f32::from(token) };
+                after.iter_mut().for_each(|s| *s = factor * *s + add);
+                if let Some((rows, to)) = &mut marked
+                    && *rows == at
+                {
+                    to.copy_from_slice(after);
                 }
             }
         }

@@ -63,7 +63,6 @@ impl StatePool {
                 .collect::<Result<_, Error>>()?,
             recurrent: (recurrent.transpose()).map_err(|[free, all]| full(positions, free, all))?,
             tokens: Vec::with_capacity(positions),
-            part: WHOLE,
         })
     }
 }
@@ -88,12 +87,7 @@ pub struct Sequence {
     pub(crate) entries: ArrayVec<Entries, 2>,
     recurrent: Option<Recurrent>,
     tokens: Vec<u32>,
-    /// The rows of the pass in progress that mixers compute, from its first row on.
-    part: Range<usize>,
 }
-
-/// All rows of a pass, whatever their number.
-const WHOLE: Range<usize> = 0..usize::MAX;
 
 /// A sequence's part of a pass.
 pub struct Span<'a> {
@@ -178,7 +172,6 @@ impl Sequence {
                 .collect::<Result<_, Error>>()?,
             recurrent: (recurrent.transpose()).map_err(|[free, all]| full(positions, free, all))?,
             tokens,
-            part: WHOLE,
         })
     }
 
@@ -229,30 +222,13 @@ impl Sequence {
     /// One layer's part of the recurrent state.
     pub(crate) fn recurrent(&mut self, part: Range<usize>) -> RecurrentPart<'_> {
         match &mut self.recurrent {
-            Some(recurrent) => recurrent.part(part, self.part.clone()),
+            Some(recurrent) => recurrent.part(part),
             None => unreachable!("only recurrent layers request recurrent state"),
         }
     }
 
-    /// Position of the first row that mixers compute.
-    pub(crate) fn position(&self) -> usize {
-        self.len() + self.part.start
-    }
-
-    /// Mixers compute only these rows of the pass in progress from here on, until it ends or is prepared again. In each
-    /// layer parts follow each other without gaps.
-    pub(crate) fn set_part(&mut self, rows: Range<usize>) {
-        self.part = rows;
-    }
-
-    /// Mixers compute all rows of a pass again.
-    pub(crate) fn set_whole(&mut self) {
-        self.part = WHOLE;
-    }
-
     /// Prepares the state for a pass of `count` tokens. Idempotent.
     pub(crate) fn prepare(&mut self, count: usize) {
-        self.part = WHOLE;
         self.pages.prepare(self.tokens.len(), count);
         for entries in &mut self.entries {
             entries.prepare(self.tokens.len(), count);
@@ -265,7 +241,6 @@ impl Sequence {
     /// Ends a pass of `tokens`.
     pub(crate) fn advance(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        self.part = WHOLE;
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.commit(tokens.len());
         }

@@ -26,8 +26,10 @@ pub(crate) struct Cover {
 ///
 /// A bank holds the bundles of one FFN: (layer, expert). Banks are numbered in container order,
 /// layer by layer.
-pub(crate) struct Layout {
+pub struct Layout {
+    /// The container.
     pub container: Container,
+    /// Format of its bundles.
     pub format: NeuronFormat,
     /// Banks of each layer.
     layers: Vec<Range<u32>>,
@@ -45,7 +47,7 @@ impl Layout {
     ///
     /// # Errors
     /// Banks out of order, or a file that cannot be reopened.
-    pub fn new(
+    pub(crate) fn new(
         container: Container,
         format: NeuronFormat,
         layers: impl Iterator<Item = u32>,
@@ -96,7 +98,7 @@ impl Layout {
 
     /// Limits the clusters of a layer visited at once to those that one row visits: the `chosen`
     /// largest experts of a layer with several banks, plus its last bank if `shared`.
-    pub fn set_visited(&mut self, chosen: usize, shared: bool) {
+    pub(crate) fn set_visited(&mut self, chosen: usize, shared: bool) {
         let of_layer = |banks: &Range<u32>, of: &dyn Fn(u32) -> usize| {
             let experts = banks.len() - usize::from(shared && banks.len() > 1);
             let most = (banks.clone().take(experts).map(of).max()).unwrap_or(0);
@@ -123,17 +125,17 @@ impl Layout {
     }
 
     /// Neurons in these clusters.
-    pub fn neurons_at_once(&self) -> usize {
+    pub(crate) fn neurons_at_once(&self) -> usize {
         (self.at_once * CLUSTER).min(self.most_in_layer())
     }
 
     /// Neurons that a row visits in a layer, on average.
-    pub fn neurons_visited(&self) -> usize {
+    pub(crate) fn neurons_visited(&self) -> usize {
         self.neurons_visited
     }
 
     /// The container's file, mapped into memory.
-    pub fn map(&self) -> Result<MappedBundles, Error> {
+    pub(crate) fn map(&self) -> Result<MappedBundles, Error> {
         Ok(MappedBundles::new(&self.container)?)
     }
 
@@ -158,7 +160,7 @@ impl Layout {
     }
 
     /// Neurons of each bank.
-    pub fn sizes(&self) -> &[u32] {
+    pub(crate) fn sizes(&self) -> &[u32] {
         &self.neurons
     }
 
@@ -173,18 +175,18 @@ impl Layout {
     }
 
     /// Neurons of all banks of the largest layer.
-    pub fn most_in_layer(&self) -> usize {
+    pub(crate) fn most_in_layer(&self) -> usize {
         let of_layer = |banks: &Range<u32>| banks.clone().map(|b| self.neurons(b)).sum();
         self.layers.iter().map(of_layer).max().unwrap_or(0)
     }
 
     /// Neurons of the whole model.
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.neurons.iter().map(|&n| u64::from(n)).sum()
     }
 
     /// Clusters of a bank.
-    pub fn clusters(&self, bank: u32) -> usize {
+    pub(crate) fn clusters(&self, bank: u32) -> usize {
         self.neurons(bank).div_ceil(CLUSTER)
     }
 
@@ -206,35 +208,35 @@ impl Layout {
     }
 
     /// Bytes of the resident scales.
-    pub fn resident_scales(&self) -> u64 {
+    pub(crate) fn resident_scales(&self) -> u64 {
         self.total() * self.format.resident_scales() as u64
     }
 
     /// Bytes of all Gate rows.
-    pub fn gate_bytes(&self) -> u64 {
+    pub(crate) fn gate_bytes(&self) -> u64 {
         let bank = |&n: &u32| Arena::charge(1, n as usize * self.format.gate_len());
         self.neurons.iter().map(bank).sum()
     }
 
     /// Fewest slots of the cold region: two clusters, for double buffering.
-    pub fn min_slots(&self) -> u64 {
+    pub(crate) fn min_slots(&self) -> u64 {
         (2 * CLUSTER as u64).min(self.total())
     }
 
     /// Bytes of the largest bank.
-    pub fn most_bank_bytes(&self) -> usize {
+    pub(crate) fn most_bank_bytes(&self) -> usize {
         self.most_neurons() * self.container.geometry().stride as usize
     }
 
     /// Bytes of a stream buffer: one whole cluster.
-    pub fn stream_len(&self) -> usize {
+    pub(crate) fn stream_len(&self) -> usize {
         let stride = self.container.geometry().stride as usize;
         let len = CLUSTER.min(self.most_neurons()) * stride + self.slack();
         len.next_multiple_of(4096)
     }
 
     /// Queue depth while `buffers` stream buffers are filled.
-    pub fn stream_depth(&self, buffers: u32) -> u32 {
+    pub(crate) fn stream_depth(&self, buffers: u32) -> u32 {
         let commands = self
             .stream_len()
             .div_ceil(Limits::PRODUCTION.block as usize);
@@ -242,7 +244,7 @@ impl Layout {
     }
 
     /// The error for a model with more neurons than a cache can index.
-    pub fn too_many(&self) -> Error {
+    pub(crate) fn too_many(&self) -> Error {
         Error::Bundles {
             path: self.container.path().to_path_buf(),
             reason: format!(
@@ -254,22 +256,22 @@ impl Layout {
     }
 
     /// Memory alignment of slots.
-    pub fn memory_align(&self) -> usize {
+    pub(crate) fn memory_align(&self) -> usize {
         self.align.memory
     }
 
     /// Largest number of bytes by which alignment extends a range.
-    pub fn slack(&self) -> usize {
+    pub(crate) fn slack(&self) -> usize {
         self.align.offset.max(self.align.memory)
     }
 
     /// The aligned read covering `len` bytes of a bundle from byte `start` on.
-    pub fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> Cover {
+    pub(crate) fn cover(&self, bank: u32, neuron: u32, start: usize, len: usize) -> Cover {
         self.cover_of(self.offset(bank, neuron) + start as u64, len)
     }
 
     /// The aligned read covering `len` bytes from file offset `from` on.
-    pub fn cover_of(&self, from: u64, len: usize) -> Cover {
+    pub(crate) fn cover_of(&self, from: u64, len: usize) -> Cover {
         let low = from & !(self.align.offset as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
         Cover {
@@ -279,14 +281,14 @@ impl Layout {
     }
 
     /// The aligned read covering a whole cluster.
-    pub fn cover_cluster(&self, bank: u32, cluster: u32) -> Cover {
+    pub(crate) fn cover_cluster(&self, bank: u32, cluster: u32) -> Cover {
         let neurons = self.cluster_neurons(bank, cluster);
         let stride = self.container.geometry().stride as usize;
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
     }
 
     /// Two reads instead of one, for the ablation without bundles.
-    pub fn halves(&self, whole: Cover) -> [Cover; 2] {
+    pub(crate) fn halves(&self, whole: Cover) -> [Cover; 2] {
         let unit = self.slack() as u32;
         let first = (whole.len / 2).next_multiple_of(unit).min(whole.len);
         let rest = Cover {
@@ -304,30 +306,30 @@ impl Layout {
 
     /// Offset of the requested bytes within a read made by [`cover`](Self::cover).
     #[inline]
-    pub fn shift(&self, bank: u32, neuron: u32, start: usize) -> usize {
+    pub(crate) fn shift(&self, bank: u32, neuron: u32, start: usize) -> usize {
         self.shift_of(self.offset(bank, neuron) + start as u64)
     }
 
     /// The same for bytes from file offset `from` on.
     #[inline]
-    pub fn shift_of(&self, from: u64) -> usize {
+    pub(crate) fn shift_of(&self, from: u64) -> usize {
         (from & (self.align.offset as u64 - 1)) as usize
     }
 
     /// File offset of a bundle.
     #[inline]
-    pub fn offset(&self, bank: u32, neuron: u32) -> u64 {
+    pub(crate) fn offset(&self, bank: u32, neuron: u32) -> u64 {
         self.container.neuron_offset(bank as usize, neuron)
     }
 
     /// (Length, alignment) of a slot for `len` bytes at any file offset.
-    pub fn piece(&self, len: usize) -> (usize, usize) {
+    pub(crate) fn piece(&self, len: usize) -> (usize, usize) {
         let cover = len.next_multiple_of(self.align.offset) + self.align.offset;
         (cover.next_multiple_of(self.align.memory), self.align.memory)
     }
 
     /// Slot layout with or without resident Gate rows.
-    pub fn content(&self, gates_resident: bool) -> SlotContent {
+    pub(crate) fn content(&self, gates_resident: bool) -> SlotContent {
         let up_len = self.format.up_len();
         SlotContent::new(
             self.container.geometry(),
@@ -338,19 +340,19 @@ impl Layout {
     }
 
     /// Bytes of a slot including bookkeeping.
-    pub fn slot_charge(&self, gates_resident: bool, eviction: Eviction) -> u64 {
+    pub(crate) fn slot_charge(&self, gates_resident: bool, eviction: Eviction) -> u64 {
         let overhead = |slots| SlotCache::overhead(eviction, slots, 0);
         self.content(gates_resident).slot_len as u64 + overhead(1) - overhead(0)
     }
 
     /// Read cost model of the device that holds this container, for one I/O engine and queue depth.
-    pub fn read_cost(&self, io: IoChoice, depth: u32) -> ReadCost {
+    pub(crate) fn read_cost(&self, io: IoChoice, depth: u32) -> ReadCost {
         let (file, path) = (self.container.file(), self.container.path());
         ReadCost::for_file(file, path, io, depth)
     }
 
     /// Costs of reading the parts of this container's bundles.
-    pub fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
+    pub(crate) fn read_costs(&self, device: &ReadCost, fire_share: f64) -> ReadCosts {
         let g = self.container.geometry();
         let random = |len: u32| device.read_ns(u64::from(len), Pattern::Random);
         ReadCosts {

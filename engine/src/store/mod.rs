@@ -36,12 +36,11 @@ mod tests;
 pub(crate) use bytes::{ClusterBytes, NeuronBytes};
 pub(crate) use costs::ReadCosts;
 pub(crate) use job::Step;
-pub(crate) use latch::Latch;
 #[cfg(test)]
 pub(crate) use layout::Cover;
-pub(crate) use layout::Layout;
+pub use layout::Layout;
 pub(crate) use neurons::{NeuronStore, RowReads, StoreSetup, io_bytes};
-pub(crate) use outside::Outside;
+pub use outside::Outside;
 pub use prefetch::foresight::Foreseen;
 pub use residency::LayerResidency;
 pub(crate) use residency::{Known, Naming, Resident, region};

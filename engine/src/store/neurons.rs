@@ -51,7 +51,7 @@ pub(crate) type Upload<'a> =
 
 /// Arguments of [`NeuronStore::open`].
 pub(crate) struct StoreSetup<'a> {
-    pub layout: Layout,
+    pub layout: Arc<Layout>,
     pub source: FileSource,
     pub memory: &'a MemoryPlan,
     pub naming: Naming,
@@ -101,7 +101,7 @@ impl NeuronStore {
             buffers,
             ..
         } = setup;
-        let (layout, latch) = (Arc::new(setup.layout), Arc::<Latch>::default());
+        let (layout, latch) = (setup.layout, Arc::<Latch>::default());
         let (memory, ablation) = (region_memory(options.lock), options.lab.ablation);
         let mapped = match ablation {
             Ablation::Mmap => Some(Mapping::new(&layout, plan)?),

@@ -1,33 +1,30 @@
-//! Clusters outside of the store's regions: the first and hottest ones of each bank, held by a device. They are
-//! read once, when memory is filled, and passed to the device.
+//! Clusters outside of the store's regions: the first and hottest ones of each bank, which a lane holds. They are
+//! read once, when memory is filled, and handed to it.
 //!
 //! ```text
-//! a bank    │ computed by device    │ held outside, computed by the CPU │ hot │ cold …
+//! a bank    │ computed by the lane  │ held outside, computed by the CPU │ hot │ cold …
 //!           └──── more for more rows of a pass ──▶
 //! ```
 
-use std::sync::Arc;
+use crate::lane::SharedBytes;
 
-/// Bytes shared with another owner.
-type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
-
-/// The clusters outside, and those of them that the device computes in the current layer's pass.
+/// The clusters outside, and those of them that a lane computes in the current layer's pass.
 #[derive(Clone)]
-pub(crate) struct Outside {
+pub struct Outside {
     /// By bank: number of clusters outside.
     prefix: Vec<u32>,
-    /// How many of these, from the first on, the device computes.
+    /// How many of these, from the first on, the lane computes.
     pub computed: Vec<u32>,
     /// Rows that the CPU may read: matrix by matrix, each row followed by its scales, and the number of neurons.
     pub bytes: Vec<Option<(SharedBytes, usize)>>,
-    /// The device computes some rows of the pass with all neurons, so all are needed.
+    /// The lane computes some rows of the pass with all neurons, so all are needed.
     pub all_needed: bool,
     /// The parts that the CPU cannot read are lost.
     pub lost: bool,
 }
 
 impl Outside {
-    /// The first `prefix[b]` clusters of each bank, all computed by the device.
+    /// The first `prefix[b]` clusters of each bank, all computed by the lane.
     pub fn new(prefix: Vec<u32>) -> Self {
         Self {
             computed: prefix.clone(),
@@ -43,7 +40,7 @@ impl Outside {
         &self.prefix
     }
 
-    /// How many clusters of a bank, from the first on, the device computes.
+    /// How many clusters of a bank, from the first on, the lane computes.
     #[inline]
     pub fn computes(&self, bank: u32) -> usize {
         if self.lost {
@@ -53,7 +50,7 @@ impl Outside {
         }
     }
 
-    /// How many clusters of a bank need no read: the device computes them, or the CPU has their bytes.
+    /// How many clusters of a bank need no read: the lane computes them, or the CPU has their bytes.
     #[inline]
     pub fn holds(&self, bank: u32) -> usize {
         if self.lost && self.bytes[bank as usize].is_none() {
@@ -73,6 +70,8 @@ impl Outside {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]

@@ -8,7 +8,7 @@ use clap::Parser;
 use emberflow::cli::{Cli, Command};
 use emberflow::train_predictor;
 use emberflow_engine::device::Device;
-use emberflow_engine::{Budget, Engine, Lab, Model, Options, PassOrder, Sparsity};
+use emberflow_engine::{Budget, Engine, Lab, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{
@@ -246,7 +246,6 @@ fn totals_in_pieces_change_no_bit() {
         threads: 1,
         lab: Lab {
             chunk: 480,
-            order: PassOrder::Layers,
             profiles: false,
             ..Lab::default()
         },
@@ -365,26 +364,20 @@ fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
     let mut plain = open(&path, predicted(some(1.0)));
     let expected = bits(&all_logits(&mut plain, &tokens, 7));
     let named = plain.counters().looked_at;
-    let run = |device: Device, share, memory, order| {
-        let mut options = predicted(on(device, share, memory));
-        options.lab.order = order;
-        let mut engine = open(&path, options);
+    let run = |device: Device, share, memory| {
+        let mut engine = open(&path, predicted(on(device, share, memory)));
         let report = engine.device().unwrap();
         // How many follows from times.
         assert!(report.streamed.rows > 0, "{report:?}");
         let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
         assert!(found == expected, "{}: {share} {memory}", report.name);
-        let in_parts = engine.device().unwrap().in_parts > 0;
-        assert_eq!(in_parts, order != PassOrder::Layers, "{report:?}");
         engine
     };
-    let parts = PassOrder::Parts(CHUNK / 4);
     for (share, held, memory) in [(0.3, 0, 600 << 10), (1.0, 300 << 10, 1 << 20)] {
         let shared = devices().into_iter().map(|device| (device, held));
         let apart = devices_apart().into_iter().map(|device| (device, memory));
         for (device, memory) in shared.chain(apart) {
-            run(device.clone(), share, memory, parts);
-            let mut engine = run(device, share, memory, PassOrder::Layers);
+            let mut engine = run(device, share, memory);
             let counters = engine.counters();
             assert!(counters.looked_at <= named && counters.fired <= counters.looked_at);
             squeeze(&mut engine, 0.2);
@@ -399,7 +392,7 @@ fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
     {
         for n in [2, 9] {
             let (device, _) = Faulty::counted(&device, Fault::Take(CHECKS + n));
-            let engine = run(device, 0.5, memory, PassOrder::Layers);
+            let engine = run(device, 0.5, memory);
             assert!(engine.device().unwrap().lost.unwrap().contains("was reset"));
         }
     }

@@ -16,7 +16,6 @@ mod first_tokens;
 mod further_tokens;
 mod gemma3n;
 mod golden_logits;
-mod in_parts;
 mod kv_range;
 mod licences;
 mod long_prompts;

@@ -1,18 +1,18 @@
-//! Layers whose outliers are pruned: the same bits whatever budget, threads, chunks, batch, parts and devices, for mixers
-//! and FFNs of all kinds; and metadata that is damaged.
+//! Layers whose outliers are pruned: the same bits whatever budget, threads, chunks, batch and devices, for mixers and
+//! FFNs of all kinds; and metadata that is damaged.
 
 use std::path::{Path, PathBuf};
 
 use emberflow::rewrite::{self, Changed};
 use emberflow_engine::device::Device;
 use emberflow_engine::meta::{ContainerMeta, Pruned};
-use emberflow_engine::{Lab, Logits, Model, Options, PassOrder, Probe, Span};
+use emberflow_engine::{Lab, Logits, Model, Options, Probe, Span};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_tests::devices::{devices, devices_apart};
 use emberflow_tests::{Golden, all_logits, bits, case, give, open, packed, roomy, squeeze};
 
-/// Rows of a pass: more than three parts.
+/// Rows of a pass.
 const CHUNK: usize = 110;
 
 /// A copy of a container in which these layers are pruned.
@@ -46,13 +46,12 @@ fn fixture(name: &str, dtype: DType, dir: &Path) -> (PathBuf, PathBuf, Vec<u32>)
     (pruned(&plain, &layers), plain, prompt)
 }
 
-fn some(threads: usize, order: PassOrder) -> Options {
+fn some(threads: usize) -> Options {
     Options {
         threads,
         batch: 2,
         lab: Lab {
             chunk: CHUNK,
-            order,
             profiles: false,
             ..Lab::default()
         },
@@ -64,7 +63,7 @@ fn on(device: Device, held: u64) -> Options {
     Options {
         devices: vec![device],
         device_memory: Some(held),
-        ..some(2, PassOrder::Parts(32))
+        ..some(2)
     }
 }
 
@@ -94,13 +93,9 @@ fn budgets_threads_and_chunks_change_no_bit() {
         .zip([DType::Q8c, DType::Q4c].into_iter().cycle())
     {
         let (path, plain, prompt) = fixture(name, dtype, dir.path());
-        let mut engine = open(&path, some(2, PassOrder::Layers));
+        let mut engine = open(&path, some(2));
         let expected = bits(&all_logits(&mut engine, &prompt, CHUNK));
-        let unpruned = bits(&all_logits(
-            &mut open(&plain, some(2, PassOrder::Layers)),
-            &prompt,
-            CHUNK,
-        ));
+        let unpruned = bits(&all_logits(&mut open(&plain, some(2)), &prompt, CHUNK));
         assert!(unpruned != expected, "{name}: nothing is pruned");
         assert!(
             bits(&all_logits(&mut engine, &prompt, 7)) == expected,
@@ -126,7 +121,7 @@ fn budgets_threads_and_chunks_change_no_bit() {
                 );
             }
         }
-        let mut engine = open(&path, some(3, PassOrder::Layers));
+        let mut engine = open(&path, some(3));
         assert!(
             bits(&all_logits(&mut engine, &prompt, 64)) == expected,
             "{name}: threads"
@@ -139,12 +134,12 @@ fn budgets_threads_and_chunks_change_no_bit() {
     }
 }
 
-/// Layer by layer and in parts where the model can, with devices that share memory and others.
+/// With devices that share memory and others.
 #[test]
 #[ignore = "long: `.ci/run long` runs it"]
-fn devices_and_parts_change_no_bit() {
+fn devices_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut with_devices, mut in_parts) = (0, 0);
+    let mut with_devices = 0;
     for (name, dtype) in [
         ("llama2", DType::Q8c),
         ("lfm2", DType::Q4c),
@@ -153,7 +148,7 @@ fn devices_and_parts_change_no_bit() {
         ("qwen3_moe", DType::Q8c),
     ] {
         let (path, _, prompt) = fixture(name, dtype, dir.path());
-        let mut plain = open(&path, some(2, PassOrder::Layers));
+        let mut plain = open(&path, some(2));
         let expected = bits(&all_logits(&mut plain, &prompt, CHUNK));
         let shared = devices().into_iter().map(|device| (device, 0));
         let apart = devices_apart().into_iter().map(|device| (device, 2 << 20));
@@ -169,15 +164,11 @@ fn devices_and_parts_change_no_bit() {
                 let report = engine.device().unwrap();
                 assert!(found == expected, "{name} {share}: {report:?}");
                 assert_eq!(report.lost, None, "{name}");
-                in_parts += report.in_parts;
             }
             with_devices += 1;
         }
     }
-    assert!(
-        with_devices >= 10 && in_parts > 0,
-        "{with_devices} {in_parts}"
-    );
+    assert!(with_devices >= 10, "{with_devices}");
 }
 
 #[test]

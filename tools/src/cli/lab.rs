@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use emberflow_engine::{Ablation, Lab, PassOrder};
+use emberflow_engine::{Ablation, Lab};
 use emberflow_storage::io::IoChoice;
 
 use super::{EngineArgs, Record, RunArgs, ablation_names, parse_io};
@@ -36,10 +36,6 @@ pub struct LabArgs {
     /// Prefill chunk in tokens; default: chosen from the budget.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub chunk: Option<u16>,
-    /// Order of a prompt's pass beside a device: planned, layers (all rows, layer by layer), parts:N (the mixer of N rows
-    /// beside the FFN of N others), or subgraphs:N (the same with the projections on the device).
-    #[arg(long, value_name = "ORDER", default_value = "planned")]
-    pub order: PassOrder,
     /// Root of sysfs, for the energy sensors; tests use another folder.
     #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
     pub sysfs: PathBuf,
@@ -54,7 +50,6 @@ impl LabArgs {
             io: self.io,
             io_core: self.io_core,
             chunk: self.chunk.unwrap_or(0).into(),
-            order: self.order,
             sysfs: self.sysfs.clone(),
             ..Lab::default()
         };

@@ -3,10 +3,9 @@
 use emberflow_engine::planner::Shape;
 use emberflow_engine::planner::machine::{DeviceNumbers, MachineNumbers};
 use emberflow_engine::planner::rates::{KernelRates, ThreadRates};
-use emberflow_engine::schedule::{
-    Bounds, Operation, Planned, Processors, Slot, makespan, simulate,
-};
 use emberflow_storage::profile::Pattern;
+
+use super::super::schedule::{Bounds, Operation, Planned, Processors, Slot, makespan, simulate};
 
 /// Index of the CPU's threads.
 pub const CPU: usize = 0;

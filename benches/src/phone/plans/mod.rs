@@ -2,12 +2,13 @@
 //! what it plans is simulated piece by piece.
 //!
 //! ```text
-//! curves + model + budget ─▶ Planner ─▶ division: regions, widths, chunk, parts ─▶ operations ─▶ simulated time
-//!                               └─▶ forecast                                       beside it ◀─┘
+//! curves + model + budget ─▶ Planner ─▶ division: regions, widths, chunk ─▶ operations ─▶ simulated time
+//!                               └─▶ forecast                                beside it ◀─┘
 //! ```
 //!
 //! The forecast has means; the simulation draws which neurons fire, runs the engine's cache on them and waits for each
-//! piece. Processors share the memory's bandwidth, which the forecast does not know.
+//! piece. Processors share the memory's bandwidth, which the forecast does not know. A chunk of which nothing is read is
+//! also simulated in parts (llm.npu, §3.4), which the engine does not run.
 
 mod costs;
 mod misses;
@@ -33,6 +34,7 @@ use emberflow_storage::profile::ReadCost;
 use serde::Serialize;
 
 use super::draw::{Drawn, Lanes};
+use super::schedule::{Processors, Rule};
 use super::{llm_npu, powerinfer};
 use crate::bench::split::snapdragon::SYNC;
 use crate::synth::firing::{Firing, Skew, Targets};
@@ -73,6 +75,21 @@ pub struct Compared {
     pub bound_ms: f64,
 }
 
+/// Milliseconds of a pass in parts. JSON keys are a contract.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct InParts {
+    /// Rows of a part.
+    pub part: usize,
+    /// What decides which part comes next.
+    pub order: Rule,
+    /// Simulated, with processors that share the memory's bandwidth.
+    pub simulated_ms: f64,
+    /// Simulated, if each processor had its own bandwidth.
+    pub apart_ms: f64,
+    /// The longest path, or a processor's work, whichever is longer.
+    pub bound_ms: f64,
+}
+
 /// A plan, and its passes. JSON keys are a contract.
 #[derive(Debug, Clone, Serialize)]
 pub struct PhonePlan {
@@ -96,12 +113,12 @@ pub struct PhonePlan {
     pub npu_clusters_of_token: f64,
     /// Rows of a chunk that the NPU computes with all clusters.
     pub streamed: usize,
-    /// Rows of a part; 0 layer by layer.
-    pub part: usize,
     /// A token.
     pub decode: Compared,
     /// A chunk of a prompt.
     pub prompt: Compared,
+    /// The same chunk in parts; `null` without the NPU, or if something is read.
+    pub in_parts: Option<InParts>,
 }
 
 /// A model on the phone.
@@ -313,19 +330,20 @@ impl OnPhone {
         let (costs, regions) = (self.costs(), Regions::of(&self.planner, &division));
         let chunk = self.chunk(&costs, &regions, &division);
         let graph = chunk.graph();
-        let ms = |bandwidth: f64| {
-            let slots = chunk.slots(&graph, bandwidth);
-            1e3 * emberflow_engine::schedule::makespan(&slots)
-        };
+        let ms = |bandwidth: f64| 1e3 * graph.seconds(bandwidth);
+        let in_parts = chunk.in_parts(self.shared).map(|of| InParts {
+            part: of.rows,
+            order: of.order.rule,
+            simulated_ms: 1e3 * of.seconds(self.shared),
+            apart_ms: 1e3 * of.seconds(f64::INFINITY),
+            bound_ms: 1e3 * of.graph.bound(),
+        });
         let layers = self.planner.shape.layers;
         let of_token = |layer: usize| {
             let wanted = division.widths.clusters(layer, 1);
             let held = regions.held[layer];
             wanted.map_or(held, |wanted| held.min(wanted as usize))
         };
-        let parts = chunk
-            .parts()
-            .map_or(0, |parts| parts.rows_of(division.chunk));
         Ok(PhonePlan {
             model: self.name.into(),
             npu: self.machine.device.is_some(),
@@ -336,11 +354,7 @@ impl OnPhone {
             npu_clusters: division.needs.device_clusters,
             slots: division.memory.slots,
             npu_clusters_of_token: (0..layers).map(of_token).sum::<usize>() as f64 / layers as f64,
-            streamed: match parts {
-                0 => division.widths.streamed(division.chunk),
-                _ => 0,
-            },
-            part: parts,
+            streamed: division.widths.streamed(division.chunk),
             decode,
             prompt: Compared {
                 rows: division.chunk,
@@ -349,6 +363,7 @@ impl OnPhone {
                 apart_ms: ms(f64::INFINITY),
                 bound_ms: 1e3 * graph.bound(),
             },
+            in_parts,
         })
     }
 
@@ -371,7 +386,7 @@ impl OnPhone {
         let chunk = self.chunk(&costs, &regions, &division);
         let many = chunk.graph();
         let lanes = |name: &str, graph: &costs::Graph, slots: &[_]| {
-            let processors = emberflow_engine::schedule::Processors {
+            let processors = Processors {
                 names: NAMES,
                 bandwidth: self.shared,
             };
@@ -384,7 +399,7 @@ impl OnPhone {
             ),
             parts: vec![
                 lanes("token", &one, &one.slots(self.shared)),
-                lanes("chunk", &many, &chunk.slots(&many, self.shared)),
+                lanes("chunk", &many, &many.slots(self.shared)),
             ],
         })
     }
@@ -422,14 +437,22 @@ pub fn text(plans: &[PhonePlan]) -> String {
         )
     };
     for plan in plans {
-        let how = match (plan.part, plan.streamed) {
-            (0, 0) if plan.npu => ", NPU".into(),
-            (0, 0) => String::new(),
-            (0, streamed) => format!(", {streamed} on the NPU"),
-            (part, _) => format!(" in parts of {part}"),
+        let how = match plan.streamed {
+            0 if plan.npu => ", NPU".into(),
+            0 => String::new(),
+            streamed => format!(", {streamed} on the NPU"),
         };
+        let in_parts = plan.in_parts.map_or(String::new(), |of| {
+            let InParts {
+                part,
+                simulated_ms,
+                apart_ms,
+                ..
+            } = of;
+            format!("; in parts of {part}: {simulated_ms:.1} ({apart_ms:.1})")
+        });
         out += &format!(
-            "| {} | {:.0} %, {} MiB | {} layers, {}, {} clusters, {} neurons | {} | {} rows{how} | {} |\n",
+            "| {} | {:.0} %, {} MiB | {} layers, {}, {} clusters, {} neurons | {} | {} rows{how} | {}{in_parts} |\n",
             plan.model,
             100.0 * plan.resident_share,
             plan.budget_bytes >> 20,

@@ -1,11 +1,16 @@
-//! A chunk of a prompt with a plan: layer by layer beside the device, or in parts.
+//! A chunk of a prompt with a plan: layer by layer beside the device, as the engine runs it; and in parts.
 
 use emberflow_engine::CLUSTER;
 use emberflow_engine::planner::{Division, Firing};
-use emberflow_engine::schedule::{InParts, Processors, Rule, Slot, by_rule, makespan};
 
+use super::super::schedule::{
+    PartGraph, PartOrder, PartStep, Processors, Slot, followers, makespan, part_rows, simulate,
+};
 use super::costs::{CPU, Costs, FLASH, Graph, NAMES, NPU, Read, Work};
 use super::token::Regions;
+
+/// Numbers of parts that are compared.
+const PARTS: std::ops::RangeInclusive<usize> = 2..=4;
 
 /// A pass of a chunk.
 pub struct Chunk<'a> {
@@ -35,65 +40,85 @@ struct Piece {
     held: bool,
 }
 
-impl Chunk<'_> {
-    /// How it runs in parts, if it does.
-    pub fn parts(&self) -> Option<&InParts> {
-        let division = self.division;
-        let parts = division.widths.parts(self.rows);
-        parts.filter(|_| division.runs_in_parts(self.rows))
-    }
-
+/// A pass in parts (llm.npu, §3.4): the CPU mixes one part while the device computes the FFN of another.
+pub struct PassInParts {
+    /// Rows of a part.
+    pub rows: usize,
     /// Its operations.
-    pub fn graph(&self) -> Graph {
-        let mut graph = match self.parts() {
-            Some(parts) => self.in_parts(parts),
-            None => self.by_layers(),
+    pub graph: Graph,
+    /// Which part comes next.
+    pub order: PartOrder,
+}
+
+impl PassInParts {
+    /// Seconds of all of it, with so many GB/s of all processors together.
+    pub fn seconds(&self, bandwidth: f64) -> f64 {
+        let operations = &self.graph.operations;
+        let processors = Processors {
+            names: NAMES,
+            bandwidth,
         };
+        let mut scheduler = self.order.scheduler(operations, NAMES.len());
+        makespan(&simulate(operations, &processors, &mut *scheduler))
+    }
+}
+
+impl Chunk<'_> {
+    /// Its operations, layer by layer.
+    pub fn graph(&self) -> Graph {
+        let mut graph = self.by_layers();
         // The head computes the last row.
         let last: Vec<usize> = graph.operations.len().checked_sub(1).into_iter().collect();
         graph.push("output", CPU, self.costs.head(), &last);
         graph
     }
 
-    /// When each operation runs. In parts, by the faster of the rules that decide while operations run.
-    pub fn slots(&self, graph: &Graph, bandwidth: f64) -> Vec<Slot> {
-        if self.parts().is_none() {
-            return graph.slots(bandwidth);
-        }
-        let processors = Processors {
-            names: NAMES,
-            bandwidth,
-        };
-        let by = |rule| by_rule(&graph.operations, &processors, NPU, rule).slots;
-        let [in_order, stalls] = [Rule::InOrder, Rule::Stalls].map(by);
-        match makespan(&stalls) < makespan(&in_order) {
-            true => stalls,
-            false => in_order,
-        }
+    /// The fastest way to run it in two to four parts. `None` without a device, with too few rows, or if something is read:
+    /// each part would read it again.
+    pub fn in_parts(&self, bandwidth: f64) -> Option<PassInParts> {
+        self.costs
+            .device()
+            .filter(|_| self.division.is_resident())?;
+        let rows = PARTS.map(|parts| part_rows(self.rows.div_ceil(parts), self.rows));
+        let ways = rows
+            .filter(|&rows| rows > 0)
+            .map(|rows| self.parts_of(rows));
+        ways.min_by(|a, b| a.seconds(bandwidth).total_cmp(&b.seconds(bandwidth)))
     }
 
-    /// The mixer of one part beside the FFN of another.
-    fn in_parts(&self, parts: &InParts) -> Graph {
+    /// In parts of `each` rows.
+    fn parts_of(&self, each: usize) -> PassInParts {
         let costs = self.costs;
-        let each = parts.rows_of(self.rows).max(1);
-        let count = self.rows.div_ceil(each);
+        let part = |first: usize| {
+            let rows = each.min(self.rows - first);
+            let ffn = self.of_device(costs.shape.neurons, rows);
+            [costs.mixer(rows, self.before + first), Work::apart(ffn)]
+        };
+        let parts: Vec<[Work; 2]> = (0..self.rows).step_by(each).map(part).collect();
+        let seconds: Vec<[f64; 3]> = (parts.iter())
+            .map(|[mix, feed]| [0.0, mix.seconds, feed.seconds])
+            .collect();
+        let layers = std::iter::repeat_n([false, true, true], self.regions.first.len());
+        let planned = PartGraph::new(layers, &seconds);
         let mut graph = Graph::new(costs);
-        let mut last: Vec<Option<usize>> = vec![None; count];
-        for _ in 0..self.regions.first.len() {
-            let mut mixer = None;
-            for (part, last) in last.iter_mut().enumerate() {
-                let rows = each.min(self.rows - part * each);
-                let mut after: Vec<usize> = [*last, mixer].into_iter().flatten().collect();
-                after.dedup();
-                let own = costs.mixer(rows, self.before + part * each);
-                mixer = Some(graph.push("attention", CPU, own, &after));
-                let ffn = self.of_device(costs.shape.neurons, rows);
-                *last = mixer.map(|mixer| graph.push("ffn", NPU, Work::apart(ffn), &[mixer]));
-            }
+        for (operation, place) in planned.operations.iter().zip(&planned.places) {
+            let [mix, feed] = parts[place.part];
+            let (on, work) = match place.step {
+                PartStep::Mix => (CPU, mix),
+                PartStep::Project | PartStep::Feed => (NPU, feed),
+            };
+            graph.push(operation.kind, on, work, &operation.after);
         }
-        let ends: Vec<usize> = last.into_iter().flatten().collect();
-        graph.push("output", CPU, Work::apart(0.0), &ends);
-        graph
+        let after = followers(&graph.operations);
+        let ends: Vec<usize> = (0..after.len())
+            .filter(|&at| after[at].is_empty())
+            .collect();
+        graph.push("output", CPU, costs.head(), &ends);
+        PassInParts {
+            rows: each,
+            order: PartOrder::fastest(&planned),
+            graph,
+        }
     }
 
     fn of_device(&self, neurons: usize, rows: usize) -> f64 {
