@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use emberflow_kernels::{Cpu, DType, Row, quantize_row};
 use emberflow_storage::budget::Ledger;
@@ -242,7 +243,7 @@ impl World {
         };
         let mut store = NeuronStore::open(StoreSetup {
             hot_wanted: vec![1; layout.banks()],
-            layout,
+            layout: Arc::new(layout),
             source,
             memory: plan,
             naming: setup.naming,

@@ -32,7 +32,7 @@ use emberflow_opencl::Sums;
 use self::groups::Queued;
 pub(crate) use self::groups::{ExpertSetup, GroupCounts, GroupLane, GroupTimes, HeldBanks};
 use self::passing::Passing;
-pub use self::report::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, report};
+pub use self::report::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, device_report};
 use crate::backend::{Clusters, DenseShape, Part, token_bytes};
 use crate::device_set::DeviceSet;
 use crate::experts::MOST_EXPERTS;

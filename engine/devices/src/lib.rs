@@ -62,7 +62,7 @@ pub use self::device::{Device, Lease};
 pub use self::error::{DeviceError, DeviceUse};
 pub use self::experts::{ExpertGroup, ExpertRows, GraphRuns, GroupShape, MOST_EXPERTS};
 pub use self::in_use::MOST_DEVICES;
-pub use self::lane::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, report};
+pub use self::lane::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, device_report};
 pub use self::loads::Grouping;
 pub use self::npu::{NpuDevice, TryOut};
 pub use self::numbers::{DeviceNumbers, RowTimes};

@@ -436,3 +436,234 @@ impl DevicePlan {
         format!("{}: {}{experts}", self.name, layers.join("; "))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::times::Sample;
+
+    /// A 7B model's layers on a CPU on which half of the neurons fire for one row, and nearly all for many.
+    struct Cpu;
+
+    impl CpuTimes for Cpu {
+        fn layers(&self) -> usize {
+            32
+        }
+
+        fn neurons(&self) -> usize {
+            14336
+        }
+
+        fn cluster_len(&self) -> u64 {
+            CLUSTER as u64 * 6912
+        }
+
+        fn layer_ns(&self, _: usize, rows: usize, part: LanePart) -> [f64; 2] {
+            let rows = rows - part.rows;
+            let fires = 1.0 - 0.5f64.powi(rows as i32);
+            let neurons = (self.neurons() - part.neurons) as f64;
+            let before = 20_000.0 + 200.0 * neurons;
+            let own = neurons * fires * (1500.0 + 300.0 * rows as f64) + part.copying;
+            [before, before + own.max(part.ns)]
+        }
+    }
+
+    /// Times of a device for one row, by cluster.
+    fn one_row(launch: f64, cluster: f64) -> Samples {
+        let weight = cluster / CLUSTER as f64;
+        Samples(vec![Sample {
+            n: 1,
+            launch,
+            weight,
+        }])
+    }
+
+    /// A device that takes `neuron[i]` seconds per neuron for 1, 8 and 64 rows.
+    fn device(neuron: [f64; 3]) -> MeasuredTimes {
+        let sample = |(n, weight)| Sample {
+            n,
+            launch: 100e-6,
+            weight,
+        };
+        MeasuredTimes {
+            names: vec!["one".into()],
+            times: vec![Samples(
+                [1, 8, 64].into_iter().zip(neuron).map(sample).collect(),
+            )],
+            unified: true,
+            same_bits: true,
+            at_once: 0,
+            copy: 0.0,
+            experts: None,
+        }
+    }
+
+    #[test]
+    fn devices_get_what_makes_all_end_at_once() {
+        let times = [[50e-6, 10e-6], [20e-6, 15e-6]];
+        let devices = |count: usize| MeasuredTimes {
+            times: times[..count].iter().map(|&[l, c]| one_row(l, c)).collect(),
+            ..device([0.0; 3])
+        };
+        let seconds = |n: usize, clusters: u64| match clusters {
+            0 => 0.0,
+            _ => 10.0 * times[n][0] + clusters as f64 * times[n][1],
+        };
+        for (hot, cpu) in [(1000, 30e-6), (1000, 18e-6), (333, 30e-6)] {
+            for count in [1, 2] {
+                let clusters = devices(count).balanced(hot, cpu, 10);
+                // Of the devices' clusters the second takes as many as are best, if it is there.
+                let time = |d: u64| {
+                    let second = if count > 1 { 0..=d } else { 0..=0 };
+                    let both = second.map(|other| seconds(0, d - other).max(seconds(1, other)));
+                    let both = both.fold(f64::INFINITY, f64::min);
+                    both.max((hot - d) as f64 * cpu)
+                };
+                // No other number is faster.
+                let best = (0..=hot).map(time).fold(f64::INFINITY, f64::min);
+                assert!(time(clusters) <= best * 1.000_001, "{clusters}");
+            }
+            let [one, two] = [1, 2].map(|count| devices(count).balanced(hot, cpu, 10));
+            assert!(two > one, "{two} {one}");
+        }
+        // A launch costs more than the CPU needs for everything.
+        assert_eq!(devices(1).balanced(16, 30e-6, 10), 0);
+        let slow = MeasuredTimes {
+            times: vec![one_row(50e-6, 1.0)],
+            ..devices(1)
+        };
+        assert_eq!(slow.balanced(1000, 30e-6, 10), 0);
+    }
+
+    #[test]
+    fn both_end_as_early_as_they_can_and_the_part_grows_with_the_rows() {
+        let devices = device([400e-9, 420e-9, 600e-9]);
+        let beside = devices.beside(&Cpu, 0);
+        let mut before = 0;
+        for rows in [1, 2, 8, 64, 512] {
+            let best = beside.best_for(3, rows);
+            let time = |clusters: usize| {
+                let neurons = clusters * CLUSTER;
+                let ns = match clusters {
+                    0 => 0.0,
+                    _ => 1e9 * devices.seconds(neurons, rows),
+                };
+                let part = LanePart {
+                    neurons,
+                    ns,
+                    ..LanePart::default()
+                };
+                Cpu.layer_ns(3, rows, part)[1]
+            };
+            let all = 0..=Cpu.neurons() / CLUSTER;
+            let fastest = all.map(time).fold(f64::INFINITY, f64::min);
+            assert!(time(best) <= fastest * 1.000_001, "{rows} rows, {best}");
+            assert!(best >= before, "{rows} rows: {best} after {before}");
+            before = best;
+        }
+        assert!(before > Cpu.neurons() / CLUSTER / 2, "{before}");
+    }
+
+    /// Clusters that devices do not hold stream through their buffers if copying is faster than computing.
+    #[test]
+    fn long_chunks_stream_through_a_device_that_is_fast_for_many_rows() {
+        let streams = |neuron: [f64; 3]| MeasuredTimes {
+            at_once: 8,
+            ..device(neuron)
+        };
+        let widths = streams([400e-9, 420e-9, 600e-9]).widths(&Cpu, 0);
+        assert_eq!(widths.streamed(16), 0);
+        let mut before = 0;
+        for rows in [64, 128, 256, 512] {
+            let streamed = widths.streamed(rows);
+            assert!(
+                streamed > rows / 2 && streamed <= rows - RECENT && streamed > before,
+                "{streamed} of {rows}"
+            );
+            before = streamed;
+        }
+        // A slow device gains nothing.
+        let slow = streams([1e-3; 3]).widths(&Cpu, 0);
+        assert!([32, 128, 512].iter().all(|&rows| slow.streamed(rows) == 0));
+    }
+
+    /// In separate memory devices compute all that they hold, and copies take time.
+    #[test]
+    fn through_a_memory_of_its_own_clusters_stream_where_copies_are_fast() {
+        let widths = |copy: f64| {
+            let devices = MeasuredTimes {
+                unified: false,
+                at_once: 8,
+                copy,
+                ..device([400e-9, 420e-9, 600e-9])
+            };
+            devices.widths(&Cpu, 0)
+        };
+        let fast = widths(0.05e-9);
+        let all = Cpu.neurons().div_ceil(CLUSTER) as u32;
+        assert_eq!(fast.clusters(3, 1), Some(all));
+        assert!(fast.streamed(512) > 256 && fast.streamed(512) <= 512 - RECENT);
+        assert_eq!(widths(0.0).streamed(16), 0);
+        // Copies that take as long as the CPU needs for all rows.
+        assert_eq!(widths(1e-6).streamed(512), 0);
+        assert!(widths(1e-9).streamed(512) <= fast.streamed(512));
+    }
+
+    /// Without the CPU's bits times do not decide.
+    #[test]
+    fn devices_with_other_bits_compute_all_that_they_hold() {
+        let other = MeasuredTimes {
+            same_bits: false,
+            at_once: 8,
+            ..device([1e-9; 3])
+        };
+        assert_eq!(other.widths(&Cpu, 320), Widths::default());
+        let part = other.part(&Cpu, &Widths::default(), 320, 1);
+        assert_eq!(part.neurons, 10 * CLUSTER);
+    }
+
+    /// A second device takes a share of what the first had alone; a slow one takes nothing, and the plan says so.
+    #[test]
+    fn a_plan_names_each_devices_times_and_share() {
+        let plan = |second: f64| {
+            let of = |cluster| one_row(100e-6, cluster);
+            let devices = MeasuredTimes {
+                names: vec!["one".into(), "two".into()],
+                times: vec![of(1e-6), of(second)],
+                ..device([0.0; 3])
+            };
+            let (held, widths) = (32 * 100, Widths::default());
+            let outlook = LaneOutlook {
+                cpu: &Cpu,
+                widths: &widths,
+                held,
+                visits: &[],
+                rows: &[1, 64],
+                chunk: 64,
+            };
+            devices.explain(&outlook)
+        };
+        let clusters = |of: &LanePlan, i: usize| of.values["layers"][i]["clusters"].as_u64();
+        let [one, two] = &plan(1e-6)[..] else {
+            panic!("two devices")
+        };
+        for i in 0..2 {
+            let [a, b] = [one, two].map(|of| clusters(of, i).unwrap());
+            assert!(a > 0 && a.abs_diff(b) <= 1, "{a} {b}");
+        }
+        let [one, two] = &plan(128e-3)[..] else {
+            panic!("two devices")
+        };
+        assert!((0..2).all(|i| clusters(one, i) > Some(0) && clusters(two, i) == Some(0)));
+        assert!(
+            two.text.starts_with("two: a layer for 1 rows takes 14336"),
+            "{}",
+            two.text
+        );
+        assert!(
+            two.text.contains("on the CPU alone: computes none of it"),
+            "{}",
+            two.text
+        );
+    }
+}

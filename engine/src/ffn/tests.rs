@@ -50,13 +50,7 @@ fn ffn(world: &World, plan: &MemoryPlan, options: &StoreOptions, threads: usize)
         counts: false,
     };
     thread_buffer::reserve(super::thread_floats(D, ROWS));
-    Ffn::new(
-        shape,
-        world.store(plan, options).unwrap(),
-        Vec::new(),
-        None,
-        room,
-    )
+    Ffn::new(shape, world.store(plan, options).unwrap(), None, None, room)
 }
 
 /// Owned form of [`BankWork`].

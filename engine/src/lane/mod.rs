@@ -126,6 +126,9 @@ pub struct LaneReport {
     /// One line for the summary.
     #[serde(skip)]
     pub summary: String,
+    /// Class of numerics: `cpu` if its sums have the CPU's bits. Texts and hashes are comparable within a class.
+    #[serde(skip)]
+    pub numerics: String,
 }
 
 /// What the engine tells a lane for its report.

@@ -80,7 +80,7 @@ pub fn with_frequencies(planner: Planner, often: &[Vec<f32>], persistence: f64) 
 mod tests {
     use emberflow_storage::io::{Profile, SimOptions};
 
-    use super::super::tests::{LAYERS, NEURONS, planner, sparse};
+    use super::super::tests::{LAYERS, NEURONS, even_lane, planner, sparse};
     use super::*;
 
     /// It plans as a planner that was made for the machine.
@@ -93,30 +93,19 @@ mod tests {
             threads: p.threads,
             storage: ReadCost::simulated(&SimOptions::new(Profile::Ufs4, 0), 32, 4 << 30),
             stream: ReadCost::simulated(&SimOptions::new(Profile::Ufs4, 0), 4, 4 << 30),
-            device: None,
+            lane: None,
         };
         let budget = p.needs.budget_for_share(0.5);
         let moved = on_machine(p.clone(), &machine).plan(budget).unwrap();
         let own = of(Profile::Ufs4).plan(budget).unwrap();
         assert_eq!(moved.decode.ms, own.decode.ms);
-        let fast = DeviceNumbers {
-            name: "npu".into(),
-            times: vec![RowTimes {
-                rows: 1,
-                launch: 1e-6,
-                neuron: 1e-9,
-            }],
-            at_once: 0,
-        };
-        assert!((fast.seconds(1000, 1) - 2e-6).abs() < 1e-12);
         let machine = MachineNumbers {
-            device: Some(fast),
+            lane: Some(even_lane()),
             ..machine
         };
         let with = on_machine(p, &machine);
-        let with = with.plan(with.full_budget()).unwrap();
-        assert_eq!(with.devices[0].name, "npu");
-        assert!(with.devices[0].layers[0].clusters > 0);
+        let with = with.divide(with.full_budget()).unwrap();
+        assert!(with.needs.lane_clusters > 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use emberflow_engine::CLUSTER;
 use emberflow_engine::planner::{Division, Firing};
 
 use super::super::schedule::{
-    PartGraph, PartOrder, PartStep, Processors, Slot, followers, makespan, part_rows, simulate,
+    PartGraph, PartOrder, PartStep, Processors, followers, makespan, part_rows, simulate,
 };
 use super::costs::{CPU, Costs, FLASH, Graph, NAMES, NPU, Read, Work};
 use super::token::Regions;

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::chains;
 use super::part_graph::{CPU, DEVICE, PartGraph, PartPlace, PartStep, part_rows};
 use super::part_order::PartOrder;
 use super::simulate::Processors;

@@ -148,7 +148,7 @@ pub struct Streamed {
 }
 
 /// The devices of an engine, since it was opened; `None` without any.
-pub fn report(engine: &Engine) -> Option<DeviceReport> {
+pub fn device_report(engine: &Engine) -> Option<DeviceReport> {
     serde_json::from_value(engine.lane()?.values).ok()
 }
 
@@ -213,6 +213,7 @@ impl DeviceLane {
         LaneReport {
             values: json!(report),
             summary: report.summary(),
+            numerics: report.numerics,
         }
     }
 }
