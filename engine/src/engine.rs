@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
 use crate::hyper::Hyper;
-use crate::lane::{Hold, Lane, LaneReport, Reported, Sharing};
+use crate::lane::{Hold, HostMatrix, Lane, Sharing};
 use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
@@ -407,31 +407,6 @@ impl Engine {
         self.decoder.ffn.store.prefetch.foreseen()
     }
 
-    /// The account of who computed beside the compute threads, since the engine was opened; `None` without a lane.
-    pub fn lane(&self) -> Option<LaneReport> {
-        let (decoder, needs) = (&self.decoder, self.needs());
-        let (lane, store) = (decoder.ffn.lane.as_ref()?, &decoder.ffn.store);
-        let (in_decode, waited) = decoder.weights.on_lane();
-        let chunk = self.prompt_chunk();
-        let mut rows = vec![1, self.options.batch, chunk];
-        rows.dedup();
-        let resident = store.residency.gates();
-        Some(lane.report(&Reported {
-            rows: &rows,
-            chunk,
-            clusters: [
-                needs.clusters,
-                needs.lane_clusters,
-                needs.cluster * (needs.gate_len + needs.rest_len),
-            ],
-            outside: &store.outside,
-            streamed: self.rows_streamed(),
-            products: [in_decode, decoder.weights.prompt_on_lane(chunk)],
-            gates: &|bank| resident.matrix(bank),
-            waited,
-        }))
-    }
-
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.reads.engine()
@@ -494,7 +469,8 @@ fn warm(
     lane.settle(&mut store.outside)?;
     if store.residency.banks.names_by_gates() {
         let gates = store.residency.gates_mut();
-        lane.multiply(&mut gates.matrices_mut(), sharing, true)?;
+        let mut gates = gates.matrices_mut().map(|of| of as &mut dyn HostMatrix);
+        lane.multiply(&mut gates, sharing, true)?;
     }
     Ok(())
 }
@@ -563,7 +539,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         spare: planner.lane_spare(division),
     };
     if let Some(lane) = &mut lane {
-        lane.multiply(&mut weights.large(), &mut sharing, false)?;
+        let mut large = weights.large().map(|of| of as &mut dyn HostMatrix);
+        lane.multiply(&mut large, &mut sharing, false)?;
     }
     let mut store = NeuronStore::open(StoreSetup {
         costs: layout.read_costs(&planner.device, planner.firing.share()),

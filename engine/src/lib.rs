@@ -94,6 +94,7 @@
 
 mod ablation;
 mod activation;
+mod banks;
 pub mod bundle;
 pub mod cluster;
 pub mod constraint;

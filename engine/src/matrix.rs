@@ -9,7 +9,9 @@ use emberflow_kernels::{Columns, Compute, DType, Row, matmul_scratch, matmul_scr
 use emberflow_storage::arena::{ArenaPages, Slot};
 
 use crate::input::Input;
-use crate::lane::{LaneMatrix, MATRICES, MatrixRows, ProductShare, Products, SharedMatrix};
+use crate::lane::{
+    HostMatrix, LaneMatrix, MATRICES, MatrixRows, ProductShare, Products, SharedMatrix,
+};
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -62,12 +64,12 @@ impl Matrix {
     }
 
     /// Number of rows.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
     /// Bytes of all rows.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.bytes.as_slice().len() as u64
     }
 
@@ -208,7 +210,7 @@ impl Matrix {
     }
 
     /// Products of a range of rows; `y` is `[tokens × rows]` for all rows.
-    pub fn matmul_rows(
+    pub(crate) fn matmul_rows(
         &self,
         on: &Compute,
         input: Input<'_>,
@@ -281,17 +283,23 @@ impl Matrix {
     }
 
     /// Elements of a row.
-    pub fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Block format of the rows.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// The lane's matrix.
+    pub(crate) fn lane(&self) -> Option<&LaneMatrix> {
+        self.lane.as_ref()
     }
 
-    /// The matrix for another owner of its bytes.
-    pub fn shared(&self) -> SharedMatrix {
+    /// Scratch elements per thread for rows of `cols` elements.
+    pub(crate) fn scratch_len(cols: usize) -> usize {
+        matmul_scratch(cols).max(matmul_scratch_q(cols))
+    }
+}
+
+impl HostMatrix for Matrix {
+    fn shared(&self) -> SharedMatrix {
         SharedMatrix {
             dtype: self.dtype,
             rows: self.rows,
@@ -300,18 +308,18 @@ impl Matrix {
         }
     }
 
-    /// Has a lane multiply some of the rows from now on, or none.
-    pub fn set_lane(&mut self, lane: Option<LaneMatrix>) {
+    fn multiply(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        rows: Range<usize>,
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    ) {
+        self.matmul_rows(on, input, rows, scratch, y);
+    }
+
+    fn set_lane(&mut self, lane: Option<LaneMatrix>) {
         self.lane = lane;
-    }
-
-    /// The lane's matrix.
-    pub fn lane(&self) -> Option<&LaneMatrix> {
-        self.lane.as_ref()
-    }
-
-    /// Scratch elements per thread for rows of `cols` elements.
-    pub(crate) fn scratch_len(cols: usize) -> usize {
-        matmul_scratch(cols).max(matmul_scratch_q(cols))
     }
 }

@@ -1,7 +1,6 @@
 //! First stage of opening a model, before memory is allocated: sparsity mode, banks, planner.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use emberflow_kernels::{Compute, DType, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
@@ -33,7 +32,7 @@ pub(crate) struct Parts {
     pub stored: Option<StoredPredictors>,
     pub shape: FfnShape,
     pub naming: Naming,
-    pub layout: Arc<Layout>,
+    pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
     /// The lane, if the options have one and it knows the model.
@@ -86,7 +85,6 @@ impl Parts {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
-        let layout = Arc::new(layout);
         let facts = (stored.is_some(), threads);
         let lane = lane(&options, &shape, &layout, c, facts)?;
         let (planner, known) = Planner::new(Opened {
@@ -146,7 +144,7 @@ impl Parts {
 fn lane(
     options: &Options,
     shape: &FfnShape,
-    layout: &Arc<Layout>,
+    layout: &Layout,
     c: &ModelConfig,
     (predicted, threads): (bool, usize),
 ) -> Result<Option<Box<dyn Lane>>, Error> {
@@ -159,8 +157,10 @@ fn lane(
     let matrices: Vec<(DType, usize)> = multiplied.into_iter().collect();
     opens.open(&LaneModel {
         config: c,
-        layout,
-        options,
+        banks: &layout.banks,
+        full: options.lab.ablation == Ablation::Full,
+        observed: options.lab.observe,
+        counted: options.lab.count_fired,
         predicted,
         matrices: &matrices,
         one_scale: has_rows_with_one_scale(&layout.container, c),

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use emberflow_kernels::{Cpu, DType, Row, quantize_row};
 use emberflow_storage::budget::Ledger;
@@ -243,7 +242,7 @@ impl World {
         };
         let mut store = NeuronStore::open(StoreSetup {
             hot_wanted: vec![1; layout.banks()],
-            layout: Arc::new(layout),
+            layout,
             source,
             memory: plan,
             naming: setup.naming,

@@ -24,13 +24,13 @@ use std::time::{Duration, Instant};
 
 use emberflow_engine::Error;
 use emberflow_engine::lane::{
-    CLUSTER, Collect, Hold, Lane, LaneFacts, LaneReport, Layout, Matrix, NeuronRows, Offer,
+    Banks, CLUSTER, Collect, Hold, HostMatrix, Lane, LaneFacts, LaneReport, NeuronRows, Offer,
     Outside, ProductRoom, Reported, Room, Share, Sharing, UnitRows, Widths, Work,
 };
 use emberflow_opencl::Sums;
 
 use self::groups::Queued;
-pub(crate) use self::groups::{ExpertSetup, GroupCounts, GroupLane, GroupTimes, HeldBanks};
+pub(crate) use self::groups::{GroupCounts, GroupLane};
 use self::passing::Passing;
 pub use self::report::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, device_report};
 use crate::backend::{Clusters, DenseShape, Part, token_bytes};
@@ -88,7 +88,7 @@ enum Piece {
 /// Devices that hold and compute clusters. Those that have failed do neither.
 pub(crate) struct DeviceLane {
     facts: LaneFacts,
-    layout: Arc<Layout>,
+    banks: Arc<Banks>,
     shape: DenseShape,
     experts: Option<ExpertModel>,
     set: DeviceSet,
@@ -125,7 +125,7 @@ pub(crate) struct DeviceLane {
 pub(crate) struct Parts {
     pub devices: Devices,
     pub facts: LaneFacts,
-    pub layout: Arc<Layout>,
+    pub banks: Arc<Banks>,
     pub shape: DenseShape,
     pub experts: Option<ExpertModel>,
     pub scripted: Option<[f64; 2]>,
@@ -137,14 +137,14 @@ impl DeviceLane {
         let Parts {
             devices,
             facts,
-            layout,
+            banks,
             shape,
             experts,
             scripted,
         } = parts;
         Self {
             trials: DeviceTrials::of(&devices, facts.asked),
-            set: DeviceSet::new(devices, layout.format.d),
+            set: DeviceSet::new(devices, banks.format.d),
             facts,
             shape,
             experts,
@@ -167,7 +167,7 @@ impl DeviceLane {
             fired: 0,
             bytes: 0,
             waited: Duration::ZERO,
-            layout,
+            banks,
         }
     }
 
@@ -181,7 +181,7 @@ impl DeviceLane {
     }
 
     fn count_bytes(&mut self, neurons: usize) {
-        let format = &self.layout.format;
+        let format = &self.banks.format;
         self.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
     }
 
@@ -411,7 +411,7 @@ impl Lane for DeviceLane {
 
     fn multiply<'m>(
         &mut self,
-        matrices: &mut dyn Iterator<Item = &'m mut Matrix>,
+        matrices: &mut dyn Iterator<Item = &'m mut dyn HostMatrix>,
         with: &mut Sharing<'_>,
         gates: bool,
     ) -> Result<(), Error> {
@@ -428,7 +428,7 @@ impl Lane for DeviceLane {
         Ok(())
     }
 
-    fn multiply_again(&self, matrix: &mut Matrix) {
+    fn multiply_again(&self, matrix: &mut dyn HostMatrix) {
         if let Some(products) = &self.gates {
             let shared = products.share(&matrix.shared());
             matrix.set_lane(shared);
@@ -651,7 +651,7 @@ impl DeviceLane {
         // Outliers of all rows of a group's experts.
         let of_rows = match dtype {
             emberflow_kernels::DType::Q4c => {
-                MOST_EXPERTS * self.layout.most_neurons() * emberflow_kernels::outliers(d)
+                MOST_EXPERTS * self.banks.most_neurons() * emberflow_kernels::outliers(d)
             }
             _ => 0,
         };

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use emberflow_engine::Error;
 use emberflow_engine::lane::{CLUSTER, Lane, LaneFacts, LaneModel, OpenLane};
-use emberflow_engine::{Ablation, Error};
 use emberflow_kernels::DType;
 
 use crate::backend::{DenseShape, Facts, Program};
@@ -102,8 +102,8 @@ impl OnDevices {
     /// if times must not decide.
     fn at_once(&self, model: &LaneModel<'_>, devices: &Devices, cluster_len: u64) -> usize {
         let same_bits = devices.iter().all(|device| device.verdict.same_bits);
-        let streams = model.rows >= LEAST_STREAMED && !model.layout.has_experts() && same_bits;
-        let most = (2 * model.threads).min(model.layout.clusters_at_once());
+        let streams = model.rows >= LEAST_STREAMED && !model.banks.has_experts() && same_bits;
+        let most = (2 * model.threads).min(model.banks.clusters_at_once());
         let of_device = |device: &Arc<InUse>| match device.facts().unified {
             true => most,
             false => {
@@ -136,7 +136,7 @@ impl OnDevices {
         let fixed = match self.memory {
             Some(bytes) if !same_bits => {
                 let bytes = bytes.min(devices[0].facts().memory);
-                (bytes / cluster_len.max(1)).min(model.layout.total_clusters())
+                (bytes / cluster_len.max(1)).min(model.banks.total_clusters())
             }
             _ => 0,
         };
@@ -176,15 +176,15 @@ fn refused(model: &LaneModel<'_>) -> Option<&'static str> {
     match () {
         // A device activates each gate independently.
         () if model.config.form.has_gate_top() => Some("models without Gaussian top-k"),
-        () if model.options.lab.ablation != Ablation::Full => Some("--policy full only"),
-        () if model.options.lab.observe => Some("models that are not observed"),
+        () if !model.full => Some("--policy full only"),
+        () if model.observed => Some("models that are not observed"),
         () => None,
     }
 }
 
 impl OpenLane for OnDevices {
     fn open(&self, model: &LaneModel<'_>) -> Result<Option<Box<dyn Lane>>, Error> {
-        let shape = DenseShape::of(&model.layout.format, model.config.ffn_kind);
+        let shape = DenseShape::of(&model.banks.format, model.config.ffn_kind);
         let wanted = self.wanted(model, &shape);
         if wanted.is_empty() {
             return Ok(None);
@@ -213,7 +213,7 @@ impl OpenLane for OnDevices {
         let parts = Parts {
             facts: self.facts(model, &devices, &shape, experts.clone()),
             devices,
-            layout: Arc::clone(model.layout),
+            banks: Arc::clone(model.banks),
             shape,
             experts,
             scripted: self.pass_seconds,

@@ -3,14 +3,13 @@
 
 use arrayvec::ArrayVec;
 use emberflow_engine::lane::{
-    CLUSTER, CpuTimes, LaneOutlook, LanePart, LanePlan, LaneTimes, RECENT, Width, Widths,
+    CLUSTER, CpuTimes, LaneOutlook, LanePart, LanePlan, LaneTimes, Width, Widths,
 };
 use serde::Serialize;
 use serde_json::json;
 
 use crate::in_use::MOST_DEVICES;
-use crate::lane::ExpertSetup;
-use crate::loads::ExpertModel;
+use crate::loads::{ExpertModel, ExpertSetup};
 use crate::split::{self, Curve, Linear, Product, pieces_of_second, shares};
 use crate::tiers::CapacityGroup;
 use crate::times::Samples;
@@ -122,7 +121,7 @@ impl Beside<'_> {
         };
         let device = |streamed: usize| streaming(streamed).ns * self.cpu.layers() as f64;
         // The CPU computes the last rows: they determine what stays in the cache.
-        let streamed = pieces_of_second(rows - RECENT, cpu, device);
+        let streamed = pieces_of_second(rows - self.cpu.last_rows(), cpu, device);
         match streamed > 0 && self.all_layers(rows, streaming(streamed)) < apart {
             true => streamed,
             false => 0,
@@ -454,6 +453,10 @@ mod tests {
             14336
         }
 
+        fn last_rows(&self) -> usize {
+            2
+        }
+
         fn cluster_len(&self) -> u64 {
             CLUSTER as u64 * 6912
         }
@@ -577,7 +580,7 @@ mod tests {
         for rows in [64, 128, 256, 512] {
             let streamed = widths.streamed(rows);
             assert!(
-                streamed > rows / 2 && streamed <= rows - RECENT && streamed > before,
+                streamed > rows / 2 && streamed <= rows - 2 && streamed > before,
                 "{streamed} of {rows}"
             );
             before = streamed;
@@ -602,7 +605,7 @@ mod tests {
         let fast = widths(0.05e-9);
         let all = Cpu.neurons().div_ceil(CLUSTER) as u32;
         assert_eq!(fast.clusters(3, 1), Some(all));
-        assert!(fast.streamed(512) > 256 && fast.streamed(512) <= 512 - RECENT);
+        assert!(fast.streamed(512) > 256 && fast.streamed(512) <= 512 - 2);
         assert_eq!(widths(0.0).streamed(16), 0);
         // Copies that take as long as the CPU needs for all rows.
         assert_eq!(widths(1e-6).streamed(512), 0);

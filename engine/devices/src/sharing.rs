@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::Error;
-use emberflow_engine::lane::{Input, Matrix, Sharing};
+use emberflow_engine::lane::{HostMatrix, Input, SharedMatrix, Sharing};
 use emberflow_kernels::{Activations, DType};
 
 use crate::backend::{Block, Part, PartKind, Program, Work, token_bytes};
@@ -32,12 +32,19 @@ const LEAST_ROWS: usize = 576;
 /// Timed runs of each product; the fastest counts.
 const RUNS: usize = 3;
 
+/// A matrix, and its parts on devices.
+struct HeldMatrix<'m> {
+    host: &'m mut dyn HostMatrix,
+    shared: SharedMatrix,
+    parts: Matrices,
+}
+
 /// Matrices of one format and width that devices store, and their parts there.
 struct Kind<'m> {
     dtype: DType,
     cols: usize,
     devices: Devices,
-    matrices: Vec<(&'m mut Matrix, Matrices)>,
+    matrices: Vec<HeldMatrix<'m>>,
 }
 
 /// Devices, and the resources for timing them.
@@ -64,50 +71,56 @@ impl Sharer<'_, '_, '_> {
     /// The driver's.
     pub fn share<'m>(
         &mut self,
-        matrices: &mut dyn Iterator<Item = &'m mut Matrix>,
+        matrices: &mut dyn Iterator<Item = &'m mut dyn HostMatrix>,
     ) -> Result<Vec<Arc<SharedProducts>>, Error> {
         let mut shared = Vec::new();
         let mut kinds: Vec<Kind<'m>> = Vec::new();
-        for matrix in matrices {
-            let (dtype, cols) = (matrix.dtype(), matrix.cols());
+        for host in matrices {
+            let shared = host.shared();
+            let (dtype, cols) = (shared.dtype, shared.cols);
             let multiplies = |device: &&Arc<InUse>| device.multiplies(dtype, cols);
             let devices: Devices = self.devices.iter().filter(multiplies).cloned().collect();
             let at_once = devices.iter().map(|device| device.facts().rows_at_once);
             // In tiles the last one may have places without rows.
-            let places = matrix.rows().next_multiple_of(at_once.max().unwrap_or(1));
-            let len = matrix.len() + ((places - matrix.rows()) * dtype.row_bytes(cols)) as u64;
+            let places = shared.rows.next_multiple_of(at_once.max().unwrap_or(1));
+            let len = (places * dtype.row_bytes(cols)) as u64;
             if devices.is_empty() || len > self.with.spare {
                 continue;
             }
             // Where a device has no memory for it, the CPU multiplies it.
-            let shared = |device: &Arc<InUse>| {
-                let matrix = PartKind::Matrix(matrix.shared());
+            let part = |device: &Arc<InUse>| {
+                let matrix = PartKind::Matrix(shared.clone());
                 device.backend().memory(matrix).ok()
             };
-            let numbers: Matrices = devices.iter().map(shared).collect();
-            if !numbers.iter().all(Option::is_some) {
-                for (device, number) in devices.iter().zip(numbers) {
+            let parts: Matrices = devices.iter().map(part).collect();
+            if !parts.iter().all(Option::is_some) {
+                for (device, part) in devices.iter().zip(parts) {
                     let mut backend = device.backend();
-                    number.into_iter().for_each(|part| backend.release(part));
+                    part.into_iter().for_each(|part| backend.release(part));
                 }
                 continue;
             }
             self.with.spare -= len;
             let same = |kind: &&mut Kind<'_>| kind.dtype == dtype && kind.cols == cols;
+            let matrix = HeldMatrix {
+                host,
+                shared,
+                parts,
+            };
             match kinds.iter_mut().find(same) {
-                Some(kind) => kind.matrices.push((matrix, numbers)),
+                Some(kind) => kind.matrices.push(matrix),
                 None => kinds.push(Kind {
                     dtype,
                     cols,
                     devices,
-                    matrices: vec![(matrix, numbers)],
+                    matrices: vec![matrix],
                 }),
             }
         }
         for kind in kinds {
             let products = Arc::new(self.timed(&kind)?);
-            for (matrix, matrices) in kind.matrices {
-                matrix.set_lane(Some(products.add(matrices)));
+            for matrix in kind.matrices {
+                matrix.host.set_lane(Some(products.add(matrix.parts)));
             }
             shared.push(products);
         }
@@ -145,7 +158,7 @@ impl Sharer<'_, '_, '_> {
     /// Rows of a kind's largest matrices that there is room to multiply for so many tokens. `None` if there is none.
     fn most_rows(&self, kind: &Kind<'_>, n: usize) -> Option<usize> {
         let bytes = n * token_bytes(kind.dtype, kind.cols);
-        let rows = kind.matrices.iter().map(|(m, _)| m.rows());
+        let rows = kind.matrices.iter().map(|m| m.shared.rows);
         let fits =
             |rows: &usize| rows * n <= self.with.room.results && bytes <= self.with.room.input;
         rows.filter(fits).max()
@@ -153,7 +166,7 @@ impl Sharer<'_, '_, '_> {
 
     /// What is compared: products of the largest matrices of a kind, for these numbers of tokens where there is room.
     fn compared(&self, kind: &Kind<'_>, counts: &[usize]) -> OfProducts {
-        let rows = kind.matrices.iter().map(|(m, _)| m.rows()).max();
+        let rows = kind.matrices.iter().map(|m| m.shared.rows).max();
         let fits = |n: &&usize| self.most_rows(kind, **n).is_some();
         OfProducts {
             dtype: kind.dtype,
@@ -179,20 +192,20 @@ impl Sharer<'_, '_, '_> {
             let Some(most) = self.most_rows(kind, n) else {
                 continue;
             };
-            let largest = kind.matrices.iter().filter(|(m, _)| m.rows() == most);
+            let largest = kind.matrices.iter().filter(|m| m.shared.rows == most);
             let mut next = largest.cycle();
             let rows = (most * PAIRS_OF / n).max(LEAST_ROWS).min(most);
             let few = FEW.min(rows);
             let mut best = [[f64::INFINITY; 2]; 2];
             for _ in 0..RUNS {
                 for (best, count) in best.iter_mut().zip([few, rows]) {
-                    let Some((matrix, numbers)) = next.next() else {
+                    let Some(matrix) = next.next() else {
                         continue;
                     };
-                    let Some(number) = numbers[device] else {
+                    let Some(part) = matrix.parts[device] else {
                         continue;
                     };
-                    let times = self.one(&kind.devices[device], number, matrix, count, n)?;
+                    let times = self.one(&kind.devices[device], part, matrix, count, n)?;
                     for (best, time) in best.iter_mut().zip(times) {
                         *best = best.min(time.as_secs_f64());
                     }
@@ -215,19 +228,21 @@ impl Sharer<'_, '_, '_> {
     fn one(
         &mut self,
         device: &InUse,
-        number: Part,
-        matrix: &Matrix,
+        part: Part,
+        matrix: &HeldMatrix<'_>,
         rows: usize,
         n: usize,
     ) -> Result<[Duration; 2], Error> {
         let mut numbers = Numbers::new(n as u64);
-        let x: Vec<f32> = (0..n * matrix.cols()).map(|_| numbers.next()).collect();
+        let x: Vec<f32> = (0..n * matrix.shared.cols)
+            .map(|_| numbers.next())
+            .collect();
         let mut quantized = Activations::default();
         let input = Input::new(self.with.on.cpu, &x, n, &mut quantized);
         let mut found = vec![f32::NAN; n * rows];
-        let mut own = vec![0.0; n * matrix.rows()];
+        let mut own = vec![0.0; n * matrix.shared.rows];
         let block = Block {
-            matrix: number,
+            matrix: part,
             rows: 0..rows,
         };
         let start = Instant::now();
@@ -246,7 +261,8 @@ impl Sharer<'_, '_, '_> {
         let apart = !device.backend().facts().unified;
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();
-        matrix.matmul_rows(self.with.on, input, 0..rows, self.with.scratch, &mut own);
+        let host = &*matrix.host;
+        host.multiply(self.with.on, input, 0..rows, self.with.scratch, &mut own);
         let busy = submitted.elapsed();
         let took = before.map_or_else(take, Ok)?;
         Ok([busy, took])

@@ -63,7 +63,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    fn picked(self) -> PickedTokens<'a> {
+    pub(super) fn picked(self) -> PickedTokens<'a> {
         match self {
             Self::All(rows) => PickedTokens::From(0, rows),
             Self::From(first, rows) => PickedTokens::From(first, rows),
@@ -73,7 +73,7 @@ impl<'a> Rows<'a> {
 }
 
 /// A layer's units, with rows whose hidden values a lane computes as units of their own. `part`: those rows of a unit.
-fn split_units<'a>(
+pub(super) fn split_units<'a>(
     units: &[BankWork<'a>],
     part: impl Fn(&BankWork<'a>) -> Option<HiddenRows>,
 ) -> Vec<BankWork<'a>> {
@@ -101,27 +101,8 @@ impl Ffn {
         self.lane.as_ref().map_or(0, |lane| lane.rows(rows))
     }
 
-    /// The sum of a layer of which a lane takes a part. After a failure the layer is computed again, without what was lost.
-    pub(super) fn sum_beside_lane(
-        &mut self,
-        on: &Compute,
-        at: &LayerInput<'_>,
-        out: &mut [f32],
-    ) -> Result<(), Error> {
-        loop {
-            match self.offer(at)? {
-                Share::Clusters => self.sum_units(on, at, Beside::default(), out, &mut [])?,
-                Share::Rows { rows, group } => self.split_by_rows(on, at, [rows, group], out)?,
-                Share::Hidden(parts) => self.split_by_experts(on, at, &parts, out)?,
-            }
-            if !self.lane.as_ref().is_some_and(|lane| lane.is_lost()) {
-                return Ok(());
-            }
-        }
-    }
-
     /// Offers a layer to the lane.
-    fn offer(&mut self, at: &LayerInput<'_>) -> Result<Share, Error> {
+    pub(super) fn offer(&mut self, at: &LayerInput<'_>) -> Result<Share, Error> {
         let Some(lane) = &mut self.lane else {
             return Ok(Share::Clusters);
         };
@@ -149,77 +130,6 @@ impl Ffn {
         };
         let share = lane.offer(&offer, &mut self.store.outside);
         self.store.latch.keep(share)
-    }
-
-    /// A layer of which a lane computes the first `rows` rows, while the CPU's clusters pass in groups.
-    fn split_by_rows(
-        &mut self,
-        on: &Compute,
-        at: &LayerInput<'_>,
-        [rows, group]: [usize; 2],
-        out: &mut [f32],
-    ) -> Result<(), Error> {
-        let d = self.shape.format.d;
-        let (first, others) = out.split_at_mut(rows * d);
-        let left = at.input.tokens() - rows;
-        let part = LayerInput {
-            units: &[BankWork {
-                rows: Rows::All(left),
-                ..at.units[0]
-            }],
-            input: at.input.range(rows, left),
-            residual: &at.residual[rows * d..],
-            next: None,
-            ..*at
-        };
-        self.recent.skip(rows);
-        let input = UnitInput {
-            input: at.input.range(0, rows),
-            residual: &at.residual[..rows * d],
-            bias: at.units[0].bias,
-        };
-        let beside = Beside {
-            rows: Some((input, group)),
-            experts: None,
-        };
-        let outcome = self.sum_units(on, &part, beside, others, first);
-        self.recent.skip(0);
-        outcome?;
-        let neurons = self.units.first().map_or(0, |unit| unit.neurons);
-        let all = (neurons * rows) as u64;
-        self.counts.possible += all;
-        self.counts.looked_at += self.pairs.wanted_beside.unwrap_or(all);
-        Ok(())
-    }
-
-    /// A layer of whose experts a lane computes Gate and Up of the first rows; the CPU computes the other rows, the other
-    /// experts, and Down of all.
-    fn split_by_experts(
-        &mut self,
-        on: &Compute,
-        at: &LayerInput<'_>,
-        parts: &[Option<HiddenRows>],
-        out: &mut [f32],
-    ) -> Result<(), Error> {
-        let first = self.store.layout.banks_of(at.number).start;
-        let expert = |unit: &BankWork<'_>| (unit.bank - first) as usize;
-        let part = |unit: &BankWork<'_>| parts.get(expert(unit)).copied().flatten();
-        let units = split_units(at.units, part);
-        let begun = units.iter().filter(|unit| unit.hidden.is_some());
-        let begun = begun.map(|unit| {
-            let bias = [unit.bias.gate, unit.bias.up];
-            (expert(unit), unit.bank, unit.rows.picked(), bias)
-        });
-        let begun: Vec<_> = begun.collect();
-        let beside = Beside {
-            rows: None,
-            experts: Some(Experts {
-                input: at.input,
-                units: &begun,
-            }),
-        };
-        let units = &units;
-        self.sum_units(on, &LayerInput { units, ..*at }, beside, out, &mut [])
     }
 
     /// Calls `then` with the lane, the layer's work and the partial sums, if there is a lane. Its errors are the store's.

@@ -10,7 +10,7 @@
 //! skips neurons outside the predicted active set.
 //!
 //! ```text
-//! layer.rs   units ─► name.rs: active set ─► store: reads ─► run.rs: partial sums ─► reduce.rs
+//! layer.rs, part.rs   units ─► name.rs: active set ─► store: reads ─► run.rs: partial sums ─► reduce.rs
 //!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
@@ -23,6 +23,7 @@ mod mask;
 mod name;
 mod oracle;
 mod pairs;
+mod part;
 mod predict;
 mod products;
 mod recent;
@@ -43,7 +44,7 @@ mod units;
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;
-pub use recent::RECENT;
+pub(crate) use recent::RECENT;
 pub(crate) use run::SLICE;
 pub use seen::FfnSeen;
 pub(crate) use shape::FfnShape;

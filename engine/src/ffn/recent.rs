@@ -12,7 +12,7 @@ use crate::store::NeuronStore;
 use std::ops::Range;
 
 /// Tokens at the end of each sequence's pass whose neurons stay.
-pub const RECENT: usize = 2;
+pub(crate) const RECENT: usize = 2;
 
 /// The last rows of each sequence of a pass.
 pub(super) struct Recent {

@@ -61,6 +61,9 @@ pub trait CpuTimes {
     /// Neurons of a layer.
     fn neurons(&self) -> usize;
 
+    /// Rows at the end of a pass that the CPU has to compute: they determine what stays in the cache.
+    fn last_rows(&self) -> usize;
+
     /// Bytes of a cluster in a lane's memory.
     fn cluster_len(&self) -> u64;
 

@@ -12,6 +12,7 @@
 //! A lane that loses its device leaves the layer to the CPU, which has the same bytes, or ends the pass if bits would change.
 
 mod facts;
+mod outside;
 mod products;
 mod widths;
 mod work;
@@ -27,21 +28,19 @@ use serde::Serialize;
 
 pub use self::facts::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, LaneTimes};
 
-pub use self::products::{LaneMatrix, MATRICES, MatrixRows, ProductShare, Products};
+pub use self::outside::Outside;
+pub use self::products::{HostMatrix, LaneMatrix, MATRICES, MatrixRows, ProductShare, Products};
 pub use self::widths::{Width, Widths};
 pub use self::work::{
     Collect, Experts, HiddenRows, Offer, PickedTokens, ProductRoom, Room, Share, SharedMatrix,
     UnitRows, Work,
 };
 pub use crate::activation::{Gating, of_up};
+pub use crate::banks::Banks;
 pub use crate::bundle::{NeuronFormat, NeuronRows};
 pub use crate::cluster::{CLUSTER, prefixes};
 use crate::error::Error;
-pub use crate::ffn::RECENT;
 pub use crate::input::Input;
-pub use crate::matrix::Matrix;
-use crate::options::Options;
-pub use crate::store::{Layout, Outside};
 
 /// Bytes with another owner, which any thread may read.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -51,10 +50,14 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 pub struct LaneModel<'a> {
     /// Its configuration.
     pub config: &'a ModelConfig,
-    /// Its banks, and the container.
-    pub layout: &'a Arc<Layout>,
-    /// Options of the engine.
-    pub options: &'a Options,
+    /// Its banks.
+    pub banks: &'a Arc<Banks>,
+    /// All mechanisms are on: no baseline is reproduced.
+    pub full: bool,
+    /// Observers want the CPU's values of neurons.
+    pub observed: bool,
+    /// The engine counts which neurons of experts fire.
+    pub counted: bool,
     /// Predictors select neurons.
     pub predicted: bool,
     /// Formats and widths of matrices whose rows a lane may multiply.
@@ -145,8 +148,8 @@ pub struct Reported<'a> {
     pub streamed: usize,
     /// Share of the weights of projections and head that it multiplies in decode, and of projections in a prompt chunk.
     pub products: [f64; 2],
-    /// Gate rows of each bank, if resident.
-    pub gates: &'a dyn Fn(u32) -> Option<&'a Matrix>,
+    /// The Gate rows of each bank that it multiplies, if they are resident.
+    pub gates: &'a dyn Fn(u32) -> Option<&'a LaneMatrix>,
     /// Time that products were waited for, those of Gate rows aside.
     pub waited: Duration,
 }
@@ -165,13 +168,13 @@ pub trait Lane: Send + Sync {
     /// Its failure.
     fn multiply<'m>(
         &mut self,
-        matrices: &mut dyn Iterator<Item = &'m mut Matrix>,
+        matrices: &mut dyn Iterator<Item = &'m mut dyn HostMatrix>,
         with: &mut Sharing<'_>,
         gates: bool,
     ) -> Result<(), Error>;
 
     /// Takes part in products of a bank's Gate rows that are resident again.
-    fn multiply_again(&self, matrix: &mut Matrix);
+    fn multiply_again(&self, matrix: &mut dyn HostMatrix);
 
     /// Makes room for the clusters that it keeps. Returns which lie outside the store then.
     ///

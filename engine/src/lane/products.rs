@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use emberflow_kernels::Compute;
 
+use super::work::SharedMatrix;
 use crate::input::Input;
 
 /// Most matrices that are multiplied by the same input.
@@ -30,6 +32,25 @@ impl Drop for LaneMatrix {
     fn drop(&mut self) {
         self.products.release(self.number);
     }
+}
+
+/// A resident matrix, of which a lane may multiply rows.
+pub trait HostMatrix {
+    /// The matrix for another owner of its bytes.
+    fn shared(&self) -> SharedMatrix;
+
+    /// Products of a range of rows with an input by the compute threads, in their place in `y [tokens × all rows]`.
+    fn multiply(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        rows: Range<usize>,
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    );
+
+    /// Has a lane multiply some of the rows from now on, or none.
+    fn set_lane(&mut self, lane: Option<LaneMatrix>);
 }
 
 /// Rows of a matrix.

@@ -1,5 +1,6 @@
 //! Observation and reporting; no model computation.
 
+mod beside;
 mod details;
 mod judge;
 mod probe;

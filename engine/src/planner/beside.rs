@@ -4,6 +4,7 @@ use super::budget::Division;
 use super::cost::ResidentLayer;
 use super::facts::Planner;
 use super::pass::CostModel;
+use crate::ffn::RECENT;
 use crate::lane::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, Widths};
 use crate::memory::{MemoryPlan, Needs};
 
@@ -35,6 +36,10 @@ impl CpuTimes for LayerTimes<'_> {
 
     fn neurons(&self) -> usize {
         self.pass.shape.neurons
+    }
+
+    fn last_rows(&self) -> usize {
+        RECENT
     }
 
     fn cluster_len(&self) -> u64 {

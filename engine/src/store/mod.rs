@@ -25,7 +25,6 @@ mod latch;
 mod layout;
 mod mapping;
 mod neurons;
-mod outside;
 mod prefetch;
 mod reads;
 mod residency;
@@ -38,9 +37,8 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use job::Step;
 #[cfg(test)]
 pub(crate) use layout::Cover;
-pub use layout::Layout;
+pub(crate) use layout::Layout;
 pub(crate) use neurons::{NeuronStore, RowReads, StoreSetup, io_bytes};
-pub use outside::Outside;
 pub use prefetch::foresight::Foreseen;
 pub use residency::LayerResidency;
 pub(crate) use residency::{Known, Naming, Resident, region};

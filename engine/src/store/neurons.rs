@@ -23,7 +23,6 @@ use super::job::Job;
 use super::latch::Latch;
 use super::layout::Layout;
 use super::mapping::Mapping;
-use super::outside::Outside;
 use super::prefetch::{Guesses, Prefetch};
 use super::reads::Reads;
 use super::residency::{Cold, Known, Naming, Preferences, Residency};
@@ -32,6 +31,7 @@ use crate::ablation::Ablation;
 use crate::bundle::NeuronRows;
 use crate::counters::{Counters, nanoseconds};
 use crate::error::Error;
+use crate::lane::Outside;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
 
@@ -51,7 +51,7 @@ pub(crate) type Upload<'a> =
 
 /// Arguments of [`NeuronStore::open`].
 pub(crate) struct StoreSetup<'a> {
-    pub layout: Arc<Layout>,
+    pub layout: Layout,
     pub source: FileSource,
     pub memory: &'a MemoryPlan,
     pub naming: Naming,
@@ -101,7 +101,7 @@ impl NeuronStore {
             buffers,
             ..
         } = setup;
-        let (layout, latch) = (setup.layout, Arc::<Latch>::default());
+        let (layout, latch) = (Arc::new(setup.layout), Arc::<Latch>::default());
         let (memory, ablation) = (region_memory(options.lock), options.lab.ablation);
         let mapped = match ablation {
             Ablation::Mmap => Some(Mapping::new(&layout, plan)?),

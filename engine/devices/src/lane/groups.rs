@@ -15,120 +15,8 @@ use emberflow_engine::lane::{CLUSTER, Experts, HiddenRows, Room};
 
 use super::DeviceLane;
 use crate::experts::{ExpertGroup, ExpertRows, GraphRuns, MOST_EXPERTS};
-use crate::loads::Grouping;
-use crate::split::{Curve, Product};
-use crate::tiers::{CapacityGroup, ExpertTimes, GroupLimits, Placement, RouteCounts, expected};
-use crate::times::Samples;
-
-/// Experts of a model, as a device may compute them.
-#[derive(Debug, Clone)]
-pub(crate) struct ExpertSetup {
-    /// By layer: how often each expert is visited, all alike without statistics; empty without experts.
-    pub visits: Vec<Vec<f64>>,
-    /// The model's banks.
-    pub banks: HeldBanks,
-    /// Experts that a token visits.
-    pub chosen: usize,
-    /// What they take.
-    pub times: GroupTimes,
-    /// Whether times decide.
-    pub grouping: Grouping,
-}
-
-/// Banks of a model, whole ones of which a device holds.
-#[derive(Debug, Clone)]
-pub(crate) struct HeldBanks {
-    /// Clusters of each.
-    pub clusters: Vec<u32>,
-    /// Whether each is an expert of the size that groups have.
-    pub in_groups: Vec<bool>,
-    /// In the order in which a device holds them: the most visited first, and shared experts last.
-    pub order: Vec<u32>,
-    /// By layer: its first bank.
-    pub first: Vec<u32>,
-}
-
-impl HeldBanks {
-    /// By bank: how many clusters a device holds that has room for so many, whole banks and one in part.
-    pub fn held(&self, clusters: u64) -> Vec<u32> {
-        let (mut held, mut left) = (vec![0; self.clusters.len()], clusters);
-        for &bank in &self.order {
-            let bank = bank as usize;
-            held[bank] = self.clusters[bank].min(u32::try_from(left).unwrap_or(u32::MAX));
-            left -= u64::from(held[bank]);
-        }
-        held
-    }
-
-    /// Whether an expert of a layer is computed in groups, of banks of which a device holds so many clusters.
-    pub fn is_in_groups(&self, layer: usize, expert: usize, held: &[u32]) -> bool {
-        let bank = self
-            .first
-            .get(layer)
-            .map_or(usize::MAX, |&first| first as usize + expert);
-        self.in_groups.get(bank) == Some(&true) && held.get(bank) == self.clusters.get(bank)
-    }
-}
-
-/// Seconds of Gate and Up of experts.
-#[derive(Debug, Clone)]
-pub(crate) struct GroupTimes {
-    /// The device's, by neurons and tokens, with Down.
-    pub device: Samples,
-    /// All compute threads' for a token of an expert, with Down.
-    pub cpu_token: f64,
-    /// Neurons of an expert.
-    pub neurons: usize,
-    /// Share of Gate and Up in an expert's matrices.
-    pub share: f64,
-}
-
-impl ExpertTimes for GroupTimes {
-    fn on_npu(&self, experts: usize, capacity: usize) -> f64 {
-        let of = |rows| {
-            let (cols, n) = (1, capacity);
-            self.device.seconds(Product { rows, cols, n })
-        };
-        // The line through two numbers of neurons: launches, and what each neuron takes.
-        let launch = (2.0 * of(self.neurons) - of(2 * self.neurons)).max(0.0);
-        launch + experts as f64 * self.share * (of(self.neurons) - launch)
-    }
-
-    fn on_cpu(&self, tokens: f64) -> f64 {
-        self.share * self.cpu_token * tokens
-    }
-}
-
-impl ExpertSetup {
-    /// How many experts of a layer are chosen from; 0 in layers without a router.
-    pub fn experts(&self, layer: usize) -> usize {
-        self.visits.get(layer).map_or(0, Vec::len)
-    }
-
-    /// Where the experts of a layer are computed in passes of `rows` rows, if the device holds so many clusters of each bank.
-    pub fn place(&self, layer: usize, rows: usize, held: &[u32]) -> Placement {
-        let held = |expert: usize| self.banks.is_in_groups(layer, expert, held);
-        let visits = self.visits.get(layer).map_or(&[][..], Vec::as_slice);
-        let loads = expected(visits, rows, self.chosen);
-        let limits = GroupLimits {
-            rows,
-            expert_bytes: 1,
-            graph_bytes: self.grouping.most() as u64,
-            short: true,
-        };
-        let Grouping::All { capacity, .. } = self.grouping else {
-            return limits.place(&loads, held, &self.times);
-        };
-        let mut groups = limits.groups(&loads, held);
-        if capacity > 0 {
-            (groups.iter_mut()).for_each(|group| group.capacity = capacity);
-        }
-        Placement {
-            groups,
-            on_cpu: (0..loads.len()).filter(|&expert| !held(expert)).collect(),
-        }
-    }
-}
+use crate::loads::ExpertSetup;
+use crate::tiers::{CapacityGroup, Placement, RouteCounts};
 
 /// A group that is to be computed: experts by number, and their hidden values.
 #[derive(Debug, Clone)]
@@ -341,7 +229,7 @@ impl DeviceLane {
             let (_, bank, tokens, bias) = units[place];
             Some(ExpertRows {
                 part: self.parts[bank as usize]?,
-                neurons: self.layout.neurons(bank),
+                neurons: self.banks.neurons(bank),
                 tokens,
                 bias,
             })
@@ -373,7 +261,7 @@ impl DeviceLane {
                 groups.taken(group, taken.graphs);
                 self.fired += taken.fired;
                 let neurons = group.experts.len() * groups.setup.times.neurons;
-                self.bytes += (neurons * self.layout.format.gate_len()) as u64;
+                self.bytes += (neurons * self.banks.format.gate_len()) as u64;
             }
             None => self.lost = true,
         }

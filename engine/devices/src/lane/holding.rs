@@ -2,7 +2,7 @@
 
 use emberflow_engine::Error;
 use emberflow_engine::lane::{
-    CLUSTER, Hold, Layout, NeuronRows, Outside, ProductRoom, Room, Widths, prefixes,
+    Banks, CLUSTER, Hold, NeuronRows, Outside, ProductRoom, Room, Widths, prefixes,
 };
 
 use super::{DeviceLane, GroupLane, PassRows};
@@ -13,7 +13,7 @@ use crate::error::DeviceError;
 impl DeviceLane {
     /// Makes room for the hottest clusters of a store that is about to be filled.
     pub(super) fn make_room_for(&mut self, hold: Hold) -> Result<Outside, Error> {
-        let clusters = self.layout.clusters_of_each();
+        let clusters = self.banks.clusters_of_each();
         let hot: u64 = hold.hot.iter().copied().map(u64::from).sum();
         let groups = self.experts.as_ref().map(|model| {
             let times = self.set.first_times();
@@ -33,7 +33,7 @@ impl DeviceLane {
         (self.widths, self.at_once) = (hold.widths, hold.at_once);
         self.set.prepare(&[Program::Room(hold.room)]).result()?;
         for (bank, part) in self.parts.iter_mut().enumerate() {
-            let neurons = held_neurons(&self.layout, bank as u32, &prefix);
+            let neurons = held_neurons(&self.banks, bank as u32, &prefix);
             if neurons > 0 {
                 *part = Some(self.set.held(neurons)?);
             }
@@ -44,8 +44,8 @@ impl DeviceLane {
         if let Some(setup) = groups {
             let groups = GroupLane::new(setup, outside.prefix(), &hold.room);
             // Of layers in groups nothing is computed otherwise.
-            for layer in (0..self.layout.layers()).filter(|&layer| groups.has(layer)) {
-                for bank in self.layout.banks_of(layer) {
+            for layer in (0..self.banks.layers()).filter(|&layer| groups.has(layer)) {
+                for bank in self.banks.banks_of(layer) {
                     outside.computed[bank as usize] = 0;
                 }
             }
@@ -65,7 +65,7 @@ impl DeviceLane {
         let (Some(uploaded @ false), Some(part)) = (uploaded, self.parts[bank as usize]) else {
             return Ok(());
         };
-        let first = self.layout.cluster_neurons(bank, cluster).start as usize;
+        let first = self.banks.cluster_neurons(bank, cluster).start as usize;
         *uploaded = self.set.upload(part, first, rows)?.is_some();
         match self.set.failure() {
             Some(failure) => Err(failure.clone().into()),
@@ -78,7 +78,7 @@ impl DeviceLane {
         for (bank, part) in self.parts.iter().enumerate() {
             if let Some(part) = part {
                 let bytes = self.set.settle(*part)?;
-                let neurons = held_neurons(&self.layout, bank as u32, outside.prefix());
+                let neurons = held_neurons(&self.banks, bank as u32, outside.prefix());
                 outside.bytes[bank] = bytes.map(|bytes| (bytes, neurons));
             }
         }
@@ -132,9 +132,9 @@ impl DeviceLane {
 }
 
 /// Neurons of a bank's clusters that devices hold.
-fn held_neurons(layout: &Layout, bank: u32, prefix: &[u32]) -> usize {
+fn held_neurons(banks: &Banks, bank: u32, prefix: &[u32]) -> usize {
     match prefix[bank as usize] {
         0 => 0,
-        clusters => layout.cluster_neurons(bank, clusters - 1).end as usize,
+        clusters => banks.cluster_neurons(bank, clusters - 1).end as usize,
     }
 }

@@ -155,7 +155,7 @@ pub fn device_report(engine: &Engine) -> Option<DeviceReport> {
 impl DeviceLane {
     fn device_work(&self, device: &InUse) -> DeviceWork {
         let (facts, verdict) = (device.facts(), device.verdict);
-        let format = &self.layout.format;
+        let format = &self.banks.format;
         let neuron = (format.gate_len() + format.rest_len()) as f64;
         let rate = |speed: Speed| neuron / speed.neuron / 1e9;
         let [clusters, rows] = device.computed();
@@ -179,15 +179,15 @@ impl DeviceLane {
             return 0.0;
         };
         let banks = (0..self.parts.len() as u32).map(|bank| {
-            let all = self.layout.neurons(bank);
+            let all = self.banks.neurons(bank);
             let first = self.clusters_for(of.outside, bank, 1) as usize * CLUSTER;
-            let shared = (of.gates)(bank).and_then(|matrix| matrix.lane());
+            let shared = (of.gates)(bank);
             let taken = shared.map_or(0.0, |matrix| {
                 let rows = MatrixRows {
                     number: matrix.number,
                     rows: first.min(all)..all,
                 };
-                products.taken(&[rows], self.layout.format.d, 1, true)
+                products.taken(&[rows], self.banks.format.d, 1, true)
             });
             [taken, all as f64]
         });
@@ -198,7 +198,7 @@ impl DeviceLane {
     /// Clusters of all banks that devices compute in a pass of `rows` rows.
     fn computed_for(&self, of: &Reported<'_>, rows: usize) -> u64 {
         let apart = |bank: &u32| {
-            let layer = self.layout.layer_of(*bank);
+            let layer = self.banks.layer_of(*bank);
             !self.groups.as_ref().is_some_and(|groups| groups.has(layer))
         };
         let banks = (0..self.parts.len() as u32).filter(apart);

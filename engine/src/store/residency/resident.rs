@@ -10,6 +10,7 @@ use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
+use crate::lane::HostMatrix;
 use crate::matrix::Matrix;
 use crate::store::layout::Layout;
 

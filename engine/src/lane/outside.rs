@@ -6,7 +6,7 @@
 //!           └──── more for more rows of a pass ──▶
 //! ```
 
-use crate::lane::SharedBytes;
+use super::SharedBytes;
 
 /// The clusters outside, and those of them that a lane computes in the current layer's pass.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ impl Outside {
 
     /// The bytes of a bank's clusters, and the number of their neurons, if the CPU may read them and they contain
     /// `cluster`.
-    pub(super) fn shared(&self, bank: u32, cluster: u32) -> Option<(&[u8], usize)> {
+    pub(crate) fn shared(&self, bank: u32, cluster: u32) -> Option<(&[u8], usize)> {
         let (bytes, neurons) = self.bytes[bank as usize].as_ref()?;
         (cluster < self.prefix[bank as usize]).then(|| ((**bytes).as_ref(), *neurons))
     }
