@@ -1,12 +1,12 @@
-//! What a device must do to hold clusters and compute with them: one trait, and its pieces of work.
+//! The trait of a back end that holds clusters and computes with them, and its pieces of work.
 //!
 //! ```text
 //! open ─▶ prepare (kernels for a model's FFN) ─▶ check ─▶ memory and upload, bank by bank
 //! per layer: submit ─▶ the CPU computes its clusters ─▶ take: a sum for each row, or each cluster and row
 //! ```
 //!
-//! Each cluster's sum is a vector of its own, added in the order of clusters as the CPU's are, by the device where its
-//! clusters come first: on a device whose arithmetic has the CPU's bits, the text has them too. [`check`](crate::check) decides
+//! Each cluster has a separate sum, and sums are added in the order of clusters as on the CPU, by the device if its clusters
+//! come first: on a device whose arithmetic has the CPU's bits, the text has them too. [`check`](crate::check) decides
 //! that with the CPU as reference, at every start, for the very kernels that will run.
 
 use std::ops::Range;
@@ -22,20 +22,20 @@ use emberflow_opencl::{HostBytes, Sums};
 use crate::error::DeviceError;
 use crate::experts::{ExpertGroup, GraphRuns, GroupShape};
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Its name.
     pub name: String,
     /// Name and version of its driver.
     pub driver: String,
-    /// Its memory is the machine's, so that what it holds counts in the budget.
+    /// Its memory is the machine's, so its clusters count in the budget.
     pub unified: bool,
     /// Bytes of its memory.
     pub memory: u64,
     /// The longest buffer, in bytes.
     pub longest: u64,
-    /// Matrices take room for a multiple of so many rows.
+    /// Matrices are padded to a multiple of this many rows.
     pub rows_at_once: usize,
     /// It knows rows of floats.
     pub floats: bool,
@@ -49,9 +49,9 @@ pub struct Facts {
     pub groups: bool,
     /// Numbers of tokens, ascending, that it has static graphs for; empty if it computes any number alike.
     pub graphs: &'static [usize],
-    /// Bytes of host memory that a piece of work takes besides its input, results and buffers.
+    /// Bytes of host memory that a piece of work takes in addition to input, results and buffers.
     pub work_bytes: u64,
-    /// How it computes with floats, and with integers of 8 bits, in words. No result depends on it.
+    /// Descriptions of its kernels for floats and for 8-bit integers. Results do not depend on them.
     pub kernels: [String; 2],
 }
 
@@ -66,7 +66,7 @@ impl Facts {
         multiplies(dtype) && known
     }
 
-    /// How it computes with rows of a format, in words.
+    /// Description of its kernels for rows of a format.
     pub fn kernels(&self, dtype: DType) -> &str {
         &self.kernels[usize::from(dtype.is_grouped())]
     }
@@ -151,7 +151,7 @@ pub(crate) fn token_bytes(dtype: DType, d: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part(pub(crate) usize);
 
-/// What was begun.
+/// Work or a copy under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ticket {
     /// The piece of work under way.
@@ -181,7 +181,7 @@ pub struct Clusters<'a> {
     pub up_bias: &'a [f32],
     /// Neurons of the part that count, from its first one on.
     pub end: usize,
-    /// What comes out.
+    /// Kind of result.
     pub sums: Sums,
 }
 
@@ -192,21 +192,21 @@ impl Clusters<'_> {
     }
 }
 
-/// What came out besides sums.
+/// Counters of a finished piece of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
     /// (neuron, row) pairs that fired; 0 of products.
     pub fired: u64,
     /// Time from submission to the end by the device's clock; zero without one.
     pub took: Duration,
-    /// Of groups of experts: what was run for them.
+    /// Runs of graphs, for groups of experts.
     pub graphs: GraphRuns,
 }
 
-/// What a back end makes ready.
+/// Work that a back end prepares for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Program {
-    /// Clusters of an FFN. What was reserved before is given back.
+    /// Clusters of an FFN. Frees earlier reservations.
     Ffn(DenseShape),
     /// Products of matrices of a format with rows of `cols` elements. After the FFN, as rows lie alike.
     Products {
@@ -219,20 +219,20 @@ pub enum Program {
     Room(Room),
     /// Buffers for products, in place of those before.
     ProductRoom(ProductRoom),
-    /// Groups of experts of a size, after the FFN: what they need, besides what was made before.
+    /// Groups of experts of a size, in addition to earlier programs; after the FFN.
     Groups(GroupShape),
 }
 
 /// What a part of a back end's memory is for.
 #[derive(Clone)]
 pub enum PartKind {
-    /// So many neurons of a bank, which are uploaded once.
+    /// This many neurons of a bank, uploaded once.
     Held(usize),
-    /// So many neurons, replaced again and again: [`Backend::upload`] may be called while other work is under way,
+    /// A stream buffer of this many neurons: [`Backend::upload`] may be called while other work is under way,
     /// and between two pieces of work on the part.
     Passing(usize),
-    /// Neurons that lie in the machine's memory already, as [`Backend::host`] gives them: the bytes, and how many. For
-    /// devices with the machine's memory, which do not copy them.
+    /// Neurons in the machine's memory, from [`Backend::host`]: their bytes and number. Devices that share this memory do not
+    /// copy them.
     Shared(HostBytes, usize),
     /// A matrix for products. Where the device has the machine's memory it is not copied.
     Matrix(SharedMatrix),
@@ -261,10 +261,10 @@ pub struct Block {
 
 /// A processor beside the compute threads: memory, and one piece of work at a time.
 pub trait Backend: Send {
-    /// What it is.
+    /// Its properties.
     fn facts(&self) -> &Facts;
 
-    /// Makes what a program needs: kernels, graphs, buffers.
+    /// Prepares kernels, graphs and buffers.
     ///
     /// # Errors
     /// The driver's, not enough memory, or a format or activation that it does not know.
@@ -282,8 +282,8 @@ pub trait Backend: Send {
     /// Not enough of it, or a format that it does not know.
     fn memory(&mut self, of: PartKind) -> Result<Part, DeviceError>;
 
-    /// The bytes of a part that is held, which the host may read beside the device; `None` where the device has a memory
-    /// of its own. Rows lie matrix by matrix, each with its scales behind it. Nothing is uploaded from here on.
+    /// The bytes of a part that is held, which the host may read beside the device; `None` where the device has
+    /// separate memory. Rows are stored matrix by matrix, each followed by its scales. No upload may follow.
     ///
     /// # Errors
     /// The driver's, or no such part.
@@ -316,8 +316,8 @@ pub trait Backend: Send {
     /// The driver's, or no such work.
     fn poll(&mut self, ticket: Ticket) -> Result<bool, DeviceError>;
 
-    /// Waits for work, and copies what it comes to into `out`: sums `[clusters × rows × d]`, or of a total
-    /// `[rows × d]` and nothing of one that goes on; products; hidden values; nothing of an upload.
+    /// Waits for work and copies its results to `out`: sums `[clusters × rows × d]`, or a total `[rows × d]`, or nothing of a
+    /// total that continues; products; hidden values; nothing of an upload.
     ///
     /// # Errors
     /// The driver's, no such work, or an `out` of another length.

@@ -1,5 +1,5 @@
 //! The check of a device against the CPU, with the kernels that the model will run: of clusters of an FFN, and of
-//! products of matrices. What came out is saved, by driver and kernel.
+//! products of matrices. Results are saved by driver and kernel.
 
 #[cfg(test)]
 mod forms_tests;
@@ -60,7 +60,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// By the times of so many of the check's neurons and of its first cluster.
+    /// From the times of the first `neurons` of the check's neurons and of its first cluster.
     fn of(neurons: usize, all: f64, first: f64) -> Self {
         let slope = (all - first) / (neurons - CLUSTER) as f64;
         // Where one cluster is no faster, launching is all that was measured.

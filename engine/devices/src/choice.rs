@@ -1,4 +1,4 @@
-//! Which devices: the names of the command line, and what is there.
+//! Choice of devices: names of the command line, and devices of this machine.
 
 use std::str::FromStr;
 
@@ -48,7 +48,7 @@ pub enum DeviceChoice {
     Cpu,
     /// The OpenCL device of this number.
     OpenCl(usize),
-    /// The same, taken to have a memory of its own whatever it says, so that weights are copied to it.
+    /// The same, treated as if it had separate memory, so that weights are copied to it.
     OpenClApart(usize),
     /// An NPU, or what computes its graphs.
     Npu(Provider),

@@ -30,7 +30,7 @@ impl Device {
         }
     }
 
-    /// The same, left out where it does not know a model.
+    /// The same, unused for models that it does not know.
     #[must_use]
     pub fn optional(self) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Device {
         }
     }
 
-    /// Whether an engine goes on without it where it does not know the model.
+    /// Whether an engine runs without it if it does not know the model.
     pub fn is_optional(&self) -> bool {
         self.optional
     }
@@ -50,7 +50,7 @@ impl Device {
         Self { verdicts, ..self }
     }
 
-    /// What it is.
+    /// Its properties.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -81,7 +81,7 @@ impl fmt::Debug for Device {
 pub struct Lease(Device);
 
 impl Lease {
-    /// What it is.
+    /// Its properties.
     pub(crate) fn facts(&self) -> &Facts {
         &self.0.facts
     }

@@ -1,5 +1,5 @@
-//! Devices that compute clusters together. What they hold lies once in the machine's memory, where each of them and the
-//! CPU read it; a device alone may have a memory of its own.
+//! Devices that compute clusters together. The machine's memory holds their clusters once, and each device and the CPU read
+//! them there; a single device may have separate memory.
 //!
 //! ```text
 //! a piece    │ first device's clusters │ second's │ …     each ends at the same time, by its measured times
@@ -7,7 +7,7 @@
 //! several    each gives the sums of its clusters, which are added here, in the order of clusters
 //! ```
 //!
-//! One that fails is left out from then on; what the others have begun with it has to be computed again.
+//! A device that fails is not used again, and the piece of work is computed again without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ struct EachPart {
     each: [Option<Part>; MOST_DEVICES],
 }
 
-/// What a device was given of a piece of work.
+/// A device's share of a piece of work.
 struct GivenClusters {
     device: usize,
     ticket: Ticket,
@@ -75,7 +75,7 @@ struct GivenClusters {
 /// A piece of work under way.
 struct Underway {
     given: ArrayVec<GivenClusters, MOST_DEVICES>,
-    /// One device has all of it, and what comes out is its.
+    /// A single device computes it, and its results are used as they are.
     alone: bool,
     /// Floats of a cluster's sums.
     width: usize,
@@ -182,10 +182,10 @@ impl DeviceSet {
         (self.sums, self.total) = (Vec::new(), Vec::new());
     }
 
-    /// Goes on without devices that failed.
+    /// Stops using devices that failed.
     ///
     /// # Errors
-    /// The first failure, unless the CPU can go on.
+    /// The first failure, unless the CPU can take over.
     pub fn lose(&self, failures: Failures) -> Result<(), Error> {
         failures.0.into_iter().try_for_each(|failure| {
             let device = &self.devices[failure.device];
@@ -209,8 +209,7 @@ impl DeviceSet {
         Ok(Part(self.parts.len() - 1))
     }
 
-    /// Two buffers for neurons that are replaced again and again, on each device that has memory for both; the others compute
-    /// only what is held.
+    /// Two stream buffers on each device with memory for both; other devices compute held neurons only.
     ///
     /// # Errors
     /// None of them has enough memory: the first one's failure.
@@ -265,7 +264,7 @@ impl DeviceSet {
     /// Copies neurons to a part of each device that has one, from number `first` on. `None` where the devices were lost.
     ///
     /// # Errors
-    /// A device's, unless the CPU can go on.
+    /// A device's, unless the CPU can take over.
     pub fn upload(
         &self,
         part: Part,
@@ -291,11 +290,11 @@ impl DeviceSet {
         Ok(all)
     }
 
-    /// Shares what was uploaded to a part that is held among all devices, and finds the bytes that the CPU may read;
+    /// Shares a held part that was uploaded with all devices, and returns the bytes that the CPU may read;
     /// `None` in a memory of a device's own.
     ///
     /// # Errors
-    /// A device's, unless the CPU can go on.
+    /// A device's, unless the CPU can take over.
     pub fn settle(&mut self, part: Part) -> Result<Option<HostBytes>, Error> {
         let EachPart { neurons, each } = &mut self.parts[part.0];
         let mut bytes = None;
@@ -316,7 +315,7 @@ impl DeviceSet {
     /// Begins a piece of work of a layer. `None` where a device was lost: it is not computed.
     ///
     /// # Errors
-    /// A device's, unless the CPU can go on.
+    /// A device's, unless the CPU can take over.
     pub fn submit(&mut self, work: &Clusters<'_>, layer: usize) -> Result<Option<()>, Error> {
         // Not by who has the part: pieces of one total lie on some devices and on all.
         let alone = self.live().count() == 1;
@@ -380,7 +379,7 @@ impl DeviceSet {
     /// lost: they are not computed.
     ///
     /// # Errors
-    /// The device's, unless the CPU can go on.
+    /// The device's, unless the CPU can take over.
     pub fn submit_group<'a>(
         &mut self,
         group: ExpertGroup<'a>,
@@ -424,7 +423,7 @@ impl DeviceSet {
     /// Waits for the group under way, of which `out` takes the hidden values. `None` where the device was lost.
     ///
     /// # Errors
-    /// The device's, unless the CPU can go on.
+    /// The device's, unless the CPU can take over.
     pub fn take_group(&mut self, out: &mut [f32]) -> Result<Option<Taken>, Error> {
         let Some(group) = self.group.take() else {
             return Ok(Some(Taken::default()));
@@ -448,7 +447,7 @@ impl DeviceSet {
     /// Whether the work under way is done, or there is none; does not wait. `None` where a device was lost.
     ///
     /// # Errors
-    /// A device's, unless the CPU can go on.
+    /// A device's, unless the CPU can take over.
     pub fn is_free(&self) -> Result<Option<bool>, Error> {
         if let Some(group) = &self.group {
             let device = &self.devices[group.device];
@@ -469,7 +468,7 @@ impl DeviceSet {
     /// Waits for the work under way, of which `out` takes the sums. `None` where a device was lost: they are not there.
     ///
     /// # Errors
-    /// A device's, unless the CPU can go on.
+    /// A device's, unless the CPU can take over.
     pub fn take(&mut self, out: &mut [f32]) -> Result<Option<Taken>, Error> {
         let Some(underway) = self.underway.take() else {
             return Ok(Some(Taken::default()));
@@ -519,10 +518,10 @@ impl DeviceSet {
         Ok((!lost).then_some(all))
     }
 
-    /// Waits for work whose sums nobody wants, because a device was lost.
+    /// Waits for work that a failure made useless.
     ///
     /// # Errors
-    /// A device's, unless the CPU can go on.
+    /// A device's, unless the CPU can take over.
     pub fn discard(&mut self) -> Result<(), Error> {
         if let Some(group) = self.group.take() {
             let device = &self.devices[group.device];

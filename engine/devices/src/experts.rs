@@ -13,7 +13,7 @@ use crate::tiers::GROUPS;
 /// Most experts of a group.
 pub const MOST_EXPERTS: usize = GROUPS[0];
 
-/// Experts with so many tokens at most in a graph.
+/// Experts of one graph, each with at most `capacity` tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertGroup<'a> {
     /// Most tokens of each.
@@ -52,7 +52,7 @@ pub struct GroupShape {
     pub capacity: usize,
 }
 
-/// What of a device's graphs was run for experts.
+/// Runs of a device's graphs for experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GraphRuns {
     /// Runs of graphs.

@@ -55,7 +55,7 @@ pub trait Arithmetic: Send + 'static {
     fn hidden(&mut self, task: &Task, hidden: &mut Vec<f32>) -> Result<u64, String>;
 
     /// Adds the hidden values of several experts, `[neurons × rows]` each: one after the other, unless it has graphs for
-    /// groups. Returns how many fired, and what was run.
+    /// groups. Returns the number that fired, and the graphs run.
     ///
     /// # Errors
     /// The driver's.
@@ -209,7 +209,7 @@ pub struct Task {
     /// Neurons of the part that count.
     pub(super) end: usize,
     sums: Sums,
-    /// Of the work before, where that goes on.
+    /// Running total of the pieces before.
     total: Vec<f32>,
 }
 
@@ -248,7 +248,7 @@ impl Task {
             let its_hidden = &hidden[(cluster * CLUSTER * rows).min(end)..end];
             by.sum(&self, cluster, its_hidden, of_cluster);
             if !each {
-                // Of another number of rows it is not what is asked for.
+                // With another number of rows `take` reports an error.
                 let both = total.iter_mut().zip(of_cluster);
                 both.for_each(|(total, sum)| *total += *sum);
             }
@@ -264,13 +264,13 @@ impl Task {
     }
 }
 
-/// Sums of each cluster and row, and what came out besides.
+/// Results of a piece of work.
 struct Answer {
     sums: Vec<f32>,
     taken: Taken,
-    /// What the work has come to so far, where that is asked for.
+    /// Running total, if one was requested.
     total: Vec<f32>,
-    /// What is to come out of it: so many vectors of `d` elements, where it is a total.
+    /// Kind of result, and the number of vectors of a running total.
     of: Sums,
     vectors: usize,
     d: usize,
@@ -290,7 +290,7 @@ impl Answer {
     }
 }
 
-/// What came out besides sums, in so much time.
+/// Counters of a piece of work that took `took`.
 fn taken(fired: u64, took: Duration) -> Taken {
     Taken {
         fired,
@@ -299,7 +299,7 @@ fn taken(fired: u64, took: Duration) -> Taken {
     }
 }
 
-/// What a part has.
+/// Contents of a part.
 enum HostPart {
     Neurons(Arc<Rows>),
     Matrix(SharedMatrix),
@@ -314,7 +314,7 @@ pub struct HostDevice<A> {
     underway: Option<Receiver<Result<Answer, String>>>,
     /// The answer of the work under way, once it was polled.
     answered: Option<Result<Answer, String>>,
-    /// What work came to whose total goes on.
+    /// Running total of pieces that continue.
     total: Vec<f32>,
     /// Longest wait for a piece of work, or for what a program needs.
     longest: Duration,
@@ -338,7 +338,7 @@ impl<A: Arithmetic> HostDevice<A> {
         }
     }
 
-    /// The total that a work goes on from, or begins.
+    /// The running total that a piece continues or begins.
     fn total_of(&mut self, work: &Clusters<'_>, d: usize) -> Vec<f32> {
         let Sums::Total { begins, .. } = work.sums else {
             return Vec::new();
@@ -351,7 +351,7 @@ impl<A: Arithmetic> HostDevice<A> {
         total
     }
 
-    /// Keeps a work's total, and copies it to `out` where it ends.
+    /// Keeps a piece's running total, and copies it to `out` at its end.
     fn keep_total(&mut self, total: Vec<f32>, len: usize, out: &mut [f32]) -> bool {
         self.total = total;
         let fits = self.total.len() == len && (out.is_empty() || out.len() == len);
@@ -361,7 +361,7 @@ impl<A: Arithmetic> HostDevice<A> {
         fits
     }
 
-    /// Begins some work on a thread of its own.
+    /// Runs a piece of work on a new thread.
     fn begin(
         &mut self,
         work: impl FnOnce(&mut A) -> Result<Answer, String> + Send + 'static,

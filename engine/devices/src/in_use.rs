@@ -26,8 +26,8 @@ pub(crate) struct InUse {
     pub number: usize,
     /// Result of its check against the CPU.
     pub verdict: Verdict,
-    /// Formats and widths of matrices whose products have the CPU's bits too: how rows are divided depends on what was
-    /// measured, and must not decide on a text.
+    /// Formats and widths of matrices whose products have the CPU's bits too. Rows of others are not divided, since measured
+    /// times must not change a text.
     multiplies: BTreeSet<(DType, usize)>,
     lost: OnceLock<DeviceError>,
     /// Products are left to the CPU for now.
@@ -55,7 +55,7 @@ impl InUse {
         }
     }
 
-    /// The device; nobody else has it meanwhile.
+    /// Locks the device.
     pub fn backend(&self) -> MutexGuard<'_, Box<dyn Backend>> {
         self.lease.backend()
     }
@@ -65,7 +65,7 @@ impl InUse {
         &self.lease
     }
 
-    /// What it is.
+    /// Its properties.
     pub fn facts(&self) -> &Facts {
         self.lease.facts()
     }
@@ -83,7 +83,7 @@ impl InUse {
         self.multiplies.contains(&(dtype, cols))
     }
 
-    /// Why it is not used any longer.
+    /// The failure that ended its use.
     pub fn lost(&self) -> Option<&DeviceError> {
         self.lost.get()
     }
@@ -98,11 +98,11 @@ impl InUse {
         self.lost().is_none() && !self.rests.load(Ordering::Relaxed)
     }
 
-    /// Takes note of a failure. Where the device has the CPU's bits the CPU goes on without it;
+    /// Records a failure. If the device has the CPU's bits, the CPU takes over;
     /// otherwise the text would change in the middle.
     ///
     /// # Errors
-    /// The failure, unless the CPU can go on.
+    /// The failure, unless the CPU can take over.
     pub fn or_lost<T>(&self, result: Result<T, DeviceError>) -> Result<Option<T>, Error> {
         match result {
             Ok(value) => Ok(Some(value)),

@@ -1,4 +1,4 @@
-//! Devices as a lane: what they take of a layer, and one way from there to its sums.
+//! Devices as a lane: their share of a layer, and the path from an offer to its sums.
 //!
 //! ```text
 //! offer     ▶ a strategy    first clusters   those that are held: their total, or the sum of each
@@ -121,7 +121,7 @@ pub(crate) struct DeviceLane {
     waited: Duration,
 }
 
-/// What a lane of devices is made of.
+/// Inputs of a lane of devices.
 pub(crate) struct Parts {
     pub devices: Devices,
     pub facts: LaneFacts,
@@ -185,7 +185,7 @@ impl DeviceLane {
         self.bytes += (neurons * (format.gate_len() + format.rest_len())) as u64;
     }
 
-    /// What is taken of a layer.
+    /// Chooses the share of a layer.
     fn take_share(&mut self, offer: &Offer<'_>) -> Share {
         if self.devices_lost() || self.rests {
             return Share::Clusters;
@@ -208,7 +208,7 @@ impl DeviceLane {
         }
     }
 
-    /// Says which clusters outside the store are computed here.
+    /// Sets the clusters outside the store that devices compute.
     fn update(&mut self, outside: &mut Outside, rows: PassRows) {
         let streams = rows.first > 0;
         (outside.all_needed, outside.lost) = (streams, self.devices_lost());
@@ -236,7 +236,7 @@ impl DeviceLane {
         }
     }
 
-    /// Whether no work is under way, or what is has ended.
+    /// Whether no work is under way, or it has ended.
     fn is_free(&mut self) -> Result<bool, Error> {
         let done = self.set.is_free()?;
         self.lost |= done.is_none();

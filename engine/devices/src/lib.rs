@@ -1,7 +1,7 @@
-//! GPUs and NPUs beside the engine's compute threads: what implements its trait [`Lane`](emberflow_engine::lane::Lane).
+//! GPUs and NPUs beside the engine's compute threads, behind its trait [`Lane`](emberflow_engine::lane::Lane).
 //!
-//! Devices hold the hottest neurons of each bank and compute them whole, while the CPU predicts, reads and computes the others
-//! (PowerInfer-2 §4.1). They are a memory tier too: what they hold is in no other region.
+//! Devices hold the hottest neurons of each bank and compute them whole, while the CPU predicts, reads and computes the rest
+//! (PowerInfer-2 §4.1). They are a memory tier too: their clusters are in no other region.
 //!
 //! | to understand or change | open |
 //! |---|---|

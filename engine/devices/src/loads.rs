@@ -37,7 +37,7 @@ impl Grouping {
     }
 }
 
-/// Experts of a model, as a device may compute them.
+/// Inputs of the placement of experts.
 #[derive(Debug, Clone)]
 pub(crate) struct ExpertSetup {
     /// By layer: how often each expert is visited, all alike without statistics; empty without experts.
@@ -46,7 +46,7 @@ pub(crate) struct ExpertSetup {
     pub banks: HeldBanks,
     /// Experts that a token visits.
     pub chosen: usize,
-    /// What they take.
+    /// Times of device and CPU.
     pub times: GroupTimes,
     /// Whether times decide.
     pub grouping: Grouping,
@@ -59,14 +59,14 @@ pub(crate) struct HeldBanks {
     pub clusters: Vec<u32>,
     /// Whether each is an expert of the size that groups have.
     pub in_groups: Vec<bool>,
-    /// In the order in which a device holds them: the most visited first, and shared experts last.
+    /// Banks in order of preference: the most visited first, shared experts last.
     pub order: Vec<u32>,
     /// By layer: its first bank.
     pub first: Vec<u32>,
 }
 
 impl HeldBanks {
-    /// By bank: how many clusters a device holds that has room for so many, whole banks and one in part.
+    /// By bank: clusters that a device with room for `clusters` holds. All banks but one are held whole or not at all.
     pub fn held(&self, clusters: u64) -> Vec<u32> {
         let (mut held, mut left) = (vec![0; self.clusters.len()], clusters);
         for &bank in &self.order {
@@ -77,7 +77,7 @@ impl HeldBanks {
         held
     }
 
-    /// Whether an expert of a layer is computed in groups, of banks of which a device holds so many clusters.
+    /// Whether an expert of a layer is computed in groups, if a device holds `held[bank]` clusters of each bank.
     pub fn is_in_groups(&self, layer: usize, expert: usize, held: &[u32]) -> bool {
         let bank = self
             .first
@@ -117,12 +117,12 @@ impl ExpertTimes for GroupTimes {
 }
 
 impl ExpertSetup {
-    /// How many experts of a layer are chosen from; 0 in layers without a router.
+    /// Experts of a layer that its router chooses from; 0 without a router.
     pub fn experts(&self, layer: usize) -> usize {
         self.visits.get(layer).map_or(0, Vec::len)
     }
 
-    /// Where the experts of a layer are computed in passes of `rows` rows, if the device holds so many clusters of each bank.
+    /// Placement of the experts of a layer in passes of `rows` rows, if the device holds `held[bank]` clusters of each bank.
     pub fn place(&self, layer: usize, rows: usize, held: &[u32]) -> Placement {
         let held = |expert: usize| self.banks.is_in_groups(layer, expert, held);
         let visits = self.visits.get(layer).map_or(&[][..], Vec::as_slice);

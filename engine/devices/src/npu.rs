@@ -87,7 +87,7 @@ impl NpuDevice {
         Self::of(opened(provider)?.telling(progress), None)
     }
 
-    /// Removes compiled graphs, and what is known of graphs that failed.
+    /// Removes compiled graphs and the records of failed ones.
     ///
     /// # Errors
     /// The folder cannot be removed.
@@ -364,7 +364,7 @@ impl Multiplied<'_> {
     }
 }
 
-/// How many tokens of so many elements fit in [`TOKEN_BYTES`], at least one: a multiple of the widest graphs' where it can be.
+/// Batch size: tokens that fit [`TOKEN_BYTES`], at least one, rounded down to the widest graph if possible.
 fn tokens_at_once(n: usize) -> usize {
     let [.., widest] = npu::WIDTHS;
     let fit = (TOKEN_BYTES / token_len(n)).max(1);
@@ -379,7 +379,7 @@ fn token_len(n: usize) -> usize {
     n.next_multiple_of(emberflow_kernels::GROUP).max(1)
 }
 
-/// The sum of the products of a row's outliers and what they meet of a token.
+/// Dot product of a row's outliers with the activations of their channels.
 fn sum_of(outliers: Outliers<'_>, token: &[i8]) -> i32 {
     let product = |(quant, channel): (i8, usize)| {
         let x = token.get(channel).copied().unwrap_or(0);

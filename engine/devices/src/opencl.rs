@@ -24,7 +24,7 @@ const DIVIDES: &str = " -cl-fp32-correctly-rounded-divide-sqrt";
 /// Neurons whose Down rows an item of a graphics processor reads at once. A processor has others ahead by itself.
 const AT_ONCE: usize = 8;
 
-/// What a device is.
+/// Properties of a device.
 fn facts(of: &cl::Listed) -> Facts {
     Facts {
         name: of.name.clone(),
@@ -105,7 +105,7 @@ fn activation_of(of: Activation) -> (&'static str, ArrayVec<(&'static str, f32),
 }
 
 impl OpenCl {
-    /// Opens the device of this number. With `apart` it is taken to have a memory of its own, whatever it says.
+    /// Opens the device of this number. `apart`: treats it as if it had separate memory.
     ///
     /// # Errors
     /// No such device, or the driver's.

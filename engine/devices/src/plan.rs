@@ -128,8 +128,7 @@ impl Beside<'_> {
         }
     }
 
-    /// The devices' part of a layer of which they compute `streamed` of `all` rows. If the CPU cannot read what they hold, it
-    /// waits for them.
+    /// The devices' part of a layer if they compute `streamed` of `all` rows. The CPU waits for clusters that it cannot read.
     fn streaming(&self, [streamed, all]: [usize; 2]) -> LanePart {
         let devices = self.devices;
         let clusters = self.clusters();

@@ -35,7 +35,7 @@ use crate::units::{nanoseconds, renew};
 /// A matrix on each device of a [`SharedProducts`]; `None` on one that does not have it.
 pub(crate) type Matrices = ArrayVec<Option<Part>, MOST_DEVICES>;
 
-/// How products are divided that were computed last. A prompt has few forms of them, which come layer after layer.
+/// Divisions kept. A prompt has few products of different shapes, which repeat layer after layer.
 const KNOWN: usize = 16;
 
 /// Devices that multiply matrices of one format and width.
@@ -61,9 +61,9 @@ struct DividedProduct {
     of: Option<(Product, Forms)>,
     /// The devices, by number: those without static graphs first.
     devices: ArrayVec<usize, MOST_DEVICES>,
-    /// What they compute together.
+    /// The part of all devices.
     together: Partition,
-    /// The rectangle of each within that.
+    /// The rectangle of each device within it.
     each: Rectangles,
 }
 

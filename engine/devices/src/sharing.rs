@@ -16,15 +16,15 @@ use crate::products::{Matrices, SharedProducts};
 use crate::split::{Curve, Product};
 use crate::times::{GraphTimes, Sample, Samples};
 
-/// Token counts that are timed, besides those of a device's graphs.
+/// Token counts that are timed in addition to those of a device's graphs.
 const TOKENS: [usize; 4] = [1, 8, 32, 64];
 
 /// Rows of the small product whose time gives the launch cost: half of an NPU's graph of 128 rows, as a last graph of some
 /// number of rows is half empty on average.
 const FEW: usize = 64;
 
-/// Products of many tokens are timed on fewer rows, so that they take no longer than all rows for so many tokens, but on
-/// [`LEAST_ROWS`] at least.
+/// Products of more tokens are timed on fewer rows, so that they take no longer than all rows for this many tokens, but on
+/// at least [`LEAST_ROWS`].
 const PAIRS_OF: usize = 32;
 /// See [`PAIRS_OF`].
 const LEAST_ROWS: usize = 576;
@@ -155,7 +155,7 @@ impl Sharer<'_, '_, '_> {
         Ok(SharedProducts::new(devices, cpu, results, tracer))
     }
 
-    /// Rows of a kind's largest matrices that there is room to multiply for so many tokens. `None` if there is none.
+    /// Rows of the largest matrix of a kind whose products for `n` tokens fit the buffers. `None` if there is none.
     fn most_rows(&self, kind: &Kind<'_>, n: usize) -> Option<usize> {
         let bytes = n * token_bytes(kind.dtype, kind.cols);
         let rows = kind.matrices.iter().map(|m| m.shared.rows);
@@ -164,7 +164,7 @@ impl Sharer<'_, '_, '_> {
         rows.filter(fits).max()
     }
 
-    /// What is compared: products of the largest matrices of a kind, for these numbers of tokens where there is room.
+    /// The products to time: of the largest matrices of a kind, for those of these token counts that fit the buffers.
     fn compared(&self, kind: &Kind<'_>, counts: &[usize]) -> OfProducts {
         let rows = kind.matrices.iter().map(|m| m.shared.rows).max();
         let fits = |n: &&usize| self.most_rows(kind, **n).is_some();
@@ -252,12 +252,12 @@ impl Sharer<'_, '_, '_> {
         let mut take = || -> Result<Duration, DeviceError> {
             let took = device.backend().take(ticket, &mut found)?.took;
             Ok(match took.is_zero() {
-                // It has no clock of its own.
+                // The device has no clock.
                 true => start.elapsed(),
                 false => took,
             })
         };
-        // What has a memory of its own is not slowed by the CPU, and need not have a clock.
+        // Separate memory is not slowed by the CPU, and its device need not have a clock.
         let apart = !device.backend().facts().unified;
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();

@@ -122,7 +122,7 @@ impl GroupLimits {
         out
     }
 
-    /// Keeps the most popular groups of experts that are held on the NPU and assigns the others to the CPU, which computes at
+    /// Keeps the most popular groups of held experts on the NPU and assigns the rest to the CPU, which computes at
     /// the same time: as many as minimize the later end.
     pub fn place(
         &self,

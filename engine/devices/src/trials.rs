@@ -54,7 +54,7 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// The passes of about so many rows.
+/// Passes of a similar number of rows.
 #[derive(Debug, Default)]
 struct Trial {
     rows: usize,
@@ -144,12 +144,12 @@ impl DeviceTrials {
         (rows.max(1).ilog2() as usize).min(CLASSES - 1)
     }
 
-    /// Whether a decoding pass of so many rows runs without devices.
+    /// Whether a decoding pass of `rows` rows runs without devices.
     pub fn is_without(&self, rows: usize) -> bool {
         self.allowed && self.by_rows[Self::class(rows)].is_without()
     }
 
-    /// Counts a decoding pass of so many rows.
+    /// Counts a decoding pass of `rows` rows.
     pub fn passed(&mut self, rows: usize, time: Duration) {
         if self.allowed {
             self.by_rows[Self::class(rows)].passed(rows, time);
@@ -166,7 +166,7 @@ impl DeviceTrials {
 mod tests {
     use super::*;
 
-    /// Ways of the passes, `w` with and `o` without devices, which take so many milliseconds by way and number.
+    /// How each pass ran, `w` with and `o` without devices. `ms`: milliseconds of a pass, by that and its number.
     fn run(
         trials: &mut DeviceTrials,
         rows: usize,

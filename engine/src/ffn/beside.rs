@@ -1,4 +1,4 @@
-//! A layer of which a [lane](crate::lane) takes a part: what it is offered, what it is given, and what it delivers.
+//! A layer of which a [lane](crate::lane) takes a part: the offer, bytes that pass, and results.
 //!
 //! Without a lane nothing here is called.
 
@@ -29,7 +29,7 @@ pub(super) struct Beside<'a> {
 }
 
 impl<'a> BankWork<'a> {
-    /// The unit's first `count` rows, and the others.
+    /// The unit's first `count` rows, and the rest.
     fn split(&self, count: usize) -> [Self; 2] {
         let (first, others) = self.rows.split(count);
         let halves = |values: Option<&'a [f32]>| match values.map(|values| values.split_at(count)) {
@@ -48,7 +48,7 @@ impl<'a> BankWork<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// The first `count` rows, and the others.
+    /// The first `count` rows, and the rest.
     fn split(self, count: usize) -> (Self, Self) {
         match self {
             Self::All(rows) => (Self::From(0, count), Self::From(count, rows - count)),
@@ -252,7 +252,7 @@ impl Ffn {
         })
     }
 
-    /// Has the lane go on, and takes sums of the group's items that are finished, or of all of them if it `waits`.
+    /// Advances the lane, and takes its finished sums of the group's items, or all of them if it `waits`.
     pub(super) fn collect_items(
         &mut self,
         on: &Compute,

@@ -12,9 +12,9 @@ use super::widths::Widths;
 pub struct LaneFacts {
     /// Names of its devices, each of which has a track in a trace.
     pub names: Vec<String>,
-    /// Its memory is the machine's, so that what it holds counts in the budget.
+    /// Its memory is the machine's, so its clusters count in the budget.
     pub unified: bool,
-    /// Bytes for clusters; in a memory of its own including stream buffers, if any.
+    /// Bytes for clusters; in separate memory including stream buffers, if any.
     pub memory: u64,
     /// The user chose `memory`.
     pub asked: bool,
@@ -22,7 +22,7 @@ pub struct LaneFacts {
     pub fixed: u64,
     /// Bytes of a cluster.
     pub cluster_len: u64,
-    /// Its sums have the CPU's bits, so that times may decide who computes a neuron. Otherwise it is a numerics class of its own.
+    /// Its sums have the CPU's bits, so times may decide who computes a neuron. Otherwise it is a separate numerics class.
     pub same_bits: bool,
     /// Clusters per stream buffer, of which it has two; 0 if it streams none.
     pub at_once: usize,
@@ -104,7 +104,7 @@ pub trait LaneTimes: Send + Sync + fmt::Debug {
     /// 0 if it saves no time.
     fn balanced(&self, hot: u64, cpu: f64, layers: usize) -> u64;
 
-    /// What it computes, by the rows of a pass, if it holds `held` clusters.
+    /// Its work by the rows of a pass, if it holds `held` clusters.
     fn widths(&self, cpu: &dyn CpuTimes, held: u64) -> Widths;
 
     /// Its mean part of a layer in a pass of `rows` rows.

@@ -8,7 +8,7 @@
 //! matrix   Products::offer ─▶ the CPU's rows ─▶ Products::collect
 //! ```
 //!
-//! A row's sums are added in the order of units and clusters, whoever computed them, so no division of the work changes a bit.
+//! A row's sums are added in the order of units and clusters, whichever processor computed them, so no division of the work changes a bit.
 //! A lane that loses its device leaves the layer to the CPU, which has the same bytes, or ends the pass if bits would change.
 
 mod facts;
@@ -195,13 +195,13 @@ pub trait Lane: Send + Sync {
     /// All clusters are uploaded: adds the bytes that the CPU may read.
     ///
     /// # Errors
-    /// Its failure, unless the CPU can go on.
+    /// Its failure, unless the CPU can take over.
     fn settle(&mut self, outside: &mut Outside) -> Result<(), Error>;
 
     /// Makes room for passes of other lengths. False if it has no memory for them; with `must`, devices without are given up.
     ///
     /// # Errors
-    /// Its failure, unless the CPU can go on.
+    /// Its failure, unless the CPU can take over.
     fn set_room(
         &mut self,
         room: &Room,
@@ -225,11 +225,11 @@ pub trait Lane: Send + Sync {
     /// Whether it computes hidden values of experts now, so that it has no time for products.
     fn is_busy(&self) -> bool;
 
-    /// Begins a layer: says what it takes of it, and in `outside` how many clusters of each bank it computes for all rows.
-    /// After a failure in the layer it is called again: what was taken before is the CPU's.
+    /// Begins a layer: returns its share, and sets in `outside` the clusters of each bank that it computes for all rows.
+    /// Called again after a failure in the layer, whose earlier share is void.
     ///
     /// # Errors
-    /// Its failure, unless the CPU can go on.
+    /// Its failure, unless the CPU can take over.
     fn offer(&mut self, layer: &Offer<'_>, outside: &mut Outside) -> Result<Share, Error>;
 
     /// Begins a range of the CPU's items of a layer.
@@ -241,17 +241,17 @@ pub trait Lane: Send + Sync {
     /// Takes the rows of a cluster that it needs.
     ///
     /// # Errors
-    /// Its failure, unless the CPU can go on.
+    /// Its failure, unless the CPU can take over.
     fn arrived(
         &mut self,
         cluster: usize,
         rows: &mut dyn Iterator<Item = NeuronRows<'_>>,
     ) -> Result<(), Error>;
 
-    /// Goes on with its part of a layer, and delivers what is wanted.
+    /// Advances its part of a layer, and delivers the `wanted` results.
     ///
     /// # Errors
-    /// Its failure, unless the CPU can go on: see [`Lane::is_lost`].
+    /// Its failure, unless the CPU can take over: see [`Lane::is_lost`].
     fn collect(&mut self, work: &Work<'_>, wanted: Collect<'_>) -> Result<(), Error>;
 
     /// Hidden values of the layer's experts, see [`HiddenRows`].

@@ -13,7 +13,7 @@ use super::SharedBytes;
 pub struct Outside {
     /// By bank: number of clusters outside.
     prefix: Vec<u32>,
-    /// How many of these, from the first on, the lane computes.
+    /// By bank: number of leading clusters that the lane computes.
     pub computed: Vec<u32>,
     /// Rows that the CPU may read: matrix by matrix, each row followed by its scales, and the number of neurons.
     pub bytes: Vec<Option<(SharedBytes, usize)>>,

@@ -80,7 +80,7 @@ pub trait Products: Send + Sync {
     /// they are missing because of a failure.
     fn collect(&self, then: &mut dyn FnMut(&[f32])) -> bool;
 
-    /// How many of the rows the lane takes for `tokens` tokens; those for some of the tokens count in part.
+    /// Number of rows that the lane takes for `tokens` tokens; those for some of the tokens count in part.
     fn taken(&self, of: &[MatrixRows], cols: usize, tokens: usize, whole: bool) -> f64;
 
     /// Makes room for this many results.

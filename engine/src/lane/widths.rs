@@ -1,14 +1,14 @@
 //! How much of a layer a lane computes: more for more rows (PowerInfer-2 §4.1.3), because one read of a weight serves all
 //! rows there, while on the CPU more of its neurons fire.
 
-/// For passes of this many rows: how many of each bank's clusters a lane computes, if it holds them.
+/// Work of a lane in passes of some number of rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Width {
     /// Rows.
     pub rows: usize,
-    /// Clusters, by bank.
+    /// By bank: clusters that it computes, if it holds them.
     pub clusters: Vec<u32>,
-    /// How many of the rows it computes with all clusters instead, if that is faster.
+    /// Rows that it computes with all clusters instead, if that is faster.
     pub streamed: usize,
 }
 

@@ -59,7 +59,7 @@ pub struct Offer<'a> {
 pub enum Share {
     /// The first clusters of each bank, for all rows: as many as [`Outside`] says.
     Clusters,
-    /// All clusters, for the leading rows of the pass; and the first clusters of the bank for the others, as before.
+    /// All clusters for the leading rows of the pass, and the first clusters of the bank for the rest.
     Rows {
         /// Number of these rows.
         rows: usize,
@@ -167,7 +167,7 @@ pub struct Work<'a> {
 
 /// What the core wants of a lane.
 pub enum Collect<'o> {
-    /// Nothing yet: it goes on without waiting.
+    /// Progress only, without waiting.
     Nothing,
     /// The total of the clusters that it computes for the CPU's rows, `[rows × d]`.
     Total(&'o mut [f32]),
@@ -179,12 +179,12 @@ pub enum Collect<'o> {
         sums: &'o mut [f32],
         /// Floats of an item.
         width: usize,
-        /// Waits for all of them; otherwise delivers what is finished.
+        /// Waits for all of them; otherwise delivers finished ones.
         waits: bool,
     },
     /// Room for the next range of clusters that it needs.
     Room,
-    /// The sums of its own rows, `[rows × d]`.
+    /// The sums of the rows of [`Share::Rows`], `[rows × d]`.
     Rows(&'o mut [f32]),
     /// Hidden values before this one.
     Hidden(usize),

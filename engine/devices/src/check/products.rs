@@ -16,7 +16,7 @@ use crate::{
 };
 use emberflow_engine::lane::Input;
 
-/// Rows of the matrix, of which so many differ from each other. The last tile is short.
+/// Rows of the matrix, and how many of them are distinct. The last tile is short.
 const ROWS: usize = 1000;
 const DIFFERENT: usize = 61;
 

@@ -19,18 +19,18 @@ const ROWS: usize = 3;
 const MANY: usize = 20;
 pub(super) const NEURONS: usize = CLUSTERS * CLUSTER - 51;
 
-/// Numbers of rows, besides one, for which times are taken, and clusters of these passes.
+/// Numbers of rows that are timed in addition to one, and clusters of these passes.
 pub const WIDTHS: [usize; 4] = [8, 32, 64, 256];
 pub(super) const OF_WIDE: usize = 4;
 
 /// Runs of which the fastest counts: with one row, and with more.
 const RUNS: [usize; 2] = [5, 2];
 
-/// Largest deviation of a class of numerics of its own, as a share of the largest sum: where floats have 32 bits, and where
+/// Largest deviation of another class of numerics, as a share of the largest sum: if floats have 32 bits, and if
 /// they may have 16, with a unit of 2^-11 for each of a few roundings.
 const TOLERANCES: [f32; 2] = [1e-4, 4.0 / 1024.0];
 
-/// What is compared: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
+/// Comparisons: single rows and several, with masks, thresholds and biases, magnitudes down to denormals.
 pub(super) fn cases() -> [Case; 11] {
     [
         Case::new(1, 1.0),
@@ -47,7 +47,7 @@ pub(super) fn cases() -> [Case; 11] {
     ]
 }
 
-/// What is compared at later starts: one row, several and many, so that the driver has made the kernels of all.
+/// Comparisons of later starts: one row, several and many, so that the driver compiles the kernels of all.
 pub(super) fn few_cases() -> [Case; 4] {
     let [one, several, many] = [1, ROWS, MANY].map(|rows| Case::new(rows, 1.0).masked().biased());
     [one, several, one.totals(), many]
@@ -180,7 +180,7 @@ impl Reference {
         self.neurons.upload(device)
     }
 
-    /// How a device's sums compare with the CPU's, of so many comparisons, up to one that is wrong.
+    /// Compares a device's sums with the CPU's, case by case, up to one that is wrong.
     pub fn compare(
         &mut self,
         device: &mut dyn Backend,
@@ -415,7 +415,7 @@ struct Answer {
     fired: u64,
 }
 
-/// Work of which each half goes on from the other, the second without the last neurons.
+/// Two halves of a running total, the second without the last neurons.
 fn in_two(
     device: &mut dyn Backend,
     work: &Clusters<'_>,
@@ -479,12 +479,12 @@ fn fastest(
         let ticket = device.submit(&Work::Clusters(*work))?;
         let mut take = || -> Result<Duration, DeviceError> {
             Ok(match device.take(ticket, &mut sums)?.took {
-                // It has no clock of its own.
+                // The device has no clock.
                 Duration::ZERO => start.elapsed(),
                 took => took,
             })
         };
-        // What has a memory of its own is not slowed by the CPU, and need not have a clock.
+        // Separate memory is not slowed by the CPU, and its device need not have a clock.
         let before = if apart { Some(take()?) } else { None };
         let submitted = Instant::now();
         run(cpu, its, shape)?;

@@ -1,9 +1,8 @@
-//! Verdicts on devices, saved in a file of the cache folder, so that a device is tried out once for each
-//! driver and kernel: a wrong one is refused ever after, and the times of the others do not vary from
-//! start to start.
+//! Verdicts on devices, saved in a file of the cache folder, so that each driver and kernel is tried once: wrong
+//! ones stay refused, and the times of right ones do not vary from start to start.
 //!
-//! They are read as what a stranger may have written: a damaged file, one of another version and numbers
-//! that cannot be are ignored, and what they were about is measured anew.
+//! The file is untrusted: if it is damaged, has another version or impossible numbers, it is ignored and devices
+//! are measured again.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +20,7 @@ const VERSION: u32 = 6;
 /// Most verdicts of a file; the oldest make room.
 const MOST: usize = 256;
 
-/// What was found out about a kernel on a device.
+/// Result for a kernel on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Found {
@@ -44,7 +43,7 @@ pub struct Times {
     pub(crate) device: Samples,
 }
 
-/// A verdict, and what it is about.
+/// A verdict with its device and kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Name of the device.
@@ -53,9 +52,9 @@ pub struct Entry {
     pub driver: String,
     /// Version of this program and of its kernels, and the instructions of the CPU that it was compared with.
     pub program: String,
-    /// The kernels: what they compute.
+    /// Description of the kernels.
     pub kernels: String,
-    /// What was found out.
+    /// The result.
     pub found: Found,
 }
 
@@ -70,7 +69,7 @@ struct File {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdicts(PathBuf);
 
-/// The version of everything that a verdict depends on besides device and driver.
+/// Version of everything that a verdict depends on, in addition to device and driver.
 fn program() -> String {
     format!(
         "{} {:016x} {}",

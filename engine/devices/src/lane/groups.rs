@@ -2,7 +2,7 @@
 //! while the CPU computes the units before them, and Down of all of them in the order of units.
 //!
 //! ```text
-//! expected load ─ place ─▶ groups of experts that the device holds whole; the others are the CPU's
+//! expected load ─ place ─▶ groups of experts that the device holds whole; the rest are computed by the CPU
 //! a layer       ─ begin ─▶ the first tokens of each, as many as its capacity holds; the CPU's units have the rest
 //! hidden values ◀─ take ── group after group, in the order of their first units
 //! ```
@@ -18,7 +18,7 @@ use crate::experts::{ExpertGroup, ExpertRows, GraphRuns, MOST_EXPERTS};
 use crate::loads::ExpertSetup;
 use crate::tiers::{CapacityGroup, Placement, RouteCounts};
 
-/// A group that is to be computed: experts by number, and their hidden values.
+/// A group of experts to compute.
 #[derive(Debug, Clone)]
 pub(crate) struct Queued {
     /// Most tokens of each.
@@ -29,7 +29,7 @@ pub(crate) struct Queued {
     pub end: usize,
 }
 
-/// Pieces of work of groups, and what came out of them.
+/// Counters of groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct GroupCounts {
     /// Pieces of work.
@@ -46,7 +46,7 @@ pub(crate) struct GroupLane {
     setup: ExpertSetup,
     /// By bank: clusters that the device holds.
     held: Vec<u32>,
-    /// By layer, for passes of so many rows.
+    /// By layer, for passes of `rows` rows.
     placed: Vec<Vec<CapacityGroup>>,
     rows: usize,
     /// By expert of the layer under way: its tokens, and which of them are computed in a group.
@@ -203,7 +203,7 @@ impl GroupLane {
         counts.routes.padding += graphs.places.saturating_sub(tokens);
     }
 
-    /// What was computed since the device was opened.
+    /// Counts since the device was opened.
     pub fn counts(&self) -> GroupCounts {
         self.counts
     }

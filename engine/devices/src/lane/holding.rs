@@ -1,4 +1,4 @@
-//! What devices hold: clusters of neurons, from when memory is filled on, and the buffers that others stream through.
+//! Memory of devices: clusters of neurons, uploaded when memory is filled, and stream buffers for the others.
 
 use emberflow_engine::Error;
 use emberflow_engine::lane::{
@@ -24,7 +24,7 @@ impl DeviceLane {
             None if hold.clusters <= hot && self.facts.same_bits => {
                 prefixes(hold.clusters, &hold.hot, &clusters)
             }
-            // The user asked for more than is hot, or a text must not follow what is hot in a batch.
+            // More than the hot clusters were requested, or the text must not depend on what is hot in a batch.
             None => prefixes(hold.clusters, &clusters, &clusters),
         };
         self.set.set_tracer(hold.tracer);
@@ -73,7 +73,7 @@ impl DeviceLane {
         }
     }
 
-    /// Shares what was uploaded among the devices, and finds the bytes that the CPU may read.
+    /// Shares the uploaded clusters among the devices, and adds the bytes that the CPU may read.
     pub(super) fn settle_held(&mut self, outside: &mut Outside) -> Result<(), Error> {
         for (bank, part) in self.parts.iter().enumerate() {
             if let Some(part) = part {

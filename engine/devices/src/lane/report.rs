@@ -81,7 +81,7 @@ pub struct DeviceWork {
     pub clusters: u64,
     /// Rows of matrices that it has multiplied, each for the rows of a pass.
     pub rows: u64,
-    /// The failure after which it was not used again; others go on.
+    /// The failure that ended its use; other devices continue.
     pub lost: Option<String>,
 }
 

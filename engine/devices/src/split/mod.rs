@@ -2,7 +2,7 @@
 //! between two of them, on the paper's grid or the finest one; among several the second is all others together.
 //!
 //! ```text
-//! T(p₁ … pₖ) = min over r, s of max(p₁(what is left), T(p₂ … pₖ, r rows × s tokens))      T(p₁) = p₁(rows × n)
+//! T(p₁ … pₖ) = min over r, s of max(p₁(the rest), T(p₂ … pₖ, r rows × s tokens))      T(p₁) = p₁(rows × n)
 //! ```
 
 mod curve;

@@ -35,7 +35,7 @@ pub struct Partition {
     pub tokens: usize,
 }
 
-/// Which partitions are tried, besides each processor alone.
+/// Partitions to try, in addition to each processor alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forms {
     /// By weights: all tokens.
@@ -137,8 +137,8 @@ impl Pair<'_> {
         best
     }
 
-    /// Rows of the second, for so many tokens, with which both end at the same time. The time of the first falls with them and that
-    /// of the second rises.
+    /// Rows of the second, for `tokens` tokens, with which both end at the same time. With more rows the first takes less time and
+    /// the second more.
     fn rows_of_second(&self, of: Product, tokens: usize) -> usize {
         let part = |rows| Partition { rows, tokens };
         let first = |rows| self.first(of, part(rows));
