@@ -9,8 +9,8 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
-use emberflow_engine::device::{Device, DeviceChoice, Provider};
-use emberflow_engine::{Budget, Engine, Grouping, Lab, Logits, Model, Options, demo_container};
+use emberflow_devices::{Device, DeviceChoice, Grouping, OnDevices, Provider, device_report};
+use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options, demo_container};
 use emberflow_models::demo::Demo;
 
 /// Timed runs of each; the fastest counts.
@@ -82,14 +82,13 @@ fn measured(
         .into_iter()
         .take(tokens)
         .collect();
+    let devices = OnDevices::new(run.devices.clone());
     let options = Options {
         budget: Budget::Bytes(1 << 40),
         context: tokens + 1,
-        devices: run.devices.clone(),
-        device_memory: (!run.devices.is_empty()).then_some(HELD),
+        lane: devices.holding(HELD).grouping(run.grouping).lane(),
         lab: Lab {
             chunk,
-            grouping: run.grouping,
             ..Lab::default()
         },
         ..Options::default()
@@ -106,7 +105,7 @@ fn measured(
     }
     let ms = 1e3 * best / prompt.len() as f64;
     let passes = (RUNS * prompt.len().div_ceil(chunk)) as f64;
-    let Some(work) = engine.device().and_then(|device| device.experts) else {
+    let Some(work) = device_report(&engine).and_then(|device| device.experts) else {
         return Ok(format!("{:18} {ms:7.4}", run.name));
     };
     Ok(format!(

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use std::error::Error;
 
-use emberflow_engine::device::DeviceChoice;
+use emberflow_devices::{DeviceChoice, OnDevices, device_report};
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options, Sequence, Span};
 
 /// Numbers of live texts, alternating.
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         budget: Budget::FfnShare(share),
         context: PASSES * ROUNDS * LIVE.len() + 16,
         batch: LIVE[1],
-        devices: choice.open()?.into_iter().collect(),
+        lane: OnDevices::new(choice.open()?.into_iter().collect()).lane(),
         lab: Lab {
             io: io.parse()?,
             ..Lab::default()
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .map(|_| new(&mut engine))
         .collect::<Result<Vec<Sequence>, _>>()?;
     let times = rounds(&mut engine, &mut texts)?;
-    if let Some(device) = engine.device() {
+    if let Some(device) = device_report(&engine) {
         println!("{}: {} clusters", device.name, device.clusters);
     }
     LIVE.into_iter().for_each(|live| show(&times, live));

@@ -6,7 +6,8 @@ use emberflow_models::config::{Activation, FfnKind};
 
 /// Activation function and threshold of a bank's gates.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Gating {
+pub struct Gating {
+    /// Activation function.
     pub activation: Activation,
     /// Threshold on the magnitude of activated gates: smaller ones become zero. 0 for none.
     pub cut: f32,
@@ -109,7 +110,7 @@ pub fn hidden(kind: FfnKind, cpu: Cpu, gates: &mut [f32], ups: &[f32]) {
 }
 
 /// The factor that an Up product applies to its gate.
-pub(crate) fn of_up(kind: FfnKind, up: f32) -> f32 {
+pub fn of_up(kind: FfnKind, up: f32) -> f32 {
     match kind.activation {
         Activation::ClampedSwiglu { limit, .. } => up.clamp(-limit, limit) + 1.0,
         Activation::ClampedSilu { limit } => up.clamp(-limit, limit),

@@ -31,8 +31,8 @@ pub struct NeuronRows<'a> {
 }
 
 impl<'a> NeuronRows<'a> {
-    /// Its rows in the order of a part's matrices.
-    pub(crate) fn matrices(self) -> impl Iterator<Item = Row<'a>> {
+    /// Its rows: Gate, Up if there is one, Down.
+    pub fn matrices(self) -> impl Iterator<Item = Row<'a>> {
         [Some(self.gate), self.up, Some(self.down)]
             .into_iter()
             .flatten()

@@ -502,7 +502,7 @@ impl Decoder {
             weights: None,
             scales: None,
             bias: Bias::of(biases, 0),
-            group: None,
+            hidden: None,
         }];
         let experts = match (&layer.router, &c.mixture) {
             (Some(router), Some(mixture)) => {

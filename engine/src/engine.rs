@@ -10,13 +10,12 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
-use crate::device::Devices;
 use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
 use crate::hyper::Hyper;
-use crate::lanes::{self, DeviceLane, Sharing};
+use crate::lane::{Hold, HostMatrix, Lane, Sharing};
 use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
@@ -26,7 +25,7 @@ use crate::open::{Parts, compute};
 use crate::options::{Options, Sparsity};
 use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
-use crate::planner::{Candidates, Division, Plan, Planner, expert_setup};
+use crate::planner::{Candidates, Division, Plan, Planner};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::router_ahead::RouterAhead;
@@ -61,7 +60,7 @@ pub struct Engine {
     pub(crate) division: Division,
     /// The division for decode, while that for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
-    /// The device had no memory for longer prompt chunks.
+    /// The lane had no memory for longer prompt chunks.
     pub(crate) short_prompts: bool,
     pub(crate) rooms: Rooms,
     /// The longest prompt chunk for which memory was divided.
@@ -262,7 +261,9 @@ impl Engine {
         let rows = check_spans(spans, self.most_rows(), self.config())?;
         let Self { decoder, pass, .. } = self;
         pass.begin(rows);
-        (decoder.ffn.lanes.iter_mut()).for_each(|lane| lane.set_rests(false));
+        if let Some(lane) = &mut decoder.ffn.lane {
+            lane.begin_pass(None);
+        }
         decoder.run(pass, spans, hooks)?;
         (spans.iter()).try_for_each(|span| span.sequence.check_range())?;
         match wanted {
@@ -413,10 +414,11 @@ impl Engine {
 }
 
 /// A trace with the options' number of spans, if any.
-fn tracer(options: &Options) -> Tracer {
+fn tracer(options: &Options, lane: Option<&dyn Lane>) -> Tracer {
+    let tracks = lane.map_or(0, |lane| lane.facts().names.len());
     match options.lab.trace {
         0 => Tracer::default(),
-        room => Arc::new(Trace::new(options.threads, options.devices.len(), room)).into(),
+        room => Arc::new(Trace::new(options.threads, tracks, room)).into(),
     }
 }
 
@@ -437,45 +439,40 @@ fn threads(
     on
 }
 
-/// Clusters and matrices assigned to devices.
-fn lane(
-    devices: &Devices,
-    planner: &Planner,
-    division: &Division,
-    room: &FfnRoom,
-    d: usize,
-) -> Option<lanes::Setup> {
-    (!devices.is_empty()).then(|| lanes::Setup {
-        devices: devices.clone(),
-        clusters: division.needs.device_clusters,
+/// What a lane keeps of a model.
+fn hold(planner: &Planner, division: &Division, room: &FfnRoom, store: &NeuronStore) -> Hold {
+    Hold {
+        clusters: division.needs.lane_clusters,
+        hot: store.residency.wanted(),
+        visits: planner.visits.clone(),
+        room: room.of_lane(store.layout.format.d),
         widths: planner.widths(division, room.threads),
-        room: room.of_device(d),
         at_once: (planner.stream_buffers(division)).min((2 * room.threads).min(room.clusters)),
-        experts: expert_setup(planner, division),
-        has_size: planner.tier.as_ref().is_some_and(|tier| tier.asked),
-    })
+        layer_seconds: planner.layer_seconds(division),
+        chunk: division.chunk.max(1),
+        tracer: store.tracer.clone(),
+    }
 }
 
-/// Fills a store's memory and that of devices, which also compute with the store's Gate rows. Returns the
-/// devices.
+/// Fills a store's memory and what a lane holds, which also multiplies the store's Gate rows.
 fn warm(
     store: &mut NeuronStore,
-    setup: Option<lanes::Setup>,
     plan: &MemoryPlan,
-    sharing: Option<Sharing<'_>>,
-) -> Result<Vec<DeviceLane>, Error> {
-    let Some((setup, mut sharing)) = setup.zip(sharing) else {
+    lane: Option<(&mut Box<dyn Lane>, Hold, &mut Sharing<'_>)>,
+) -> Result<(), Error> {
+    let Some((lane, hold, sharing)) = lane else {
         let outside = store.outside.clone();
-        store.warm(plan, outside, &mut |_, _| Ok(()))?;
-        return Ok(Vec::new());
+        return store.warm(plan, outside, &mut |_, _| Ok(()));
     };
-    let (mut lane, outside) = DeviceLane::new(setup, store)?;
+    let outside = lane.hold(hold)?;
     store.warm(plan, outside, &mut |of, rows| lane.upload(of, rows))?;
     lane.settle(&mut store.outside)?;
     if store.residency.banks.names_by_gates() {
-        lane.share_gates(store, &mut sharing)?;
+        let gates = store.residency.gates_mut();
+        let mut gates = gates.matrices_mut().map(|of| of as &mut dyn HostMatrix);
+        lane.multiply(&mut gates, sharing, true)?;
     }
-    Ok(vec![lane])
+    Ok(())
 }
 
 /// Per-layer inputs and residual streams of a model that has them.
@@ -523,10 +520,10 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         source,
         planner,
         known,
-        devices,
+        mut lane,
         ..
     } = parts;
-    let (tracer, rows) = (tracer(&options), room.rows);
+    let (tracer, rows) = (tracer(&options, lane.as_deref()), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
     let mut weights = Weights::load(&layout.container, text.meta())?;
     let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
@@ -534,15 +531,17 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
-    let mut sharing = (!devices.is_empty()).then(|| Sharing {
-        devices: &devices,
+    let mut sharing = Sharing {
         on: &on,
         scratch: &mut scratch.rows,
         room: product_room(&c, rows, options.batch, gates),
         tracer: tracer.clone(),
-        spare: planner.device_spare(division),
-    });
-    (sharing.as_mut().map(|with| with.begin(weights.large()))).transpose()?;
+        spare: planner.lane_spare(division),
+    };
+    if let Some(lane) = &mut lane {
+        let mut large = weights.large().map(|of| of as &mut dyn HostMatrix);
+        lane.multiply(&mut large, &mut sharing, false)?;
+    }
     let mut store = NeuronStore::open(StoreSetup {
         costs: layout.read_costs(&planner.device, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
@@ -557,9 +556,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         options: &options,
         tracer,
     })?;
-    let d = shape.format.d;
-    let setup = lane(&devices, &planner, division, &room, d);
-    let lanes = warm(&mut store, setup, &division.memory, sharing)?;
+    let held = lane.as_mut().map(|lane| {
+        let hold = hold(&planner, division, &room, &store);
+        (lane, hold, &mut sharing)
+    });
+    warm(&mut store, &division.memory, held)?;
     let mut tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
     let container = &store.layout.container;
     hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
@@ -572,7 +573,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         on,
         rope: Ropes::new(&c, rows, options.context),
         scratch,
-        ffn: Ffn::new(shape, store, lanes, predictors, room).with_layers(&c, rows),
+        ffn: Ffn::new(shape, store, lane, predictors, room).with_layers(&c, rows),
         ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),

@@ -6,16 +6,6 @@ use emberflow_models::config::Activation;
 
 use crate::sampler::BadSampling;
 
-/// A device failed; it is not used again.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("device {device}: {what}")]
-pub struct DeviceError {
-    /// Name of the device.
-    pub device: String,
-    /// What failed.
-    pub what: String,
-}
-
 /// Errors of opening a model and of generation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -57,22 +47,9 @@ pub enum Error {
          profile and trace count their routes"
     )]
     Experts,
-    /// A device failed, or cannot compute this model.
-    #[error("{source}; --device none runs without it")]
-    Device {
-        /// What failed.
-        #[from]
-        source: DeviceError,
-    },
-    /// A device cannot be used with these options.
-    #[error("a device computes neurons of {0}; --device none runs without it")]
-    DeviceUse(&'static str),
-    /// A device that does not know activations with one scale.
-    #[error(
-        "{0} does not know activations with one scale per token, which rows of q8c and q4c take: pack the model with --quant q8 \
-         or q4, or use --device npu, cpu or none"
-    )]
-    DeviceScales(String),
+    /// A lane cannot compute this model, or failed; see [`crate::lane`].
+    #[error(transparent)]
+    Lane(Box<dyn std::error::Error + Send + Sync>),
     /// The container's predictors are invalid.
     #[error("{}: predictors: {reason}", path.display())]
     Predictor {

@@ -47,7 +47,7 @@
 //! 7. `store` looks the active neurons up. Hits are pinned, misses become reads: a whole cluster, or
 //!    single neurons, whichever costs less (`store/rules.rs`). Prefetches for later layers follow.
 //! 8. The CPU's threads compute clusters in the order in which they become complete (`ffn/run.rs`), a
-//!    device those that it holds (`lanes`). The partial sums of clusters are added in a fixed order,
+//!    lane those that it holds (`lane`). The partial sums of clusters are added in a fixed order,
 //!    regardless of their order of arrival (`ffn/reduce.rs`).
 //! 9. After the last layer the final norm and the head give logits for the rows that need them, and
 //!    the [`Sampler`] draws a token, restricted by the request's [`Constraint`]. The stepper reports
@@ -66,13 +66,13 @@
 //! | resident weights and matrix products | `weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
-//! | what a device computes of a layer | `lanes/mod.rs`, then `lanes/device.rs` |
+//! | the door for GPUs and NPUs, which the crate `emberflow-devices` implements | [`lane`] |
 //! | accelerators; a new back end | `device`; division of work by time: [`split`]; capacities and groups of experts: [`tiers`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |
 //! | whole cluster or single neurons | `store/rules.rs`, `store/costs.rs` |
 //! | bytes of a bundle | [`bundle`]; offsets and alignment: `store/layout.rs` |
 //! | division of a budget | `memory.rs` (bytes), `planner/search.rs` (candidates) |
-//! | corrections by the first tokens of a run | `first_tokens.rs`, `prompts.rs`; of devices `device_trials.rs` |
+//! | corrections by the first tokens of a run | `first_tokens.rs`, `prompts.rs` |
 //! | expected speed | `planner/cost.rs`, `planner/reads.rs`; measured inputs: [`planner::rates`] |
 //! | what a run reports | `observe/report.rs`; counters: `counters.rs`; traces: [`trace`] |
 //! | metadata of a container | [`meta`] |
@@ -94,13 +94,12 @@
 
 mod ablation;
 mod activation;
+mod banks;
 pub mod bundle;
 pub mod cluster;
 pub mod constraint;
 mod counters;
 mod decoder;
-pub mod device;
-mod device_trials;
 mod embedding;
 pub mod energy;
 mod engine;
@@ -109,7 +108,7 @@ mod ffn;
 mod first_tokens;
 mod hyper;
 mod input;
-mod lanes;
+pub mod lane;
 mod layer_inputs;
 mod limits;
 mod loader;
@@ -136,14 +135,12 @@ mod run;
 pub mod sampler;
 mod scratch;
 mod sparsity;
-pub mod split;
 mod state;
 mod store;
 mod streams;
 #[cfg(test)]
 mod testing;
 mod thread_buffer;
-pub mod tiers;
 pub mod trace;
 mod weights;
 
@@ -153,18 +150,14 @@ pub use cluster::CLUSTER;
 pub use constraint::Constraint;
 pub use counters::Counters;
 pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
-pub use device_trials::LeftOut;
 pub use engine::{Engine, Logits};
 pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
-pub use observe::{
-    Computed, Details, DeviceReport, DeviceWork, ExpertWork, Importance, Judge, Probe, Report,
-    SamplingReport,
-};
+pub use observe::{Details, Importance, Judge, Probe, Report, SamplingReport};
 pub use open::{compute, has_rows_with_one_scale};
-pub use options::{Budget, Grouping, Lab, Options, Phases, Sparsity};
+pub use options::{Budget, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,

@@ -8,11 +8,10 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Compute, DType, Row, matmul_scratch, matmul_scratch_q};
 use emberflow_storage::arena::{ArenaPages, Slot};
 
-use crate::device::SharedMatrix;
-use crate::device::products::OnDevice;
-pub(crate) use crate::device::products::{Products, TOGETHER};
 use crate::input::Input;
-use crate::split::{Forms, Product};
+use crate::lane::{
+    HostMatrix, LaneMatrix, MATRICES, MatrixRows, ProductShare, Products, SharedMatrix,
+};
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -21,8 +20,8 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     bytes: Arc<Slot>,
-    /// The device that computes some of the rows, if any.
-    device: Option<OnDevice>,
+    /// Those that multiply some of the rows beside the compute threads.
+    lane: Option<LaneMatrix>,
 }
 
 /// Rows per work item.
@@ -36,7 +35,7 @@ impl Matrix {
             rows,
             cols,
             bytes,
-            device: None,
+            lane: None,
         }
     }
 
@@ -45,7 +44,7 @@ impl Matrix {
         self.bytes.as_slice()
     }
 
-    /// All rows, for writing; `None` while a device shares them.
+    /// All rows, for writing; `None` while a lane shares them.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         Arc::get_mut(&mut self.bytes).map(Slot::as_mut_slice)
     }
@@ -86,7 +85,7 @@ impl Matrix {
 
     /// `y[t] = self · x[t]` for every token t of `input`; `y` is `[tokens × rows]`. `scratch` has
     /// [`scratch_len`](Self::scratch_len) elements per thread. A token's result does not depend on
-    /// other tokens, the thread count, or a device with the CPU's bits.
+    /// other tokens, the thread count, or a lane.
     pub(crate) fn matmul(
         &self,
         on: &Compute,
@@ -97,7 +96,7 @@ impl Matrix {
         Self::matmul_all(on, &mut [(self, y)], input, scratch);
     }
 
-    /// [`Matrix::matmul`] of at most [`TOGETHER`] matrices with the same input.
+    /// [`Matrix::matmul`] of at most [`MATRICES`] matrices with the same input.
     pub(crate) fn matmul_all(
         on: &Compute,
         all: &mut [(&Self, &mut [f32])],
@@ -105,74 +104,101 @@ impl Matrix {
         scratch: &mut [Vec<f32>],
     ) {
         let tokens = input.tokens();
-        let begun = Self::device_of(all.iter().map(|(of, _)| *of)).and_then(|device| {
-            let matrices = all.iter().filter_map(|(of, _)| {
-                let device = of.device.as_ref()?;
-                Some((&device.matrices, 0..of.rows))
-            });
-            let matrices: ArrayVec<_, TOGETHER> = matrices.collect();
-            let begun = device.begin(&matrices, input, Forms::Corners)?;
-            Some((device, begun))
-        });
-        for (i, (matrix, y)) in all.iter_mut().enumerate() {
-            let rows = match &begun {
-                Some((_, begun)) => begun.left[i],
-                None => matrix.rows,
-            };
+        if let Some((products, share)) = Self::offer(all.iter().map(|(of, _)| *of), input) {
+            Self::matmul_beside(on, &*products, &share, all, input, scratch);
+            return;
+        }
+        for (matrix, y) in all.iter_mut() {
             let y = &mut y[..tokens * matrix.rows];
-            matrix.matmul_rows(on, input, 0..rows, scratch, y);
-            let its = begun.as_ref().map_or(tokens, |(_, begun)| begun.tokens);
-            if its < tokens {
-                let (input, y) = (input.range(its, tokens - its), &mut y[its * matrix.rows..]);
-                matrix.matmul_rows(on, input, rows..matrix.rows, scratch, y);
+            matrix.matmul_rows(on, input, 0..matrix.rows, scratch, y);
+        }
+    }
+
+    /// The CPU's part of products of which a lane computes a share, then that share.
+    fn matmul_beside(
+        on: &Compute,
+        products: &dyn Products,
+        share: &ProductShare,
+        all: &mut [(&Self, &mut [f32])],
+        input: Input<'_>,
+        scratch: &mut [Vec<f32>],
+    ) {
+        let (tokens, some) = (input.tokens(), share.tokens);
+        for ((matrix, y), &left) in all.iter_mut().zip(&share.left) {
+            let y = &mut y[..tokens * matrix.rows];
+            matrix.matmul_rows(on, input, 0..left, scratch, y);
+            if some < tokens {
+                let (input, y) = (
+                    input.range(some, tokens - some),
+                    &mut y[some * matrix.rows..],
+                );
+                matrix.matmul_rows(on, input, left..matrix.rows, scratch, y);
             }
         }
-        let Some((device, begun)) = begun else {
-            return;
-        };
-        let of = all.iter_mut().map(|(matrix, y)| {
+        let out = all.iter_mut().map(|(matrix, y)| {
             let rows = matrix.rows;
             (rows, &mut y[..tokens * rows])
         });
-        if device.take(&begun, of) {
+        let mut out: ArrayVec<_, MATRICES> = out.collect();
+        let collected = products.collect_into(share, &mut out);
+        drop(out);
+        if collected {
             return;
         }
-        for ((matrix, y), &left) in all.iter_mut().zip(&begun.left) {
+        for ((matrix, y), &left) in all.iter_mut().zip(&share.left) {
             let y = &mut y[..tokens * matrix.rows];
             matrix.matmul_rows(on, input, left..matrix.rows, scratch, y);
         }
     }
 
-    /// The device products of all these matrices, if one device shares them all.
-    fn device_of<'a>(mut all: impl Iterator<Item = &'a Self>) -> Option<Arc<Products>> {
-        let first = &all.next()?.device.as_ref()?.of;
-        let alike = |of: &OnDevice| Arc::ptr_eq(&of.of, first);
-        all.all(|matrix| matrix.device.as_ref().is_some_and(alike))
-            .then(|| Arc::clone(first))
+    /// The lane's products of all these matrices, if it shares them all, and what it takes of them.
+    fn offer<'a>(
+        all: impl Iterator<Item = &'a Self> + Clone,
+        input: Input<'_>,
+    ) -> Option<(Arc<dyn Products>, ProductShare)> {
+        let (products, rows) = Self::shared_rows(all)?;
+        let share = products.offer(&rows, input, false)?;
+        Some((products, share))
     }
 
-    /// Number of weights that a device multiplies for `n` tokens, for matrices with the same input; those that it multiplies for
+    /// The lane's products of all these matrices, and all their rows.
+    fn shared_rows<'a>(
+        all: impl Iterator<Item = &'a Self>,
+    ) -> Option<(Arc<dyn Products>, ArrayVec<MatrixRows, MATRICES>)> {
+        let mut products: Option<&Arc<dyn Products>> = None;
+        let mut rows = ArrayVec::new();
+        for matrix in all {
+            let lane = matrix.lane.as_ref()?;
+            let first = *products.get_or_insert(&lane.products);
+            if !Arc::ptr_eq(first, &lane.products) {
+                return None;
+            }
+            rows.push(MatrixRows {
+                number: lane.number,
+                rows: 0..matrix.rows,
+            });
+        }
+        Some((Arc::clone(products?), rows))
+    }
+
+    /// Number of weights that a lane multiplies for `n` tokens, for matrices with the same input; those that it multiplies for
     /// some of the tokens count in part.
-    pub(crate) fn weights_on_device<'a>(
+    pub(crate) fn weights_on_lane<'a>(
         all: impl Iterator<Item = &'a Self> + Clone,
         n: usize,
     ) -> f64 {
-        let Some((device, cols)) =
-            Self::device_of(all.clone()).zip(all.clone().next().map(Self::cols))
-        else {
-            return 0.0;
-        };
-        let rows = all.clone().map(Self::rows).sum();
-        let matrices = all.filter_map(Self::device).map(|device| &device.matrices);
-        device.rows(matrices, Product { rows, cols, n }, Forms::Corners) * cols as f64
+        let cols = all.clone().next().map_or(0, Self::cols);
+        Self::shared_rows(all).map_or(0.0, |(products, rows)| {
+            products.taken(&rows, cols, n, false) * cols as f64
+        })
     }
 
-    /// Time spent waiting for the devices that multiply these matrices.
-    pub(crate) fn waited_for_device<'a>(all: impl Iterator<Item = &'a Self>) -> Duration {
-        let mut found: Vec<&Arc<Products>> = Vec::new();
-        for device in all.filter_map(|matrix| matrix.device.as_ref()) {
-            if !found.iter().any(|known| Arc::ptr_eq(known, &device.of)) {
-                found.push(&device.of);
+    /// Time spent waiting for the lane's products of these matrices.
+    pub(crate) fn waited_for_lane<'a>(all: impl Iterator<Item = &'a Self>) -> Duration {
+        let mut found: Vec<&Arc<dyn Products>> = Vec::new();
+        for lane in all.filter_map(|matrix| matrix.lane.as_ref()) {
+            if !found.iter().any(|known| Arc::ptr_eq(known, &lane.products)) {
+                found.push(&lane.products);
             }
         }
         found.into_iter().map(|products| products.waited()).sum()
@@ -261,13 +287,19 @@ impl Matrix {
         self.cols
     }
 
-    /// Block format of the rows.
-    pub(crate) fn dtype(&self) -> DType {
-        self.dtype
+    /// The lane's matrix.
+    pub(crate) fn lane(&self) -> Option<&LaneMatrix> {
+        self.lane.as_ref()
     }
 
-    /// The matrix as a device sees it.
-    pub(crate) fn shared(&self) -> SharedMatrix {
+    /// Scratch elements per thread for rows of `cols` elements.
+    pub(crate) fn scratch_len(cols: usize) -> usize {
+        matmul_scratch(cols).max(matmul_scratch_q(cols))
+    }
+}
+
+impl HostMatrix for Matrix {
+    fn shared(&self) -> SharedMatrix {
         SharedMatrix {
             dtype: self.dtype,
             rows: self.rows,
@@ -276,21 +308,18 @@ impl Matrix {
         }
     }
 
-    /// Assigns some of the rows to this device from now on, or to none; the previous device releases
-    /// them.
-    pub(crate) fn set_device(&mut self, device: Option<OnDevice>) {
-        if let Some(before) = std::mem::replace(&mut self.device, device) {
-            before.give_back();
-        }
+    fn multiply(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        rows: Range<usize>,
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    ) {
+        self.matmul_rows(on, input, rows, scratch, y);
     }
 
-    /// The device that computes some of the rows.
-    pub(crate) fn device(&self) -> Option<&OnDevice> {
-        self.device.as_ref()
-    }
-
-    /// Scratch elements per thread for rows of `cols` elements.
-    pub(crate) fn scratch_len(cols: usize) -> usize {
-        matmul_scratch(cols).max(matmul_scratch_q(cols))
+    fn set_lane(&mut self, lane: Option<LaneMatrix>) {
+        self.lane = lane;
     }
 }

@@ -56,10 +56,10 @@ pub struct Needs {
     pub cluster: u64,
     /// Clusters of the model.
     pub clusters: u64,
-    /// Clusters held by a device instead of the host.
-    pub device_clusters: u64,
-    /// Bytes of the budget used by clusters on a device: 0 in separate device memory.
-    pub device: u64,
+    /// Clusters that a lane holds instead of the store.
+    pub lane_clusters: u64,
+    /// Bytes of the budget that they take: 0 if the lane has a memory of its own.
+    pub lane: u64,
     /// Clusters that are hot by the activation statistics.
     pub hot_clusters: u64,
     /// Clusters of layers that need all neurons for every token, while other layers are sparse.
@@ -234,7 +234,7 @@ impl MemoryPlan {
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         // The last cluster of a bank may be partial.
-        let whole = self.hot_clusters + needs.device_clusters;
+        let whole = self.hot_clusters + needs.lane_clusters;
         let hot = whole as f64 / (needs.clusters as f64).max(1.0);
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
         let share = (hot + cold).min(1.0);
@@ -259,7 +259,7 @@ impl Needs {
             ("kv", self.kv),
             ("predictor", self.predictor),
             ("scratch", self.scratch),
-            ("device", self.device),
+            ("device", self.lane),
             ("margin", RUNTIME_MARGIN),
         ]
     }
@@ -272,7 +272,7 @@ impl Needs {
 
     /// Clusters held by the host.
     pub(crate) fn host_clusters(&self) -> u64 {
-        self.clusters.saturating_sub(self.device_clusters)
+        self.clusters.saturating_sub(self.lane_clusters)
     }
 
     pub(crate) fn gate_share(&self) -> f64 {
@@ -475,8 +475,8 @@ impl Needs {
             self.more_buffers(left, least, STREAM_PART)
         };
         let left = left - u64::from(buffers) * self.stream_len;
-        let wanted = self.hot_clusters.saturating_sub(self.device_clusters);
-        let neurons = (self.neurons).saturating_sub(self.device_clusters * self.cluster);
+        let wanted = self.hot_clusters.saturating_sub(self.lane_clusters);
+        let neurons = (self.neurons).saturating_sub(self.lane_clusters * self.cluster);
         let (hot_clusters, slots) = if partly {
             // Nothing of the streaming banks stays in memory.
             let neurons = self.neurons * gate_banks / self.banks;

@@ -1,7 +1,6 @@
 //! First stage of opening a model, before memory is allocated: sparsity mode, banks, planner.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use emberflow_kernels::{Compute, DType, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
@@ -11,16 +10,16 @@ use emberflow_storage::mem;
 
 use crate::ablation::Ablation;
 use crate::bundle::NeuronFormat;
-use crate::device::{DenseShape, Device, Devices, InUse, MOST_DEVICES, TokenScales, checked};
 use crate::embedding::only_decoded;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
+use crate::lane::{Lane, LaneModel};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
 use crate::loader::name_of;
 use crate::mixer::PROJECTIONS;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
-use crate::planner::{Opened, Planner, prepare_groups};
+use crate::planner::{Opened, Planner, longest_pass};
 use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
 use crate::weights::head_role;
@@ -36,8 +35,8 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub source: FileSource,
     pub planner: Planner,
-    /// The devices, which have passed their checks against the CPU.
-    pub devices: Devices,
+    /// The lane, if the options have one and it knows the model.
+    pub lane: Option<Box<dyn Lane>>,
     /// Activation statistics.
     pub known: Known,
     /// Most compute threads.
@@ -86,11 +85,10 @@ impl Parts {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
-        // Loaded first, so that the measured process size includes the driver.
-        let devices = checked_devices(&options, &shape, &layout, c)?;
-        prepare_groups(&devices, &layout, c, &options, stored.is_some())?;
+        let facts = (stored.is_some(), threads);
+        let lane = lane(&options, &shape, &layout, c, facts)?;
         let (planner, known) = Planner::new(Opened {
-            devices: &devices,
+            lane: lane.as_deref(),
             layout: &layout,
             config: c,
             quant,
@@ -108,7 +106,7 @@ impl Parts {
             layout,
             source,
             planner,
-            devices,
+            lane,
             known,
             threads,
             text,
@@ -134,7 +132,7 @@ impl Parts {
             quant: &self.text.meta().quant,
             ffn: &self.shape,
             naming: self.naming,
-            devices: &self.devices,
+            lane: self.lane.as_deref(),
             stored: self.stored.as_ref(),
             options: &self.options,
             threads: self.threads,
@@ -142,101 +140,33 @@ impl Parts {
     }
 }
 
-/// Prepares the options' devices for the model's FFN and checks them against the CPU.
-fn checked_devices(
+/// Opens the options' lane for a model. Done before memory is measured, so that the process includes its driver.
+fn lane(
     options: &Options,
     shape: &FfnShape,
     layout: &Layout,
     c: &ModelConfig,
-) -> Result<Devices, Error> {
-    let dense = DenseShape::of(&shape.format, shape.kind);
-    let one_scale = has_rows_with_one_scale(&layout.container, c);
-    let scales = match one_scale {
-        true => TokenScales::One,
-        false => TokenScales::ByGroup,
+    (predicted, threads): (bool, usize),
+) -> Result<Option<Box<dyn Lane>>, Error> {
+    let Some(opens) = &options.lane else {
+        return Ok(None);
     };
-    let reads = |device: &Device| !one_scale || device.facts().per_channel;
-    let knows =
-        |device: &Device| reads(device) && !c.form.has_gate_top() && dense.unsupported().is_none();
-    let wanted = |device: &&Device| {
-        let wanted = !device.is_optional() || knows(device);
-        if !wanted {
-            let device = &device.facts().name;
-            tracing::warn!(device, "left out, as it does not know this model");
-        }
-        wanted
-    };
-    let wanted: Vec<&Device> = options.devices.iter().filter(wanted).collect();
-    let refused = match () {
-        () if wanted.is_empty() => return Ok(Devices::new()),
-        // A device activates each gate independently.
-        () if c.form.has_gate_top() => Some("models without Gaussian top-k"),
-        () if options.lab.ablation != Ablation::Full => Some("--policy full only"),
-        () if options.lab.observe => Some("models that are not observed"),
-        () => None,
-    };
-    if let Some(what) = refused {
-        return Err(Error::DeviceUse(what));
-    }
-    if wanted.len() > MOST_DEVICES {
-        return Err(Error::DeviceUse("a list of three devices at most"));
-    }
     let of_gates = (!shape.dense).then_some((shape.format.dtype, shape.format.d));
     let multiplied = multiplied(&layout.container, c).into_iter().chain(of_gates);
     let multiplied: BTreeSet<(DType, usize)> = multiplied.collect();
-    let mut devices = Devices::new();
-    for (number, device) in wanted.iter().enumerate() {
-        if !reads(device) {
-            return Err(Error::DeviceScales(device.facts().name.clone()));
-        }
-        let device = checked_device(device, number, &dense, scales, &multiplied)?;
-        if wanted.len() > 1 {
-            together(&device)?;
-        }
-        devices.push(Arc::new(device));
-    }
-    Ok(devices)
-}
-
-/// Refuses a device that cannot compute together with others: which of them computes a cluster follows from times, and all
-/// read the same bytes.
-fn together(device: &InUse) -> Result<(), Error> {
-    let what = match device.verdict.same_bits {
-        _ if !device.facts().unified => "has a memory of its own, which others cannot read",
-        false => "does not compute the CPU's bits, and times must not decide on a text",
-        true => return Ok(()),
-    };
-    Err(device
-        .failed(&format!("{what}: name it alone in --device"))
-        .into())
-}
-
-/// Prepares a device for an FFN and for products, and checks it against the CPU, for tokens with such scales.
-fn checked_device(
-    device: &Device,
-    number: usize,
-    shape: &DenseShape,
-    scales: TokenScales,
-    multiplied: &BTreeSet<(DType, usize)>,
-) -> Result<InUse, Error> {
-    let lease = device.lease()?;
-    let verdict = checked(&lease, shape, scales)?;
-    let name = &device.facts().name;
-    tracing::info!(device = name, ?verdict, "checked against the CPU");
-    // Done now, so that the measured process size includes the driver's code. Devices with other bits compute no
-    // products.
-    let mut products = BTreeSet::new();
-    if verdict.same_bits {
-        let known = |of: &&(DType, usize)| device.facts().multiplies(of.0);
-        for &(dtype, cols) in multiplied.iter().filter(known) {
-            if lease.prepare_products(dtype, cols, scales)? {
-                products.insert((dtype, cols));
-            } else {
-                tracing::warn!(%dtype, cols, "products have other bits: left to the CPU");
-            }
-        }
-    }
-    Ok(InUse::new(lease, number, verdict, products))
+    let matrices: Vec<(DType, usize)> = multiplied.into_iter().collect();
+    opens.open(&LaneModel {
+        config: c,
+        banks: &layout.banks,
+        full: options.lab.ablation == Ablation::Full,
+        observed: options.lab.observe,
+        counted: options.lab.count_fired,
+        predicted,
+        matrices: &matrices,
+        one_scale: has_rows_with_one_scale(&layout.container, c),
+        rows: longest_pass(options),
+        threads,
+    })
 }
 
 /// Whether rows that are multiplied have one scale, in whatever matrix: then activations have one per token. Tables whose
@@ -261,7 +191,7 @@ pub fn compute(
     on
 }
 
-/// Formats and widths of the matrices that a device may multiply: projections and head.
+/// Formats and widths of the matrices that a lane may multiply: projections and head.
 fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)> {
     let projections = (0..c.layers).flat_map(|layer| PROJECTIONS.map(|role| name_of(role, layer)));
     let names = projections.chain([name_of(head_role(c), 0)]);

@@ -1,11 +1,12 @@
 //! Options of [`crate::Engine::open`].
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use emberflow_kernels::DType;
 
 use crate::ablation::Ablation;
-use crate::device::Device;
+use crate::lane::OpenLane;
 
 /// Sparsity mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,11 +86,8 @@ pub struct Options {
     pub preemption: bool,
     /// Bytes that the caller will allocate itself, within the budget.
     pub reserve: u64,
-    /// Devices that hold and compute the hottest neurons. With the CPU's bits they change no
-    /// text. Several need these bits, and the machine's memory.
-    pub devices: Vec<Device>,
-    /// Device memory for neurons in bytes; `None` = the planner's choice.
-    pub device_memory: Option<u64>,
+    /// Opens who computes beside the compute threads, such as a GPU; `None` for the CPU alone.
+    pub lane: Option<Arc<dyn OpenLane>>,
     /// Settings for measurements only.
     pub lab: Lab,
 }
@@ -117,26 +115,10 @@ impl Default for Options {
             kv: DType::F16,
             preemption: false,
             reserve: 0,
-            devices: Vec::new(),
-            device_memory: None,
+            lane: None,
             lab: Lab::default(),
         }
     }
-}
-
-/// Which experts a device computes in groups, of those that it holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Grouping {
-    /// Those for which its measured times say that it is faster.
-    #[default]
-    Measured,
-    /// All, in groups of so many at most; with this capacity, or one by load if it is 0.
-    All {
-        /// Most experts of a group.
-        experts: usize,
-        /// Most tokens of an expert.
-        capacity: usize,
-    },
 }
 
 /// Settings for measurements: disabled mechanisms, overridden planner choices, observers. None
@@ -151,16 +133,12 @@ pub struct Lab {
     pub read_ahead: bool,
     /// Keep Gate rows resident if possible, even if whole clusters are expected to be faster.
     pub gates_stay: bool,
-    /// Experts in groups on a device.
-    pub grouping: Grouping,
     /// I/O engine.
     pub io: emberflow_storage::io::IoChoice,
     /// Core to pin the I/O thread to; `None` = the planner's choice.
     pub io_core: Option<usize>,
     /// Prompt tokens per pass; 0 = as many as the budget allows.
     pub chunk: usize,
-    /// Seconds of a decoding pass with devices and without, in place of the clock's, to decide whether these are left out.
-    pub pass_seconds: Option<[f64; 2]>,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
     /// Keep gates and hidden values of a chunk for observers, within the budget.
@@ -181,11 +159,9 @@ impl Default for Lab {
             phases: Phases::Auto,
             read_ahead: true,
             gates_stay: false,
-            grouping: Grouping::Measured,
             io: Default::default(),
             io_core: None,
             chunk: 0,
-            pass_seconds: None,
             trace: 0,
             observe: false,
             count_fired: false,

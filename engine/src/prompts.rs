@@ -5,7 +5,7 @@
 //! a prompt  │ weights │ cache ·········│ buffers ······· │
 //! ```
 //!
-//! A pass reads each missing cluster once, so a longer chunk reads less per token, and a device is faster
+//! A pass reads each missing cluster once, so a longer chunk reads less per token, and a GPU is faster
 //! with more rows. Both divisions stay within the budget: memory is freed before it is allocated.
 
 use emberflow_storage::trim_heap;
@@ -16,7 +16,6 @@ use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::FfnRoom;
-use crate::lanes::{DeviceLane, Failures, ProductRoom};
 use crate::layer_inputs::LayerInputs;
 use crate::ngrams::NGramLayer;
 use crate::pass::Pass;
@@ -45,9 +44,9 @@ impl Engine {
         self.longest.map_or(self.chunk(), |longest| longest.rows)
     }
 
-    /// Rows of it that a device computes with all neurons.
+    /// Rows of it that a lane computes with all neurons.
     pub(crate) fn rows_streamed(&self) -> usize {
-        let usual = || self.decoder.ffn.rows_of_devices(self.chunk());
+        let usual = || self.decoder.ffn.rows_beside(self.chunk());
         self.longest.map_or_else(usual, |longest| longest.streamed)
     }
 
@@ -62,8 +61,8 @@ impl Engine {
             || self.options.lab.count_fired
             || self.short_prompts
             || self.usual.is_some()
-            // It would be divided for the times of a device that is lost.
-            || self.decoder.ffn.lanes.iter().any(DeviceLane::has_failed)
+            // It would be divided for the times of a lane that is lost.
+            || self.decoder.ffn.lane.as_ref().is_some_and(|lane| lane.has_failed())
             || tokens <= self.chunk()
         {
             return Ok(());
@@ -75,15 +74,12 @@ impl Engine {
         self.decoder.ffn.set_plan(&division.memory)?;
         let usual = std::mem::replace(&mut self.division, division);
         self.usual = Some(Box::new(usual));
-        match self.set_rows().result() {
-            Ok(()) => Ok(()),
-            // A device without memory for more rows computes as many as before.
-            Err(e) => {
-                tracing::warn!(error = %e, "prompts use shorter chunks");
-                self.short_prompts = true;
-                self.end_prompt()
-            }
+        if !self.set_rows(false)? {
+            tracing::warn!("prompts use shorter chunks");
+            self.short_prompts = true;
+            self.end_prompt()?;
         }
+        Ok(())
     }
 
     /// Divides the memory for decoding again.
@@ -97,17 +93,14 @@ impl Engine {
         let (budget, batch) = (self.division.memory.budget(), self.division.batch);
         self.division =
             (self.planner()).divide_again(&usual, budget, batch, Candidates::Current)?;
-        let failures = self.set_rows();
-        if let Some(lane) = self.decoder.ffn.lanes.first() {
-            lane.lose(failures)?;
-        }
+        self.set_rows(true)?;
         // Freed heap memory would count in addition to the cache.
         trim_heap();
         self.decoder.ffn.set_plan(&self.division.memory)
     }
 
-    /// Buffers for the division's chunk. Devices that have no memory for them; all other buffers are allocated.
-    fn set_rows(&mut self) -> Failures {
+    /// Buffers for the division's chunk. False if the lane has no memory for them, unless it `must`; all others are allocated.
+    fn set_rows(&mut self, must: bool) -> Result<bool, Error> {
         self.options.lab.chunk = self.division.chunk;
         let rows = self.most_rows();
         let ffn = FfnRoom {
@@ -126,16 +119,20 @@ impl Engine {
         (decoder.ngrams.iter_mut()).for_each(|of| of.set_rows(c, rows));
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
-        let failures = set_device_room(decoder, &ffn, products, &self.division);
+        let room = ffn.of_lane(decoder.config.bundle_width() as usize);
+        let fits = match &mut decoder.ffn.lane {
+            Some(lane) => lane.set_room(&room, &products, &self.division.widths, must)?,
+            None => true,
+        };
         let longest = LongChunk {
             rows: self.chunk(),
-            streamed: self.decoder.ffn.rows_of_devices(self.chunk()),
+            streamed: self.decoder.ffn.rows_beside(self.chunk()),
         };
         let before = self.longest.map_or(0, |longest| longest.rows);
-        if failures.0.is_empty() && longest.rows > before {
+        if fits && longest.rows > before {
             self.longest = Some(longest);
         }
-        failures
+        Ok(fits)
     }
 }
 
@@ -173,7 +170,7 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
 pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
     let lab = &engine.options.lab;
     let compares = lab.ablation == Ablation::Full && !lab.gates_stay;
-    let alone = engine.options.batch == 1 && engine.decoder.ffn.lanes.is_empty();
+    let alone = engine.options.batch == 1 && engine.decoder.ffn.lane.is_none();
     if !(engine.planner.firing.assumed && compares && alone) {
         return Ok(());
     }
@@ -199,22 +196,5 @@ pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
             tracing::warn!(error = %e, "memory stays divided as it is");
             Ok(())
         }
-    }
-}
-
-/// The same for devices, if there are any.
-fn set_device_room(
-    decoder: &mut Decoder,
-    room: &FfnRoom,
-    products: ProductRoom,
-    division: &Division,
-) -> Failures {
-    for held in decoder.weights.products() {
-        held.set_results(products.results);
-    }
-    let room = room.of_device(decoder.config.bundle_width() as usize);
-    match decoder.ffn.lanes.first_mut() {
-        Some(lane) => lane.set_room(&room, products, &division.widths),
-        None => Failures::default(),
     }
 }

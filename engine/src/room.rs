@@ -16,7 +16,7 @@ pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
 pub(crate) struct Rooms {
     /// Buffers of the FFN.
     pub ffn: FfnRoom,
-    /// Gates per layer that a device may compute from resident rows.
+    /// Gates per layer that a lane may compute from resident rows.
     pub gates: usize,
 }
 
@@ -25,6 +25,6 @@ pub(crate) struct Rooms {
 pub(crate) struct LongChunk {
     /// Rows of the chunk.
     pub rows: usize,
-    /// Rows that a device computed with all neurons.
+    /// Rows that a lane computed with all neurons.
     pub streamed: usize,
 }

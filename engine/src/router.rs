@@ -239,7 +239,7 @@ impl Routes {
                 weights: factors.filter(|_| !self.scales_input),
                 scales: factors.filter(|_| self.scales_input),
                 bias: Bias::of(biases, (expert - bank) as usize),
-                group: None,
+                hidden: None,
             });
         }
         if !self.shared.is_empty() {
@@ -249,7 +249,7 @@ impl Routes {
                 weights: Some(&self.shared[..n]),
                 scales: None,
                 bias: Bias::NONE,
-                group: None,
+                hidden: None,
             });
         }
         units

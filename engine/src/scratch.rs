@@ -6,7 +6,7 @@ use emberflow_models::config::{
     Parallel, PooledAttention,
 };
 
-use crate::lanes::ProductRoom;
+use crate::lane::ProductRoom;
 use crate::matrix::Matrix;
 use crate::narrow_sizes;
 use crate::options::Options;

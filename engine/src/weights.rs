@@ -12,7 +12,7 @@ use emberflow_storage::container::Container;
 use crate::error::Error;
 use crate::ffn::FfnBiases;
 use crate::loader::{Loader, name_of};
-use crate::matrix::{Matrix, Products};
+use crate::matrix::Matrix;
 use crate::meta::ContainerMeta;
 use crate::mixer::Mixer;
 use crate::narrow_experts::NarrowExperts;
@@ -188,7 +188,7 @@ impl Weights {
         })
     }
 
-    /// The matrices that a device may multiply: projections and head.
+    /// The matrices that a lane may multiply: projections and head.
     pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let projections = self
             .layers
@@ -197,27 +197,26 @@ impl Weights {
         projections.chain([&mut self.head])
     }
 
-    /// (Share of the weights of projections and head that a device multiplies for one token, time
-    /// spent waiting for it).
-    pub(crate) fn on_device(&self) -> (f64, Duration) {
-        let its = self.projections_on_device(1);
-        let its = its + Matrix::weights_on_device([&self.head].into_iter(), 1);
+    /// Share of the weights of projections and head that a lane multiplies for one token, and time spent waiting for it.
+    pub(crate) fn on_lane(&self) -> (f64, Duration) {
+        let taken = self.projections_on_lane(1);
+        let taken = taken + Matrix::weights_on_lane([&self.head].into_iter(), 1);
         let all = || self.all_projections().chain([&self.head]);
         let weights: f64 = all().map(Matrix::weights).sum();
-        (its / weights, Matrix::waited_for_device(all()))
+        (taken / weights, Matrix::waited_for_lane(all()))
     }
 
-    /// Share of the weights of projections that a device multiplies for `n` prompt tokens.
-    pub(crate) fn prompt_on_device(&self, n: usize) -> f64 {
+    /// Share of the weights of projections that a lane multiplies for `n` prompt tokens.
+    pub(crate) fn prompt_on_lane(&self, n: usize) -> f64 {
         let weights: f64 = self.all_projections().map(Matrix::weights).sum();
-        self.projections_on_device(n) / weights
+        self.projections_on_lane(n) / weights
     }
 
-    fn projections_on_device(&self, n: usize) -> f64 {
+    fn projections_on_lane(&self, n: usize) -> f64 {
         let layer = |l: &LayerWeights| {
-            let its = Matrix::weights_on_device(l.mixer.inputs(), n);
+            let inputs = Matrix::weights_on_lane(l.mixer.inputs(), n);
             let rest = l.mixer.between().chain(l.mixer.output());
-            its + (rest.map(|one| Matrix::weights_on_device([one].into_iter(), n))).sum::<f64>()
+            inputs + (rest.map(|one| Matrix::weights_on_lane([one].into_iter(), n))).sum::<f64>()
         };
         self.layers.iter().map(layer).sum()
     }
@@ -226,12 +225,6 @@ impl Weights {
         self.layers
             .iter()
             .flat_map(|layer| projections(&layer.mixer))
-    }
-
-    /// The device products of all matrices.
-    pub(crate) fn products(&self) -> impl Iterator<Item = &Products> {
-        let all = self.all_projections().chain([&self.head]);
-        all.filter_map(|matrix| Some(&*matrix.device()?.of))
     }
 
     /// The bytes of the attention matrices.

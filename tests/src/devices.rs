@@ -4,17 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use emberflow_engine::device::{
+use emberflow_devices::{
     Backend, CpuDevice, Device, DeviceChoice, DeviceError, Dots, Facts, Form, HostBytes, Kernels,
-    Lease, NeuronRows, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team, Ticket,
-    Verdicts, Work, list,
+    Lease, NeuronRows, OnDevices, OpenCl, Order, Part, PartKind, Program, Provider, Taken, Team,
+    Ticket, Verdicts, Work, list,
 };
+use emberflow_engine::lane::OpenLane;
 use tempfile::TempDir;
 
 thread_local! {
     /// Verdicts on devices without a fault, for as long as a test runs. The whole check of an OpenCL device takes a
     /// third of a second of a core, that of the CPU a tenth; each engine that a test opens would repeat it.
     static VERDICTS: TempDir = tempfile::tempdir().expect("a folder");
+}
+
+/// Devices for the options of an engine, with this many bytes for neurons if given.
+pub fn lane_of(devices: Vec<Device>, memory: impl Into<Option<u64>>) -> Option<Arc<dyn OpenLane>> {
+    OnDevices::new(devices).holding(memory).lane()
 }
 
 /// A device that is checked as a whole once in a test for each kind of FFN, and later in a few ways. `verdicts` names

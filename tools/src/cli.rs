@@ -2,6 +2,7 @@
 
 mod bench;
 mod containers;
+mod device;
 mod engine;
 mod lab;
 mod profile;
@@ -15,12 +16,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use emberflow_engine::Budget;
-use emberflow_engine::device::Provider;
 use emberflow_kernels::DType;
 use emberflow_storage::io::IoChoice;
 
 pub use self::bench::*;
 pub use self::containers::*;
+pub use self::device::DeviceArg;
 pub use self::engine::*;
 pub use self::lab::*;
 pub use self::profile::*;
@@ -29,7 +30,7 @@ pub use self::run::*;
 pub use self::serve::*;
 pub use self::train_predictor::*;
 pub(crate) use self::values::{
-    ReadSize, parse_budget, parse_read_size, parse_sector, policy_names, with_unit,
+    ReadSize, parse_budget, parse_read_size, parse_sector, policy_names,
 };
 pub use self::values::{ablation_names, io_names, parse_io, parse_share, parse_share_percent};
 
@@ -117,14 +118,16 @@ gave different logits; 130 interrupted by Ctrl-C."
     #[command(hide = true)]
     MeasureMachine(MeasureMachineArgs),
     /// Internal: open an NPU and compare it with the CPU, or try graphs out.
+    #[cfg(feature = "devices")]
     #[command(hide = true)]
     CheckNpu {
         /// The provider.
-        provider: Provider,
+        provider: emberflow_devices::Provider,
         /// What to do in place of a comparison, as JSON.
         only: Option<String>,
     },
     /// Internal: open an OpenCL device.
+    #[cfg(feature = "devices")]
     #[command(hide = true)]
     CheckOpencl {
         /// Its number; without, the first graphics processor.

@@ -3,8 +3,10 @@
 //! Checks are independent: one that cannot run reports why and the others continue.
 
 mod check;
+#[cfg(feature = "devices")]
 mod devices;
 mod memory;
+#[cfg(feature = "devices")]
 mod npu;
 mod processor;
 mod storage;
@@ -18,9 +20,7 @@ use emberflow_storage::profile::Machine;
 use serde_json::{Map, json};
 
 use self::check::{Check, Status};
-use self::devices::devices;
 use self::memory::{cgroup, huge_pages, locked_memory, memory};
-use self::npu::npu;
 use self::processor::{compute_rates, cores, energy, isa};
 use self::storage::{device_profile, direct_io, facts, io_uring, read_ahead};
 use crate::cli::DoctorArgs;
@@ -92,7 +92,9 @@ fn checks(args: &DoctorArgs, machine: &Machine) -> Vec<Check> {
         compute_rates(),
         device_profile(facts.as_ref().ok(), machine),
         energy(),
-        devices(args.retry_devices),
-        npu(args.retry_devices),
+        #[cfg(feature = "devices")]
+        devices::devices(args.retry_devices),
+        #[cfg(feature = "devices")]
+        npu::npu(args.retry_devices),
     ]
 }

@@ -35,6 +35,7 @@ pub mod pack;
 pub mod packed;
 pub mod perplexity;
 pub mod plan;
+#[cfg(feature = "devices")]
 pub mod probe;
 pub mod profile;
 pub mod program;
@@ -81,7 +82,9 @@ pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
         cli::Command::CheckGrammar => serve::check_grammar(),
         cli::Command::Point(args) => run::run(&args.into_run()),
         cli::Command::MeasureMachine(args) => machine::command(&args),
+        #[cfg(feature = "devices")]
         cli::Command::CheckNpu { provider, only } => probe::npu::command(provider, only.as_deref()),
+        #[cfg(feature = "devices")]
         cli::Command::CheckOpencl { number } => probe::opencl::command(number),
     }
 }

@@ -2,8 +2,9 @@
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
+use std::sync::Arc;
 
-use emberflow_engine::device::Device;
+use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::{Budget, Engine, Model, Options, demo_container};
@@ -13,7 +14,7 @@ use emberflow_storage::io::IoChoice;
 
 use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
-use crate::{Failure, budget, machine, probe};
+use crate::{Failure, budget, machine};
 
 /// Opens the container that `arg` names, or a bundled one.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -75,18 +76,10 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
     let mut bar = None;
     let budget = options.budget;
     // Before a plan is made, NPUs compile graphs.
-    let npus = options.devices.iter().map(|device| &*device.facts().name);
-    let npus: Vec<&str> = npus.filter(|name| name.starts_with("npu")).collect();
-    let what = |npus: &[&str]| {
-        let npus = npus.join(", ");
-        format!(
-            "compiling and timing graphs for {npus}, which takes seconds to minutes the first time"
-        )
-    };
-    let compiling = || Loading::waiting(&what(&npus));
-    let mut compiling = (!quiet && !npus.is_empty()).then(compiling);
+    let slow = options.lane.as_ref().and_then(|lane| lane.slow_start());
+    let mut starting = slow.filter(|_| !quiet).map(|what| Loading::waiting(&what));
     let planned = |plan: &MemoryPlan| {
-        compiling = None;
+        starting = None;
         budget::check_free_memory(budget, plan, force)?;
         bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
         Ok::<(), Failure>(())
@@ -191,17 +184,25 @@ pub fn open_routed(
     open(model, options, force, false)
 }
 
-/// Opens the devices of `--device`.
+/// Opens the devices of `--device`; `None` without any.
 ///
 /// # Errors
 /// No such device, or the driver's.
-pub fn open_devices(arg: &DeviceArg) -> Result<Vec<Device>, Failure> {
+#[cfg(feature = "devices")]
+pub fn open_lane(arg: &DeviceArg) -> Result<Option<Arc<dyn OpenLane>>, Failure> {
     let mut devices = Vec::new();
     for &choice in &arg.choices.0 {
-        let device = probe::open(choice).map_err(emberflow_engine::Error::from)?;
+        let device = crate::probe::open(choice).map_err(emberflow_engine::Error::from)?;
         devices.extend(device.map(|device| device.with_verdicts(choice.verdicts())));
     }
-    Ok(devices)
+    let devices = emberflow_devices::OnDevices::new(devices);
+    Ok(devices.holding(arg.memory).lane())
+}
+
+/// Nobody computes beside the CPU: this program was built without devices.
+#[cfg(not(feature = "devices"))]
+pub fn open_lane(_: &DeviceArg) -> Result<Option<Arc<dyn OpenLane>>, Failure> {
+    Ok(None)
 }
 
 /// Options of a command that allocates `reserve` bytes itself.
@@ -226,8 +227,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
             KvArg::F16 => DType::F16,
             KvArg::F32 => DType::F32,
         },
-        devices: open_devices(&args.device)?,
-        device_memory: args.device.memory,
+        lane: open_lane(&args.device)?,
         lab: args.lab.clone(),
         ..Options::default()
     })

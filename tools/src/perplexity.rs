@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use emberflow_engine::{DeviceReport, Engine, FfnObserver, Logits, log_probability};
+use emberflow_engine::lane::LaneReport;
+use emberflow_engine::{Engine, FfnObserver, Logits, log_probability};
 use emberflow_storage::mem;
 use serde::Serialize;
 
@@ -27,7 +28,7 @@ pub struct Perplexity {
     /// Tokens per window.
     pub window: u32,
     /// The devices of `--device`, with their class of numerics; `null` without one.
-    pub device: Option<DeviceReport>,
+    pub device: Option<LaneReport>,
     /// Share of (neuron, token) pairs that are active.
     pub active_share: f64,
     /// Peak resident set of the process (VmHWM).
@@ -138,7 +139,7 @@ pub fn measure(
         tokens: scored,
         bytes,
         window: window as u32,
-        device: engine.device(),
+        device: engine.lane(),
         active_share: engine.counters().active_share(),
         peak_rss_bytes: mem::peak_rss(),
         budget_bytes: engine.memory().budget(),

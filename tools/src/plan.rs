@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{ModelArg, PackQuant, PlanArgs};
-use crate::model::{open_devices, open_model};
+use crate::model::{open_lane, open_model};
 use crate::pack::described;
 use crate::tell::tell;
 use crate::{Failure, atomic, budget, machine, print_json, prompt, size};
@@ -105,8 +105,7 @@ fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         context,
-        devices: open_devices(&args.device)?,
-        device_memory: args.device.memory,
+        lane: open_lane(&args.device)?,
         lab: Lab {
             io: args.io,
             ..Lab::default()
@@ -218,7 +217,7 @@ fn details(p: &Plan) -> String {
     let cuts: Vec<String> = cuts.collect();
     out += &format!("{}\n", cuts.join(",\n            "));
     for device in &p.devices {
-        out += &format!("device      {}\n", device.words());
+        out += &format!("device      {}\n", device.text);
     }
     out
 }

@@ -224,7 +224,7 @@ fn choose(args: &PruneOutliersArgs) -> Result<PrunedModel, Failure> {
         loss_percent: 100.0 * (perplexity / unpruned - 1.0),
         bound_percent: args.loss,
         tokens,
-        numerics: (on.engine.device()).map_or_else(|| "cpu".into(), |device| device.numerics),
+        numerics: (on.engine.lane()).map_or_else(|| "cpu".into(), |lane| lane.numerics),
         layers: importance.iter().enumerate().map(layer).collect(),
     })
 }

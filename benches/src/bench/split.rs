@@ -11,7 +11,7 @@ mod tests;
 
 use std::io::{self, Write};
 
-use emberflow_engine::split::{Curve, Pair, Partition, Product, Solution};
+use emberflow_devices::split::{Curve, Pair, Partition, Product, Solution};
 use serde::Serialize;
 
 use self::snapdragon::{GPU, GRAPHED, NPU, PAIR, PublishedSplit, RATIOS, SLOW_SYNC, SPACE, TABLE};

@@ -6,8 +6,8 @@ use clap::Args;
 use emberflow::cli::{
     BenchArgs, ModelArg, OutputArgs, ablation_names, io_names, parse_share_percent,
 };
+use emberflow_devices::DeviceChoices;
 use emberflow_engine::Ablation;
-use emberflow_engine::device::DeviceChoices;
 
 use super::LabEngineArgs;
 

@@ -100,7 +100,7 @@ Example:
     #[command(hide = true)]
     CheckNpu {
         /// The provider.
-        provider: emberflow_engine::device::Provider,
+        provider: emberflow_devices::Provider,
         /// What to do in place of a comparison, as JSON.
         only: Option<String>,
     },

@@ -5,7 +5,7 @@
 //! ```
 
 use super::schedule::{Operation, Processors, Rule, Slot, by_rule, makespan};
-use emberflow_engine::split::{Curve, Pair, Partition, Product};
+use emberflow_devices::split::{Curve, Pair, Partition, Product};
 
 use crate::bench::split::snapdragon::{GPU, GRAPHED, PAIR, SLOW_SYNC, SPACE};
 use crate::bench::split::{LAYER, LAYERS, decoding, prompt};

@@ -2,7 +2,7 @@
 //! HeteroInfer, PowerInfer-2), compared with the authors' measurements; and plans of the engine's planner for such a phone
 //! ([`plans`]). Only the statistics of the bundled models' routing and activations come from real runs.
 //!
-//! [`outliers`] does not depend on phones: it splits. Capacities are the engine's: [`emberflow_engine::tiers`].
+//! [`outliers`] does not depend on phones: it splits. Capacities are the engine's: [`emberflow_devices::tiers`].
 
 mod draw;
 mod figures;

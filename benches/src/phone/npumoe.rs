@@ -9,7 +9,7 @@
 use super::schedule::{Operation, Planned, makespan, simulate};
 use fastrand::Rng;
 
-use emberflow_engine::tiers::{
+use emberflow_devices::tiers::{
     ExpertTimes, GroupLimits, Placement, RouteCounts, capacity, expected,
 };
 

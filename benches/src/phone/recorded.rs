@@ -7,7 +7,7 @@ use emberflow::cli::{EngineArgs, ModelArg, SparsityArg};
 use emberflow::model::{open_model, open_observed, open_routed};
 use emberflow::text::Tokens;
 use emberflow::{Failure, progress};
-use emberflow_engine::tiers::{GroupLimits, Placement, RouteCounts, expected, imbalance};
+use emberflow_devices::tiers::{GroupLimits, Placement, RouteCounts, expected, imbalance};
 use emberflow_engine::{Engine, FfnSeen, Logits};
 use emberflow_models::demo::Demo;
 use serde::Serialize;

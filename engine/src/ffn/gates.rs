@@ -6,12 +6,13 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Cpu, Row};
 
+use super::beside::GateProducts;
+use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use crate::activation::Gating;
 use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::lanes::{GateProducts, mask};
 use crate::store::{ClusterBytes, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;

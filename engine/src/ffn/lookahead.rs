@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use emberflow_kernels::{Activations, Compute, Cpu, Lane, Lanes};
 
+use super::mask;
 use super::predict::Predictors;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::lanes::mask;
 use crate::norm::{Norm, rows_or_copy};
 
 /// Pieces into which each thread splits a layer's gates or predictions. Lookup and reads for finished

@@ -10,19 +10,20 @@
 //! skips neurons outside the predicted active set.
 //!
 //! ```text
-//! layer.rs   units ─► name.rs: active set ─► store: reads ─► run.rs: partial sums ─► reduce.rs
+//! layer.rs, part.rs   units ─► name.rs: active set ─► store: reads ─► run.rs: partial sums ─► reduce.rs
 //!                         └─ lookahead.rs: prefetch for the next layer
 //! ```
 
-mod devices;
+mod beside;
 mod gates;
 mod gates_ahead;
-mod groups;
 mod layer;
 mod lookahead;
+mod mask;
 mod name;
 mod oracle;
 mod pairs;
+mod part;
 mod predict;
 mod products;
 mod recent;

@@ -13,8 +13,10 @@ use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
+use super::beside::{GateProducts, LaneGates};
 use super::gates::GateWork;
 use super::lookahead::{GATE_PIECES, Lookahead};
+use super::mask;
 use super::pairs::{Inputs, Pairs, Unit, UnitInput};
 use super::predict::Predictors;
 use super::shape::FfnShape;
@@ -25,7 +27,6 @@ use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
 use crate::error::Error;
-use crate::lanes::{BegunGates, DeviceLane, GateProducts, mask};
 use crate::store::{NeuronStore, Resident};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -46,15 +47,15 @@ struct Naming<'a> {
     predictor: Option<&'a Predictors>,
     /// The mask words of a recorded active set.
     oracle: Option<&'a [u64]>,
-    /// Leading clusters that a device computes.
-    on_device: usize,
-    /// Devices compute groups of experts meanwhile.
-    devices_busy: bool,
+    /// Leading clusters that are left to a lane.
+    left: usize,
+    /// A lane has time for products of Gate rows.
+    shares: bool,
     /// Gate rows, if resident.
     resident: Option<&'a Resident>,
     /// Every neuron is needed, firing or not.
     all: bool,
-    /// The same for a device that computes other rows with all neurons.
+    /// The same for a lane that computes other rows with all neurons.
     streams: bool,
     tracer: &'a Tracer,
     /// Pairs that the predictor wants, and nanoseconds spent predicting.
@@ -93,7 +94,7 @@ impl Naming<'_> {
         let (first, unit) = (c * CLUSTER, CLUSTER * self.rows);
         if wanted.is_empty() {
             for (i, gates) in gates.chunks_mut(unit).enumerate() {
-                if c + i < self.on_device {
+                if c + i < self.left {
                     continue;
                 }
                 let neurons = self.of_cluster(c + i);
@@ -110,14 +111,14 @@ impl Naming<'_> {
         }
     }
 
-    /// Starts computing gates on a device, if all of them are needed.
-    fn begin_on_device(&self, of: &Unit) -> Option<BegunGates> {
-        let resident = self.resident.filter(|_| !of.named && !self.devices_busy)?;
-        let own = self.on_device * CLUSTER..self.neurons;
-        BegunGates::begin(resident, self.bank, own, self.gates.input)
+    /// Has a lane begin with some of the gates, if all of them are needed.
+    fn begin_beside(&self, of: &Unit) -> Option<LaneGates> {
+        let resident = self.resident.filter(|_| !of.named && self.shares)?;
+        let own = self.left * CLUSTER..self.neurons;
+        LaneGates::begin(resident, self.bank, own, self.gates.input)
     }
 
-    /// As [`Naming::part`], from products of rows that a device has computed.
+    /// As [`Naming::part`], from products of rows.
     fn part_of_products(&self, products: GateProducts<'_>, c: usize, gates: &mut [f32]) {
         for (i, gates) in gates.chunks_mut(CLUSTER * self.rows).enumerate() {
             let neurons = self.of_cluster(c + i);
@@ -217,8 +218,8 @@ impl Taker<'_> {
         let words = mask::words(rows);
         let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
         for i in 0..count {
-            if c + i < naming.on_device {
-                self.store.job.leave_to_device(self.unit);
+            if c + i < naming.left {
+                self.store.job.leave(self.unit);
                 continue;
             }
             let here = naming.of_cluster(c + i);
@@ -247,24 +248,18 @@ impl Taker<'_> {
     }
 }
 
-/// Whether a device computes a group of experts.
-fn is_in_groups(lane: &DeviceLane) -> bool {
-    let groups = lane.groups();
-    groups.is_some_and(|groups| groups.is_under_way())
-}
-
 impl Ffn {
-    /// Requests all neurons of a unit. Of one in a group, whose gates a device computes, they are for Down.
+    /// Requests all neurons of a unit. Of one whose hidden values a lane computes, they are for Down.
     pub(super) fn name_all(&mut self, unit: usize) -> Result<(), Error> {
         let of = self.units[unit];
-        let on_device = match of.group {
+        let left = match of.hidden {
             Some(_) => {
                 self.counts.all(&of, 0);
                 0
             }
             None => self.store.outside.computes(of.bank),
         };
-        need_all(&mut self.store, unit, of.neurons, on_device)
+        need_all(&mut self.store, unit, of.neurons, left)
     }
 
     /// Determines a unit's active set and requests the misses.
@@ -287,10 +282,10 @@ impl Ffn {
         let oracle = of.is_single().then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
         let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
-        let on_device = self.store.outside.computes(of.bank);
+        let left = self.store.outside.computes(of.bank);
         let gate_len = self.shape.format.gate_len();
         if !of.named {
-            let own = of.neurons.saturating_sub(on_device * CLUSTER);
+            let own = of.neurons.saturating_sub(left * CLUSTER);
             self.counts.all(&of, own * gate_len);
         }
         if !(of.named || known) {
@@ -307,8 +302,8 @@ impl Ffn {
             features,
             predictor,
             oracle,
-            on_device,
-            devices_busy: self.lanes.iter().any(is_in_groups),
+            left,
+            shares: self.lane.as_ref().is_some_and(|lane| !lane.is_busy()),
             resident: known.then_some(&*resident),
             all: self.shape.dense,
             streams: self.store.outside.all_needed,
@@ -341,14 +336,12 @@ impl Ffn {
 }
 
 impl Ffn {
-    /// Lets a predictor select the pairs of the rows that a device computes with all clusters.
-    pub(super) fn name_streamed(&mut self, on: &Compute, inputs: Inputs<'_>) {
-        let (Some(from), Some(&of)) = (inputs.streamed, self.units.first()) else {
+    /// Lets a predictor select the pairs of the rows that a lane computes with all clusters.
+    pub(super) fn name_beside(&mut self, on: &Compute, inputs: Inputs<'_>) {
+        let (Some((from, _)), Some(&of)) = (inputs.beside.rows, self.units.first()) else {
             return;
         };
-        self.lanes
-            .iter_mut()
-            .for_each(|lane| lane.passing.wanted = None);
+        self.pairs.wanted_beside = None;
         let features = from.input.features(from.residual);
         let (predictors, counts) = (&mut self.predictors, &mut self.counts);
         let cutoffs = &mut self.cutoffs;
@@ -370,8 +363,7 @@ impl Ffn {
         (on.workers).for_each_chunk_mut(wanted, words, &|_, c, wanted| {
             count.fetch_add(predicting.part(c, wanted, &mut []), Ordering::Relaxed);
         });
-        let wanted = Some(count.into_inner());
-        (self.lanes.iter_mut()).for_each(|lane| lane.passing.wanted = wanted);
+        self.pairs.wanted_beside = Some(count.into_inner());
         self.counts.predict_ns += nanoseconds(start.elapsed());
     }
 }
@@ -435,8 +427,8 @@ fn share(on: &Compute, of: &Unit, pairs: &mut Pairs, taker: &mut Taker<'_>) {
     if let (Some(multiple), false) = (of.gating.top, of.named) {
         return share_top(on, of, multiple, gates, taker, pieces);
     }
-    if let Some(begun) = naming.begin_on_device(of) {
-        return share_with_device(on, &begun, gates, taker, pieces);
+    if let Some(begun) = naming.begin_beside(of) {
+        return share_beside(on, &begun, gates, taker, pieces);
     }
     let name = |c: usize, wanted: &mut [u64], gates: &mut [f32], margins: &mut [f32]| {
         naming.part(c, wanted, gates, margins);
@@ -482,17 +474,17 @@ fn share_top(
     *taker.tops = tops;
 }
 
-/// [`share`] while a device computes the gates of the last clusters.
-fn share_with_device(
+/// [`share`] while a lane computes the gates of the last clusters.
+fn share_beside(
     on: &Compute,
-    begun: &BegunGates,
+    begun: &LaneGates,
     gates: &mut [f32],
     taker: &mut Taker<'_>,
     pieces: usize,
 ) {
-    let (naming, first) = (taker.naming, begun.first);
+    let (naming, first) = (taker.naming, begun.first().div_ceil(CLUSTER));
     let unit = CLUSTER * naming.rows;
-    let (own, its) = gates.split_at_mut(first * unit);
+    let (own, others) = gates.split_at_mut(first * unit);
     (on.workers).for_each_part_then(
         of_gates(first, unit, own),
         pieces,
@@ -501,16 +493,16 @@ fn share_with_device(
     );
     let mut rest = |name: &(dyn Fn(usize, &mut [f32]) + Sync)| {
         (on.workers).for_each_part_then(
-            of_gates(its.len() / unit, unit, its),
+            of_gates(others.len() / unit, unit, others),
             pieces,
             &|c, _, gates, _| name(first + c, gates),
             &mut |c, _, gates, _| taker.take_early(first + c, &[], gates, &[]),
         );
     };
-    let taken = begun.take(naming.rows, |products| {
+    let taken = begun.collect(naming.rows, &mut |products| {
         rest(&|c, gates| naming.part_of_products(products, c, gates));
     });
-    if taken.is_none() {
+    if !taken {
         rest(&|c, gates| naming.part(c, &mut [], gates, &mut []));
     }
     taker.take_late(&[], gates, &[]);
@@ -526,16 +518,16 @@ fn of_gates(clusters: usize, unit: usize, gates: &mut [f32]) -> Lanes<'_, u64, f
     }
 }
 
-/// Marks every neuron of a unit as needed; the first `on_device` clusters are the device's.
+/// Marks every neuron of a unit as needed, but for the first `left` clusters, which are left to a lane.
 pub(super) fn need_all(
     store: &mut NeuronStore,
     unit: usize,
     neurons: usize,
-    on_device: usize,
+    left: usize,
 ) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
-        if first < on_device * CLUSTER {
-            store.job.leave_to_device(unit);
+        if first < left * CLUSTER {
+            store.job.leave(unit);
             continue;
         }
         let ids = first..(first + CLUSTER).min(neurons);

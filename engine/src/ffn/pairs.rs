@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use emberflow_kernels::{Activations, Cpu};
 
+use super::beside::Beside;
+use super::mask;
 use super::units::{BankWork, Bias, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::lanes::{InGroup, UnitRows, mask};
+use crate::lane::{HiddenRows, UnitRows};
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]
@@ -24,8 +26,8 @@ pub(super) struct Unit {
     /// Whether a mask restricts its pairs.
     pub named: bool,
     pub gating: Gating,
-    /// Where a device's hidden values come, if it computes them in a group.
-    pub group: Option<InGroup>,
+    /// The rows, all of them, whose hidden values a lane computes.
+    pub hidden: Option<HiddenRows>,
 }
 
 impl Unit {
@@ -67,9 +69,11 @@ impl Unit {
 pub(super) struct Pairs {
     /// Activated gates, where known before the sums.
     pub gates: Vec<f32>,
-    /// Mask of the pairs that a predictor wants. The CPU's pairs come first, then those of rows that a device
+    /// Mask of the pairs that a predictor wants. The CPU's pairs come first, then those of rows that a lane
     /// computes with all clusters.
     pub wanted: Vec<u64>,
+    /// Number of the latter, if a predictor selected them.
+    pub wanted_beside: Option<u64>,
     /// Predictor margins (score minus threshold), for passes of one row; empty without predictors and
     /// for experts.
     pub margins: Vec<f32>,
@@ -181,10 +185,8 @@ pub(super) struct UnitInput<'a> {
 pub(super) struct Inputs<'a> {
     pub at: &'a LayerInput<'a>,
     pub gathered: &'a Gathered,
-    /// The units of the whole layer, if a device computes some in groups; else empty.
-    pub grouped: &'a [BankWork<'a>],
-    /// Inputs of further rows that a device computes with all clusters.
-    pub streamed: Option<UnitInput<'a>>,
+    /// What a lane computes.
+    pub beside: Beside<'a>,
 }
 
 impl<'a> Inputs<'a> {

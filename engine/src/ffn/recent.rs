@@ -4,10 +4,10 @@
 //! prompt's last tokens and those that fire often. Only these stay: other reads become the
 //! first eviction victims, and resident neurons keep their eviction priority.
 
+use super::mask;
 use super::pairs::{Pairs, Unit};
 use super::units::{BankWork, Rows};
 use crate::cluster::CLUSTER;
-use crate::lanes::mask;
 use crate::store::NeuronStore;
 use std::ops::Range;
 

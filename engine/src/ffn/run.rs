@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
 
 use super::gates::GateWork;
+use super::mask;
 use super::pairs::{Inputs, UnitInput};
 use super::recent;
 use super::schedule::FEW;
@@ -16,7 +17,6 @@ use super::sums::Job;
 use crate::ablation::Overlap;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
-use crate::lanes::{DeviceLane, Wait, mask};
 use crate::store::Step;
 
 /// Clusters per thread that are computed at once in a scan. Then their buffers are free for further
@@ -33,20 +33,21 @@ impl Ffn {
         group: Range<usize>,
         width: usize,
     ) -> Result<(), Error> {
-        self.leave_each(inputs, &group);
-        self.begin_group(inputs, &group);
-        self.go_on(inputs, Wait::No)?;
-        self.wait_for_groups(inputs, &group)?;
+        let has_lane = self.lane.is_some();
+        if has_lane {
+            self.begin_items(on, inputs, &group)?;
+        }
         let is_own =
-            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_on_device(item);
+            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_left(item);
         let mut open = group.clone().filter(is_own).count();
         let overlap = self.store.policy.overlap();
         let mut begun = false;
         while open > 0 {
             self.store.poll()?;
             self.store.advance()?;
-            self.go_on_each(inputs, &group, width, false)?;
-            self.go_on_groups(inputs, None)?;
+            if has_lane {
+                self.collect_items(on, inputs, &group, width, false)?;
+            }
             // Without the cluster pipeline, reads must complete first.
             let barrier = match overlap {
                 Overlap::Clusters => false,
@@ -81,8 +82,9 @@ impl Ffn {
                 self.schedule.now[item as usize] = Some(step);
             }
             self.compute_gates(on, inputs, group.clone());
-            self.pass_ready(inputs)?;
-            self.go_on(inputs, Wait::No)?;
+            if has_lane {
+                self.pass_ready(on, inputs)?;
+            }
             self.reserve_copies(inputs);
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
@@ -91,8 +93,10 @@ impl Ffn {
                 self.release_done(inputs);
             }
         }
-        self.go_on_each(inputs, &group, width, true)?;
-        self.go_on(inputs, Wait::ForGroup)
+        match has_lane {
+            true => self.collect_items(on, inputs, &group, width, true),
+            false => Ok(()),
+        }
     }
 
     /// The values of a group's (neuron, row) pairs.
@@ -157,7 +161,8 @@ impl Ffn {
         let (units, now, pairs) = (&self.units, &self.schedule.now, &self.pairs);
         let (shape, store, cutoffs) = (&self.shape, &self.store, self.cutoffs.as_slice());
         let unit_of = |item: usize| units.partition_point(|unit| unit.first <= item) - 1;
-        let groups = self.lanes.first().and_then(DeviceLane::groups);
+        let lane = self.lane.as_ref();
+        let known = lane.map_or(&[][..], |lane| lane.hidden());
         let (rows, record) = (units[unit_of(group.start)].rows, self.record.as_mut());
         let records = record.map_or_else(Vec::new, |record| record.clusters(values, rows));
         let is_ready = |&item: &usize| now[item] == Some(Step::Sums);
@@ -177,7 +182,9 @@ impl Ffn {
                     bias: input.bias,
                     gates: of.gates(&pairs.gates),
                     wanted: of.wanted(&pairs.wanted),
-                    hidden: of.group.and_then(|part| groups?.hidden(part, of.neurons)),
+                    hidden: of
+                        .hidden
+                        .and_then(|part| known.get(part.first..)?.get(..part.tokens * of.neurons)),
                 };
                 let records = records.get(from - group.start..).unwrap_or(&[]);
                 let done = job.sum(from, (item..stop).filter(is_ready), partials, records);

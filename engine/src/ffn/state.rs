@@ -15,7 +15,7 @@ use super::top::Tops;
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::error::Error;
-use crate::lanes::{DeviceLane, LEAST_STREAMED, Room};
+use crate::lane::{Lane, Room};
 use crate::memory::MemoryPlan;
 use crate::store::{Layout, NeuronStore};
 use crate::thread_buffer::renew;
@@ -52,21 +52,12 @@ impl FfnRoom {
         self.clusters * CLUSTER * self.rows
     }
 
-    /// The largest pieces of a device's work: as many clusters as partial sums hold.
-    pub fn of_device(&self, d: usize) -> Room {
+    /// The largest pieces of a lane's work: as many clusters as partial sums hold.
+    pub fn of_lane(&self, d: usize) -> Room {
         Room {
             rows: self.rows,
             clusters: self.clusters,
             pairs: self.partials(d) / d,
-        }
-    }
-
-    /// Clusters per stream buffer of a device; 0 if no pass is long enough.
-    pub fn streamed(&self) -> usize {
-        if self.rows >= LEAST_STREAMED {
-            (2 * self.threads).min(self.clusters)
-        } else {
-            0
         }
     }
 
@@ -113,8 +104,8 @@ impl Counts {
 pub(crate) struct Ffn {
     pub(super) shape: FfnShape,
     pub store: NeuronStore,
-    /// Devices in addition to the compute threads, currently at most one; empty without any.
-    pub lanes: Vec<DeviceLane>,
+    /// Who computes beside the compute threads, if anyone does.
+    pub lane: Option<Box<dyn Lane>>,
     pub(super) predictors: Option<Predictors>,
     pub(super) lookahead: Option<Lookahead>,
     /// Used without predictors.
@@ -144,7 +135,7 @@ impl Ffn {
     pub fn new(
         shape: FfnShape,
         store: NeuronStore,
-        lanes: Vec<DeviceLane>,
+        lane: Option<Box<dyn Lane>>,
         predictors: Option<Predictors>,
         room: FfnRoom,
     ) -> Self {
@@ -173,6 +164,7 @@ impl Ffn {
                 gates: vec![0.0; pairs],
                 wanted: vec![0; pairs / 64],
                 margins: vec![0.0; margins],
+                wanted_beside: None,
             },
             partials: vec![0.0; room.partials(d)],
             schedule: Schedule::new(room.clusters),
@@ -189,7 +181,7 @@ impl Ffn {
             },
             shape,
             store,
-            lanes,
+            lane,
         }
     }
 
@@ -237,8 +229,9 @@ impl Ffn {
         let before = self.store.residency.banks.with_gates;
         self.store.set_plan(plan)?;
         if self.store.residency.banks.with_gates != before {
-            for lane in &self.lanes {
-                lane.share_gates_again(&mut self.store);
+            let gates = self.store.residency.gates_mut();
+            if let Some(lane) = &self.lane {
+                (gates.matrices_mut()).for_each(|matrix| lane.multiply_again(matrix));
             }
         }
         Ok(())
@@ -299,8 +292,8 @@ impl Ffn {
     /// Totals since creation.
     pub fn counters(&self) -> Counters {
         let counts = &self.counts;
-        let its = self.lanes.iter().map(DeviceLane::counted);
-        let [fired, bytes] = its.fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
+        let lane = self.lane.as_ref();
+        let [fired, bytes] = lane.map_or([0; 2], |lane| lane.counted());
         Counters {
             fired: counts.fired + fired,
             looked_at: counts.looked_at,

@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use emberflow_kernels::Cpu;
 
 use super::gates::add_bias;
+use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use super::seen::{ClusterRecord, keep};
 use super::shape::FfnShape;
@@ -15,7 +16,6 @@ use crate::activation::{Gating, of_up};
 use crate::bundle::across;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::lanes::mask;
 use crate::store::{ClusterBytes, NeuronBytes, NeuronStore};
 use crate::thread_buffer::with_thread_buffer;
 use crate::trace;
@@ -47,7 +47,7 @@ pub(super) struct Job<'a> {
     pub bias: Bias<'a>,
     /// Activated gates, `[neurons × tokens]`, valid for clusters with known gates.
     pub gates: &'a [f32],
-    /// Hidden values that a device has computed, `[neurons × tokens]`: only Down is missing.
+    /// Hidden values that a lane has computed, `[neurons × tokens]`: only Down is missing.
     pub hidden: Option<&'a [f32]>,
     /// For the other clusters: mask of the wanted pairs, or `None` for all.
     pub wanted: Option<&'a [u64]>,

@@ -50,13 +50,7 @@ fn ffn(world: &World, plan: &MemoryPlan, options: &StoreOptions, threads: usize)
         counts: false,
     };
     thread_buffer::reserve(super::thread_floats(D, ROWS));
-    Ffn::new(
-        shape,
-        world.store(plan, options).unwrap(),
-        Vec::new(),
-        None,
-        room,
-    )
+    Ffn::new(shape, world.store(plan, options).unwrap(), None, None, room)
 }
 
 /// Owned form of [`BankWork`].
@@ -81,7 +75,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
                     weights: None,
                     scales: None,
                     bias: Bias::NONE,
-                    group: None,
+                    hidden: None,
                 }
             } else {
                 BankWork {
@@ -94,7 +88,7 @@ fn run(ffn: &mut Ffn, on: &Compute, number: usize, units: &[Unit], x: &[f32]) ->
                     weights: (!unit.scales).then_some(&unit.weights),
                     scales: unit.scales.then_some(&unit.weights),
                     bias: Bias::NONE,
-                    group: None,
+                    hidden: None,
                 }
             }
         })

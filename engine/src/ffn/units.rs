@@ -1,7 +1,7 @@
 //! The input of a layer's FFN: units of work.
 
 use crate::input::Input;
-use crate::lanes::InGroup;
+use crate::lane::HiddenRows;
 use crate::norm::Norm;
 
 /// Rows of a pass; a row is a token of some sequence.
@@ -9,7 +9,7 @@ use crate::norm::Norm;
 pub(crate) enum Rows<'a> {
     /// All rows; their number.
     All(usize),
-    /// So many rows from one on: the first, and their number.
+    /// A contiguous range: first, count.
     From(usize, usize),
     /// Some rows, by index, ascending.
     Some(&'a [u32]),
@@ -63,8 +63,8 @@ pub(crate) struct BankWork<'a> {
     /// Factor of the bank's input by row; `None` for 1.
     pub scales: Option<&'a [f32]>,
     pub bias: Bias<'a>,
-    /// Where a device's hidden values of the rows come, if it computes them in a group.
-    pub group: Option<InGroup>,
+    /// The rows, all of them, whose hidden values a lane computes.
+    pub hidden: Option<HiddenRows>,
 }
 
 /// Biases of a layer's FFN, in packed order, bank after bank. All banks have the same size.

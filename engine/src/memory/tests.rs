@@ -3,8 +3,8 @@ use proptest::prelude::*;
 
 fn needs() -> Needs {
     Needs {
-        device_clusters: 0,
-        device: 0,
+        lane_clusters: 0,
+        lane: 0,
         process: 10 << 20,
         process_peak: 11 << 20,
         fixed: 3 << 20,

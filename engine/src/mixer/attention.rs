@@ -9,8 +9,9 @@ use super::LayerPass;
 use super::blockwise::{self, Layer};
 use crate::error::Error;
 use crate::input::Input;
+use crate::lane::MATRICES;
 use crate::loader::Loader;
-use crate::matrix::{Matrix, TOGETHER};
+use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 use crate::state::Span;
 
@@ -165,7 +166,7 @@ impl Attention {
         let there = products
             .into_iter()
             .filter_map(|(matrix, out)| Some((matrix?, out)));
-        let mut there: ArrayVec<_, TOGETHER> = there.collect();
+        let mut there: ArrayVec<_, MATRICES> = there.collect();
         Matrix::matmul_all(on, &mut there, input, scratch);
         drop(there);
         if let Some(biases) = &self.qkv_bias {

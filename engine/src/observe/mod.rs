@@ -1,8 +1,8 @@
 //! Observation and reporting; no model computation.
 
+mod beside;
 mod details;
 mod judge;
-mod on_device;
 mod probe;
 mod report;
 mod sampling;
@@ -11,7 +11,6 @@ mod summary;
 
 pub use details::Details;
 pub use judge::Judge;
-pub use on_device::{Computed, DeviceReport, DeviceWork, ExpertWork};
 pub use probe::{Importance, Probe};
 pub use report::Report;
 pub use sampling::SamplingReport;

@@ -4,12 +4,12 @@ use emberflow_storage::mem;
 use serde::Serialize;
 
 use super::details::Details;
-use super::on_device::DeviceReport;
 use super::sampling::SamplingReport;
 use super::seen::Seen;
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::lane::LaneReport;
 use crate::memory::TABLES;
 use crate::planner::{Limit, Plan};
 use crate::run::{Batch, Energy, Generation, Repetition, Stop};
@@ -45,9 +45,9 @@ pub struct Report {
     /// Prefetched experts; absent in models without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_ahead: Option<ReadAheadReport>,
-    /// The device, if any.
+    /// Who computed beside the compute threads, if anyone did.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub device: Option<DeviceReport>,
+    pub device: Option<LaneReport>,
     /// Active sets.
     pub sparsity: SparsityReport,
     /// Metrics of the second half of the generated tokens.
@@ -475,7 +475,7 @@ impl Report {
             logits_hash: hash(generation.logits_hash),
             threads: engine.threads(),
             isa: engine.cpu().name().to_string(),
-            device: engine.device(),
+            device: engine.lane(),
             policy: engine.options().lab.ablation.name(),
             stop: name(generation.stop),
             repetition: Repetition::of(&generation.tokens),

@@ -53,7 +53,7 @@ impl Report {
             line("ahead", ahead.summary());
         }
         if let Some(device) = &self.device {
-            line("device", device.summary());
+            line("device", device.summary.clone());
         }
         line("memory", self.held());
         if let Some(EnergyReport {

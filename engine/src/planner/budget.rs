@@ -2,10 +2,10 @@
 //! whenever a sequence joins or leaves and whenever the budget changes.
 
 use super::facts::{ChunkMemory, Planner};
-use super::pass::{CostModel, DevicePart, Shape};
+use super::pass::{CostModel, Shape};
 use crate::cluster::{CLUSTER, prefixes};
-use crate::device::Widths;
 use crate::error::Error;
+use crate::lane::{LanePart, Widths};
 use crate::memory::{MemoryPlan, Needs};
 
 /// A longer chunk may use at most 1/`CHUNK_PART` of the neuron memory: prefill gains much, decode
@@ -30,7 +30,7 @@ pub struct Division {
     pub chunk: usize,
     /// Number of sequences.
     pub batch: usize,
-    /// Clusters and rows computed by the device, by the number of rows in a pass.
+    /// Clusters and rows that a lane computes, by the number of rows in a pass.
     pub widths: Widths,
 }
 
@@ -42,7 +42,7 @@ impl Division {
 
     /// Whether all neurons are in memory, so that nothing is read.
     pub fn is_resident(&self) -> bool {
-        let whole = self.memory.hot_clusters + self.needs.device_clusters;
+        let whole = self.memory.hot_clusters + self.needs.lane_clusters;
         self.memory.slots + whole * self.needs.cluster >= self.needs.neurons
     }
 }
@@ -107,7 +107,7 @@ impl Planner {
     /// share of all experts, as for uniform, independent routing.
     pub(super) fn expert_hits(&self, division: &Division) -> f64 {
         let needs = &division.needs;
-        let held = division.memory.hot_clusters + needs.device_clusters;
+        let held = division.memory.hot_clusters + needs.lane_clusters;
         let held = held as f64 / needs.clusters.max(1) as f64;
         match self.expert_misses.and_then(|misses| misses.rate(held)) {
             Some(missed) => 1.0 - missed,
@@ -129,15 +129,15 @@ impl Planner {
         } else {
             hot
         };
-        let whole = division.memory.hot_clusters + division.needs.device_clusters;
+        let whole = division.memory.hot_clusters + division.needs.lane_clusters;
         let prefix = prefixes(whole, wanted, &all);
-        let its = prefixes(division.needs.device_clusters, &all, &all);
+        let its = prefixes(division.needs.lane_clusters, &all, &all);
         let neuron = |c: u32| (c as usize * CLUSTER).min(self.shape.neurons);
         let both = prefix.iter().zip(its);
         both.map(|(&first, its)| neuron(first.max(its))).collect()
     }
 
-    /// Cost model for `threads` threads without a device. `None` without rates for that thread
+    /// Cost model for `threads` threads without a lane. `None` without rates for that thread
     /// count.
     pub(super) fn pass(&self, division: &Division, threads: usize) -> Option<CostModel<'_>> {
         Some(CostModel {
@@ -151,7 +151,7 @@ impl Planner {
             stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
             foresees: self.ablation.looks_ahead() && !self.gates_first,
-            device_part: DevicePart::default(),
+            beside: LanePart::default(),
         })
     }
 }

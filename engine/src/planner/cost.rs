@@ -152,7 +152,7 @@ impl CostModel<'_> {
         }
     }
 
-    /// Time in nanoseconds of an FFN without reads: [before the device can start, total].
+    /// Time in nanoseconds of an FFN without reads: [before a lane can start, total].
     pub fn in_memory(&self, plan: &MemoryPlan, of: ResidentLayer) -> [f64; 2] {
         let mode = self.mode(plan, of.layer, of.rows, 0);
         let fires = self.fires(of.layer, self.own(of.rows));
@@ -160,9 +160,9 @@ impl CostModel<'_> {
         [if mode.streams { 0.0 } else { times.gates }, times.work]
     }
 
-    /// Rows computed by the CPU; the device computes the others.
+    /// Rows computed by the CPU; a lane computes the others.
     fn own(&self, rows: usize) -> usize {
-        rows.saturating_sub(self.device_part.rows)
+        rows.saturating_sub(self.beside.rows)
     }
 
     /// Neurons of a layer that the CPU computes for at least one of `tokens` rows.
@@ -170,7 +170,7 @@ impl CostModel<'_> {
         if self.shape.dense {
             self.neurons()
         } else {
-            self.firing.fires(layer, self.device_part.neurons, tokens)
+            self.firing.fires(layer, self.beside.neurons, tokens)
         }
     }
 
@@ -213,7 +213,7 @@ impl CostModel<'_> {
             set,
             ..
         } = mode;
-        let tokens = (mode.tokens - self.device_part.rows as f64).max(1.0);
+        let tokens = (mode.tokens - self.beside.rows as f64).max(1.0);
         let (s, m) = (self.shape, self.machine);
         let neurons = self.neurons();
         let named = if predicts {
@@ -245,12 +245,12 @@ impl CostModel<'_> {
         // The caller looks up neurons and wakes the I/O thread while other threads compute gates.
         let calling = naming + wakeups * m.tell_ns;
         let naming = (calling / threads).max(calling - gates);
-        let own = gates + sums + naming + arriving + self.device_part.copying + self.rates.layer_ns;
+        let own = gates + sums + naming + arriving + self.beside.copying + self.rates.layer_ns;
         let taken = self.taken(reads, own, wakeups);
-        // The device starts once the active set is known. A streamed layer has none.
-        let waits = !streams && self.device_part.rows == 0;
+        // A lane starts once the active set is known. A streamed layer has none.
+        let waits = !streams && self.beside.rows == 0;
         let before = if waits { gates + naming } else { 0.0 };
-        let work = before + (own + taken - before).max(self.device_part.ns);
+        let work = before + (own + taken - before).max(self.beside.ns);
         let clusters = s.neurons.div_ceil(CLUSTER) as f64;
         // Streamed clusters include their Gate rows.
         let late = sums + arriving + if streams { gates } else { 0.0 };
@@ -266,7 +266,7 @@ impl CostModel<'_> {
 
     /// Neurons of a layer that the CPU may compute.
     fn neurons(&self) -> f64 {
-        self.shape.neurons.saturating_sub(self.device_part.neurons) as f64
+        self.shape.neurons.saturating_sub(self.beside.neurons) as f64
     }
 
     /// CPU time in nanoseconds that the I/O thread takes from the compute threads, which run for

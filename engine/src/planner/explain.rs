@@ -1,6 +1,6 @@
 //! The plan as text, for `-v`.
 
-use super::plan::{DevicePlan, Plan};
+use super::plan::Plan;
 use crate::error::mib;
 use crate::memory::Needs;
 
@@ -15,7 +15,7 @@ impl Plan {
             self.explain_token(),
             self.explain_basis(),
         ];
-        lines.extend(self.devices.iter().map(DevicePlan::words));
+        lines.extend(self.devices.iter().map(|of| of.text.clone()));
         lines
     }
 

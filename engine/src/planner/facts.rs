@@ -3,15 +3,12 @@
 use emberflow_predictor::stats::routing::ExpertMisses;
 use emberflow_storage::profile::ReadCost;
 
-use super::experts::ExpertLoads;
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use crate::ablation::Ablation;
-use crate::cluster::CLUSTER;
-use crate::device::shared::Samples;
+use crate::lane::LaneFacts;
 use crate::memory::Needs;
-use crate::split::{Curve, Linear, Product, shares};
 
 /// Batch sizes with a reported hot cut.
 pub(crate) const BATCHES: [usize; 4] = [1, 2, 4, 8];
@@ -28,86 +25,6 @@ pub(crate) struct ChunkMemory {
     pub bytes: u64,
     /// Bytes of the predictors: weights and scratch.
     pub predictor: u64,
-}
-
-/// Devices as a tier of memory and as processors beside the CPU.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct DeviceTier {
-    /// The device shares the machine's memory.
-    pub unified: bool,
-    /// Bytes for neurons; in separate memory including the stream buffers, if any. `asked`: chosen
-    /// by the user.
-    pub memory: u64,
-    /// See `memory`.
-    pub asked: bool,
-    /// Bytes of a cluster.
-    pub cluster_len: u64,
-    /// Names of the devices.
-    pub names: Vec<String>,
-    /// Of each device, measured seconds by neurons (rows of single-column products) and rows of a pass.
-    pub times: Vec<Samples>,
-    /// The device has the CPU's bits, so times may decide which of the two computes a neuron.
-    pub same_bits: bool,
-    /// Seconds per byte copied to separate memory while the device computes.
-    pub copy: f64,
-    /// Clusters per stream buffer.
-    pub at_once: usize,
-    /// Seconds of all CPU threads for a cluster whose neurons all fire.
-    pub cpu_cluster: f64,
-}
-
-impl DeviceTier {
-    /// What is needed where devices hold so many clusters.
-    pub fn holding(&self, needs: &Needs, clusters: u64) -> Needs {
-        Needs {
-            device_clusters: clusters,
-            device: match self.unified {
-                true => clusters * self.cluster_len,
-                false => 0,
-            },
-            ..*needs
-        }
-    }
-
-    /// Whether the device's part of its own clusters may follow its times: the CPU can read the
-    /// rest in place and computes the same bits.
-    pub fn follows(&self) -> bool {
-        self.unified && self.same_bits
-    }
-
-    /// Number of `hot` clusters in `layers` layers for which the devices and the CPU finish at the
-    /// same time: the weighted partition of [`split`](crate::split). `computed`: share of a cluster
-    /// that the CPU computes.
-    ///
-    /// 0 if that is less than one cluster per layer: the launches would take as long as they save.
-    pub fn balanced(&self, hot: u64, computed: f64, layers: usize) -> u64 {
-        let cpu = Linear {
-            launch: 0.0,
-            row: computed * self.cpu_cluster,
-        };
-        let of_one = self.times.iter().filter_map(|samples| samples.0.first());
-        let devices: Vec<Linear> = of_one
-            .map(|one| Linear {
-                launch: layers as f64 * one.launch,
-                row: CLUSTER as f64 * one.weight,
-            })
-            .collect();
-        let cpu: &dyn Curve = &cpu;
-        let its = devices.iter().map(|device| device as &dyn Curve);
-        let all: Vec<&dyn Curve> = std::iter::once(cpu).chain(its).collect();
-        let rows = usize::try_from(hot).unwrap_or(usize::MAX);
-        let of = Product {
-            rows,
-            cols: 1,
-            n: 1,
-        };
-        let clusters = rows - shares(of, &all)[0];
-        if clusters < layers {
-            0
-        } else {
-            clusters as u64
-        }
-    }
 }
 
 /// All inputs of a plan except the budget.
@@ -143,10 +60,10 @@ pub struct Planner {
     pub(crate) predictor: PredictorNeeds,
     /// Two-phase loading where Gate rows are not resident.
     pub(crate) gates_first: bool,
-    /// The device, if any.
-    pub(crate) tier: Option<DeviceTier>,
-    /// Experts that it computes in groups, if it does.
-    pub(crate) experts: Option<ExpertLoads>,
+    /// The lane, if any.
+    pub(crate) lane: Option<LaneFacts>,
+    /// How often each bank is visited, for the lane; empty without statistics.
+    pub(crate) visits: Vec<f32>,
     /// Core of the I/O thread, if one is preferable.
     pub(crate) io_core: Option<usize>,
 }

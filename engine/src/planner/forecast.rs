@@ -4,7 +4,6 @@
 use emberflow_storage::profile::Origin;
 
 use super::budget::{Division, streams};
-use super::devices::device_plans;
 use super::facts::{BATCHES, Planner};
 use super::firing::{Absent, Firing};
 use super::pass::{CostModel, Forecast};
@@ -42,7 +41,7 @@ fn cold<'a>(of: &Planner, division: &Division, first: &'a [usize]) -> (u64, &'a 
 fn outlook(of: &Planner, division: &Division) -> ForecastInputs {
     let first = of.first_cold(division);
     let (slots, served) = cold(of, division, &first);
-    let fixed = division.needs.device_clusters * CLUSTER as u64;
+    let fixed = division.needs.lane_clusters * CLUSTER as u64;
     let absent = of.firing.absent_beside(fixed, slots, served);
     ForecastInputs { absent, first }
 }
@@ -122,7 +121,7 @@ impl Planner {
             io_core: self.io_core,
             chunk: *chunk,
             predictor: self.predictor,
-            devices: device_plans(self, &pass, division),
+            devices: self.explain_beside(division, threads),
             decode: self.expect(&pass, division, &outlook, 1),
             prefill: self.expect(&pass, division, &outlook, (*chunk).max(2)),
             basis: Basis {
@@ -169,9 +168,8 @@ impl Planner {
             _ => longest.saturating_sub(tokens) / 2,
         };
         let ForecastInputs { first, absent } = outlook;
-        let device_part = self.device_part(division, tokens);
         let pass = CostModel {
-            device_part,
+            beside: self.part_beside(division, tokens),
             ..*pass
         };
         pass.forecast(&division.memory, first, absent, tokens, before)

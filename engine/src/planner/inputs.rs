@@ -1,8 +1,6 @@
 //! Builds a [`Planner`] from a container, the options and the saved profiles.
 
-use std::sync::Arc;
-
-use emberflow_kernels::{Cpu, DType, Isa, outliers};
+use emberflow_kernels::{Cpu, DType, Isa};
 use emberflow_models::config::ModelConfig;
 use emberflow_storage::arena::Arena;
 use emberflow_storage::limits::Limits;
@@ -12,18 +10,17 @@ use emberflow_storage::trim_heap;
 
 use super::budget::Division;
 use super::cores;
-use super::experts::{ExpertLoads, in_groups};
-use super::facts::{BATCHES, ChunkMemory, DeviceTier, Planner, chunks};
+use super::facts::{BATCHES, ChunkMemory, Planner, chunks};
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::cluster::{CLUSTER, LEAST_BUFFERS};
-use crate::device::{DenseShape, Devices, Facts, InUse, MOST_EXPERTS, token_bytes};
 use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
 use crate::hyper::Hyper;
+use crate::lane::Lane;
 use crate::layer_inputs::LayerInputs;
 use crate::memory::Needs;
 use crate::meta::Quant;
@@ -56,8 +53,8 @@ pub(crate) struct Opened<'a> {
     pub quant: &'a Quant,
     pub ffn: &'a FfnShape,
     pub naming: Naming,
-    /// The devices.
-    pub devices: &'a Devices,
+    /// The lane, if any.
+    pub lane: Option<&'a dyn Lane>,
     /// The predictors in use.
     pub stored: Option<&'a StoredPredictors>,
     pub options: &'a Options,
@@ -123,8 +120,8 @@ impl Planner {
             gates_stay: options.lab.gates_stay,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
-            experts: of.experts(&known.popularity.visits),
-            tier: of.tier(),
+            lane: of.lane.map(|lane| lane.facts().clone()),
+            visits: known.popularity.visits.clone(),
             io_core: options.lab.io_core.or_else(|| cores::io_core(of.threads)),
         };
         Ok((
@@ -132,6 +129,21 @@ impl Planner {
             Known::new(known.frequencies, known.popularity.visits),
         ))
     }
+}
+
+/// Candidate chunks, ascending.
+fn candidate_chunks(options: &Options) -> Vec<usize> {
+    let prompt = match options.prompt {
+        0 => options.context,
+        tokens => tokens.min(options.context),
+    };
+    chunks(options.lab.chunk, prompt)
+}
+
+/// Rows of the longest pass.
+pub(crate) fn longest_pass(options: &Options) -> usize {
+    let longest = candidate_chunks(options).last().copied();
+    longest.unwrap_or(1).max(options.batch)
 }
 
 /// Adds all clusters of layers that need all neurons to each bank's `hot` ones. Returns their
@@ -173,11 +185,7 @@ impl Opened<'_> {
 
     /// Candidate chunks, ascending.
     fn chunks(&self) -> Vec<usize> {
-        let prompt = match self.options.prompt {
-            0 => self.options.context,
-            tokens => tokens.min(self.options.context),
-        };
-        chunks(self.options.lab.chunk, prompt)
+        candidate_chunks(self.options)
     }
 
     /// Number of Gate rows per layer that may be resident.
@@ -188,137 +196,20 @@ impl Opened<'_> {
         }
     }
 
-    /// Host memory for the devices' buffers.
-    fn device_room(&self, room: &FfnRoom) -> u64 {
-        let width = self.config.bundle_width() as usize;
+    /// Host memory for a lane's buffers.
+    fn lane_room(&self, room: &FfnRoom) -> u64 {
         let products = product_room(self.config, room.rows, self.options.batch, self.gates());
-        let groups = self.group_room(room);
-        let (shape, room) = (
-            DenseShape::of(&self.ffn.format, self.ffn.kind),
-            room.of_device(width),
-        );
-        let of = |device: &Arc<InUse>| {
-            let unified = device.facts().unified;
-            let streamed = 2 * (self.at_once() * CLUSTER) as u64 * shape.neuron_bytes();
-            let own = shape.room_bytes(&room, unified) + products.bytes(unified);
-            own + streamed + device.facts().work_bytes
-        };
-        let joined = match self.devices.len() {
-            0 | 1 => 0,
-            _ => 4 * ((room.pairs + room.rows) * width + products.results) as u64,
-        };
-        self.devices.iter().map(of).sum::<u64>() + joined + groups
+        let room = room.of_lane(self.config.bundle_width() as usize);
+        self.lane
+            .map_or(0, |lane| lane.host_bytes(&room, &products))
     }
 
-    /// Whether a device computes experts in groups.
-    fn in_groups(&self) -> bool {
-        in_groups(
-            self.devices,
-            self.config,
-            self.options,
-            self.stored.is_some(),
-        )
-    }
-
-    /// How often experts are visited, if a device computes them in groups.
-    fn experts(&self, visits: &[f32]) -> Option<ExpertLoads> {
-        let grouping = self.options.lab.grouping;
-        let loads = || ExpertLoads::of(self.layout, self.config, visits, grouping);
-        self.in_groups().then(loads).flatten()
-    }
-
-    /// Host memory for experts in groups of passes of `rows` rows: hidden values on a device and here, and copies of tokens,
-    /// which graphs read in another form.
-    fn group_room(&self, room: &FfnRoom) -> u64 {
-        if !self.in_groups() {
-            return 0;
-        }
-        let d = self.ffn.format.d;
-        let hidden = room.clusters * CLUSTER * room.rows;
-        let token = token_bytes(self.ffn.format.dtype, d) + d.next_multiple_of(32);
-        // Outliers of all rows of a group's experts.
-        let of_rows = match self.ffn.format.dtype {
-            DType::Q4c => MOST_EXPERTS * self.layout.most_neurons() * outliers(d),
-            _ => 0,
-        };
-        (8 * hidden + room.chosen * room.rows * token + of_rows) as u64
-    }
-
-    /// Clusters per stream buffer of devices that stream the longest chunk. In separate memory
-    /// the two buffers take at most half. 0 where times must not decide.
-    fn at_once(&self) -> usize {
-        let same_bits = self.devices.iter().all(|device| device.verdict.same_bits);
-        if self.layout.has_experts() || !same_bits {
-            return 0;
-        }
-        let longest = self.chunks().last().copied().unwrap_or(0);
-        let streamed = self.room(longest, self.threads).streamed();
-        let of = |device: &Arc<InUse>| {
-            if device.facts().unified {
-                streamed
-            } else {
-                let fit = self.device_memory(device.facts()) / 4 / self.device_cluster();
-                streamed.min(usize::try_from(fit).unwrap_or(usize::MAX))
-            }
-        };
-        self.devices.iter().map(of).min().unwrap_or(0)
-    }
-
-    /// Bytes of device memory to use.
-    fn device_memory(&self, of: &Facts) -> u64 {
-        // A tenth is left to the driver.
-        self.options.device_memory.unwrap_or(of.memory / 10 * 9)
-    }
-
-    /// Bytes of a cluster on a device.
-    fn device_cluster(&self) -> u64 {
-        CLUSTER as u64 * DenseShape::of(&self.ffn.format, self.ffn.kind).neuron_bytes()
-    }
-
-    /// Clusters that a device whose bits are not the CPU's computes, and their bytes in the machine's memory: what the user
-    /// gives it, whatever the budget and the times, as a text follows from it. 0 for other devices, whose part is chosen.
+    /// Clusters that a lane computes whatever the plan, and their bytes in the machine's memory.
     fn fixed_part(&self) -> [u64; 2] {
-        let (Some(device), Some(_)) = (self.devices.first(), self.options.device_memory) else {
-            return [0; 2];
-        };
-        if device.verdict.same_bits {
-            return [0; 2];
-        }
-        let memory = self
-            .device_memory(device.facts())
-            .min(device.facts().memory);
-        let clusters = (memory / self.device_cluster().max(1)).min(self.layout.total_clusters());
-        let unified = u64::from(device.facts().unified);
-        [clusters, unified * clusters * self.device_cluster()]
-    }
-
-    /// The devices as a tier of memory.
-    fn tier(&self) -> Option<DeviceTier> {
-        let verdict = self.devices.first()?.verdict;
-        let all = |is: fn(&InUse) -> bool| self.devices.iter().all(|device| is(device));
-        let memory = self
-            .devices
-            .iter()
-            .map(|device| self.device_memory(device.facts()));
-        Some(DeviceTier {
-            unified: all(|device| device.facts().unified),
-            memory: memory.min().unwrap_or(0),
-            asked: self.options.device_memory.is_some(),
-            cluster_len: self.device_cluster(),
-            names: self
-                .devices
-                .iter()
-                .map(|device| device.facts().name.clone())
-                .collect(),
-            times: self
-                .devices
-                .iter()
-                .map(|device| device.verdict.times())
-                .collect(),
-            same_bits: all(|device| device.verdict.same_bits),
-            copy: verdict.copy,
-            at_once: self.at_once(),
-            cpu_cluster: CLUSTER as f64 * verdict.cpu.neuron / self.threads as f64,
+        self.lane.map_or([0; 2], |lane| {
+            let facts = lane.facts();
+            let unified = u64::from(facts.unified);
+            [facts.fixed, unified * facts.fixed * facts.cluster_len]
         })
     }
 
@@ -456,8 +347,8 @@ impl Opened<'_> {
     /// Memory of chunks of `chunk` tokens, without the weights.
     fn scratched(&self, chunk: usize) -> ChunkMemory {
         let (o, room) = (self.options, self.room(chunk, self.threads));
-        let lanes = self.threads + emberflow_storage::trace::OTHERS + self.devices.len();
-        let lanes = lanes as u64;
+        let beside = self.lane.map_or(0, |lane| lane.facts().names.len());
+        let tracks = (self.threads + emberflow_storage::trace::OTHERS + beside) as u64;
         let batch = o.batch as u64;
         let row = self.config.d_model as usize + streams::aux_width(self.config);
         let parts = [
@@ -490,9 +381,9 @@ impl Opened<'_> {
             PER_POSITION * o.context as u64 * batch,
             // Candidates of each sampler, and a copy for sorting.
             20 * u64::from(self.config.vocab) * batch,
-            lanes * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
+            tracks * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,
             o.reserve,
-            self.device_room(&room),
+            self.lane_room(&room),
         ];
         ChunkMemory {
             chunk,
@@ -519,7 +410,7 @@ impl Opened<'_> {
         let tables = Embedding::bytes_for(layout, c);
         let eviction = o.lab.ablation.eviction();
         let format = &self.ffn.format;
-        let [device_clusters, device] = self.fixed_part();
+        let [lane_clusters, lane] = self.fixed_part();
         Ok(Needs {
             process,
             process_peak,
@@ -544,8 +435,8 @@ impl Opened<'_> {
             banks: layout.banks() as u64,
             cluster: CLUSTER as u64,
             clusters: layout.total_clusters(),
-            device_clusters,
-            device,
+            lane_clusters,
+            lane,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
             always: 0,
             two_phases: sparse && two_phases,

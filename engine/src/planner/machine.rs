@@ -2,54 +2,11 @@
 
 use emberflow_storage::profile::ReadCost;
 
-use super::facts::{DeviceTier, Planner};
+use super::facts::Planner;
 use super::firing::Firing;
 use super::rates::Rates;
 use crate::cluster::{CLUSTER, hot_prefix};
-use crate::device::shared::{Sample, Samples};
-use crate::split::{Curve, Product};
-
-/// Times of a device for passes of some number of rows.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RowTimes {
-    /// Rows.
-    pub rows: usize,
-    /// Seconds of any piece of work.
-    pub launch: f64,
-    /// Seconds of a neuron for all these rows.
-    pub neuron: f64,
-}
-
-/// A device that shares the machine's memory and has the CPU's bits.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceNumbers {
-    /// Its name.
-    pub name: String,
-    /// By rows, ascending; straight lines between them.
-    pub times: Vec<RowTimes>,
-    /// Clusters in each of the two buffers that others than held ones pass through; 0 for none.
-    pub at_once: usize,
-}
-
-impl DeviceNumbers {
-    /// Seconds of a piece of work of `neurons` neurons for `rows` rows.
-    pub fn seconds(&self, neurons: usize, rows: usize) -> f64 {
-        self.samples().seconds(Product {
-            rows: neurons,
-            cols: 1,
-            n: rows,
-        })
-    }
-
-    fn samples(&self) -> Samples {
-        let sample = |of: &RowTimes| Sample {
-            n: of.rows,
-            launch: of.launch,
-            weight: of.neuron,
-        };
-        Samples(self.times.iter().map(sample).collect())
-    }
-}
+use crate::lane::LaneFacts;
 
 /// A machine.
 #[derive(Debug, Clone)]
@@ -62,8 +19,8 @@ pub struct MachineNumbers {
     pub storage: ReadCost,
     /// Storage at the depth of the stream buffers.
     pub stream: ReadCost,
-    /// The device, if any.
-    pub device: Option<DeviceNumbers>,
+    /// Who computes beside the CPU, if anyone does.
+    pub lane: Option<LaneFacts>,
 }
 
 /// A planner's model on another machine.
@@ -78,16 +35,10 @@ pub fn on_machine(planner: Planner, machine: &MachineNumbers) -> Planner {
         let speed = kernel.map_or(&rates.read, |kernel| &kernel.neuron);
         speed.ns(3.0 * CLUSTER as f64, cluster_len as f64, all)
     });
-    let tier = machine.device.as_ref().map(|device| DeviceTier {
-        unified: true,
-        memory: u64::MAX,
+    let lane = machine.lane.as_ref().map(|lane| LaneFacts {
         cluster_len,
-        names: vec![device.name.clone()],
-        times: vec![device.samples()],
-        same_bits: true,
-        at_once: device.at_once,
         cpu_cluster: cluster_ns.unwrap_or_default() / 1e9,
-        ..DeviceTier::default()
+        ..lane.clone()
     });
     Planner {
         rates: machine.rates.clone(),
@@ -96,7 +47,7 @@ pub fn on_machine(planner: Planner, machine: &MachineNumbers) -> Planner {
         threads: machine.threads,
         threads_fixed: true,
         io_core: None,
-        tier,
+        lane,
         ..planner
     }
 }
@@ -129,7 +80,7 @@ pub fn with_frequencies(planner: Planner, often: &[Vec<f32>], persistence: f64) 
 mod tests {
     use emberflow_storage::io::{Profile, SimOptions};
 
-    use super::super::tests::{LAYERS, NEURONS, planner, sparse};
+    use super::super::tests::{LAYERS, NEURONS, even_lane, planner, sparse};
     use super::*;
 
     /// It plans as a planner that was made for the machine.
@@ -142,30 +93,19 @@ mod tests {
             threads: p.threads,
             storage: ReadCost::simulated(&SimOptions::new(Profile::Ufs4, 0), 32, 4 << 30),
             stream: ReadCost::simulated(&SimOptions::new(Profile::Ufs4, 0), 4, 4 << 30),
-            device: None,
+            lane: None,
         };
         let budget = p.needs.budget_for_share(0.5);
         let moved = on_machine(p.clone(), &machine).plan(budget).unwrap();
         let own = of(Profile::Ufs4).plan(budget).unwrap();
         assert_eq!(moved.decode.ms, own.decode.ms);
-        let fast = DeviceNumbers {
-            name: "npu".into(),
-            times: vec![RowTimes {
-                rows: 1,
-                launch: 1e-6,
-                neuron: 1e-9,
-            }],
-            at_once: 0,
-        };
-        assert!((fast.seconds(1000, 1) - 2e-6).abs() < 1e-12);
         let machine = MachineNumbers {
-            device: Some(fast),
+            lane: Some(even_lane()),
             ..machine
         };
         let with = on_machine(p, &machine);
-        let with = with.plan(with.full_budget()).unwrap();
-        assert_eq!(with.devices[0].name, "npu");
-        assert!(with.devices[0].layers[0].clusters > 0);
+        let with = with.divide(with.full_budget()).unwrap();
+        assert!(with.needs.lane_clusters > 0);
     }
 
     #[test]

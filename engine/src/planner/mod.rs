@@ -5,16 +5,14 @@
 //! [`Planner::plan`] is a pure function of [`Planner`]. Byte arithmetic is in [`crate::memory`],
 //! expected times are in `cost.rs`.
 
+mod beside;
 mod budget;
 pub mod cores;
 mod cost;
-mod devices;
-mod experts;
 mod explain;
 mod facts;
 mod firing;
 mod forecast;
-mod groups;
 mod inputs;
 pub mod machine;
 mod pass;
@@ -27,13 +25,11 @@ mod search;
 mod temperature;
 #[cfg(test)]
 mod tests;
-mod widths;
 
 pub use budget::Division;
 pub use facts::Planner;
 pub use firing::Firing;
-pub(crate) use groups::{expert_setup, prepare_groups};
-pub(crate) use inputs::Opened;
+pub(crate) use inputs::{Opened, longest_pass};
 pub use pass::{Forecast, Limit, PredictorNeeds, Shape};
-pub use plan::{Basis, DevicePlan, ExpertPlan, GroupPlan, HotCut, LayerTime, Plan};
+pub use plan::{Basis, HotCut, Plan};
 pub(crate) use search::{Candidates, FORECAST_MARGIN};

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::firing::Firing;
 use super::rates::{Rates, ThreadRates};
+use crate::lane::LanePart;
 
 /// Costs and precision of a predictor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -137,20 +138,6 @@ pub struct CostModel<'a> {
     pub two_phases: bool,
     /// Prefetching one layer ahead.
     pub foresees: bool,
-    /// The device's work in parallel with the threads.
-    pub device_part: DevicePart,
-}
-
-/// A device's part of a layer.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct DevicePart {
-    /// The hottest neurons of the layer, if it computes some neurons for all rows.
-    pub neurons: usize,
-    /// Device time in nanoseconds.
-    pub ns: f64,
-    /// Rows of the pass, if it computes all neurons for some rows.
-    pub rows: usize,
-    /// Nanoseconds in which the threads copy neurons that the device does not hold, or wait for neurons
-    /// that only the device holds.
-    pub copying: f64,
+    /// A lane's part, beside the threads.
+    pub beside: LanePart,
 }

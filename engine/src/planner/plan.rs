@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::pass::{Forecast, PredictorNeeds};
+use crate::lane::LanePlan;
 use crate::memory::MemoryPlan;
 
 /// Hot clusters for a batch size.
@@ -16,76 +17,6 @@ pub struct HotCut {
     pub resident: u64,
     /// Hot share of all clusters.
     pub share: f64,
-}
-
-/// A device's measured times, and what it computes of a layer.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct DevicePlan {
-    /// Name of the device.
-    pub name: String,
-    /// By rows of a pass: one, all texts, a prompt chunk.
-    pub layers: Vec<LayerTime>,
-    /// Experts that it computes in groups in a prompt chunk; `null` if it does not.
-    pub experts: Option<ExpertPlan>,
-}
-
-/// Where the experts of a layer in the middle are computed in a prompt chunk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ExpertPlan {
-    /// Rows of the chunk.
-    pub rows: usize,
-    /// Groups on the device, those of the most tokens first.
-    pub groups: Vec<GroupPlan>,
-    /// Experts on the CPU: not held, or faster there by measured times.
-    pub on_cpu: usize,
-    /// Clusters of an expert.
-    pub clusters: usize,
-}
-
-/// Experts of one capacity in one piece of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct GroupPlan {
-    /// How many.
-    pub experts: usize,
-    /// Most tokens of each; the CPU computes those beyond.
-    pub capacity: usize,
-}
-
-impl ExpertPlan {
-    /// Clusters of the experts in groups.
-    pub(super) fn in_groups(&self) -> usize {
-        let experts: usize = self.groups.iter().map(|group| group.experts).sum();
-        experts * self.clusters
-    }
-
-    /// In words.
-    pub(super) fn words(&self) -> String {
-        let of = |group: &GroupPlan| format!("{} of {} tokens", group.experts, group.capacity);
-        let groups: Vec<String> = self.groups.iter().map(of).collect();
-        let groups = match groups.is_empty() {
-            true => "none in groups".into(),
-            false => format!("groups of {}", groups.join(", ")),
-        };
-        format!(
-            "; experts of a layer for {} rows: {groups}; {} on the CPU",
-            self.rows, self.on_cpu
-        )
-    }
-}
-
-/// A layer's FFN on a device.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct LayerTime {
-    /// Rows of the pass.
-    pub rows: usize,
-    /// Milliseconds of the device for all clusters, by its measured times, launch included.
-    pub device_ms: f64,
-    /// Milliseconds of the CPU's threads without devices, if nothing is read.
-    pub cpu_ms: f64,
-    /// Clusters that the device computes.
-    pub clusters: usize,
-    /// Rows for which the devices compute all clusters; 0 if they compute those that they hold for all rows.
-    pub streamed: usize,
 }
 
 /// The plan for one model, machine and budget.
@@ -122,8 +53,8 @@ pub struct Plan {
     pub predictor: PredictorNeeds,
     /// Expected share of the visited experts' clusters that is resident; `null` without experts.
     pub expert_hit_rate: Option<f64>,
-    /// Each device's measured times beside the CPU's, and its share; none without devices.
-    pub devices: Vec<DevicePlan>,
+    /// What a lane says of its devices and their share; none without a lane.
+    pub devices: Vec<LanePlan>,
     /// Decode in the middle of the context.
     pub decode: Forecast,
     /// Prefill.

@@ -1,7 +1,8 @@
-//! Device memory, and divisions for long prompts, whose longer chunks use more of it.
+//! A lane's memory, and divisions for long prompts, whose longer chunks use more of it.
 
 use super::budget::Division;
-use super::facts::{DeviceTier, Planner};
+use super::facts::Planner;
+use crate::lane::LaneFacts;
 use crate::memory::Needs;
 
 /// Chunk size for comparing divisions on prompts.
@@ -32,34 +33,34 @@ impl Planner {
         same.then_some(Division { widths, ..divided })
     }
 
-    /// Clusters in each of the two stream buffers of a device. In separate memory the buffers
+    /// Clusters in each of the two stream buffers of a lane. In separate memory the buffers
     /// displace neurons, so there are none if no row of a chunk would use them.
     pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
         let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
-        let used = |tier: &&DeviceTier| {
-            tier.unified || streams(division) || self.long(division).is_some_and(|d| streams(&d))
+        let used = |lane: &&LaneFacts| {
+            lane.unified || streams(division) || self.long(division).is_some_and(|d| streams(&d))
         };
-        let tier = self.tier.as_ref().filter(used);
-        tier.map_or(0, |tier| tier.at_once)
+        let lane = self.lane.as_ref().filter(used);
+        lane.map_or(0, |lane| lane.at_once)
     }
 
-    /// Bytes of device memory available to neurons.
-    pub(super) fn room_for_neurons(&self, tier: &DeviceTier, division: &Division) -> u64 {
-        let buffers = if tier.unified {
+    /// Bytes of a lane's memory available to neurons.
+    pub(super) fn room_for_neurons(&self, lane: &LaneFacts, division: &Division) -> u64 {
+        let buffers = if lane.unified {
             0
         } else {
-            2 * self.stream_buffers(division) as u64 * tier.cluster_len
+            2 * self.stream_buffers(division) as u64 * lane.cluster_len
         };
-        tier.memory.saturating_sub(buffers)
+        lane.memory.saturating_sub(buffers)
     }
 
-    /// Bytes of device memory left for copies of matrices that the host holds too. Unlimited in
-    /// unified memory, where a device reads the host's matrices.
-    pub(crate) fn device_spare(&self, division: &Division) -> u64 {
-        match &self.tier {
-            Some(tier) if !tier.unified => {
-                let held = division.needs.device_clusters * tier.cluster_len;
-                self.room_for_neurons(tier, division).saturating_sub(held)
+    /// Bytes of a lane's memory left for copies of matrices that the host holds too. Unlimited in
+    /// unified memory, where a lane reads the host's matrices.
+    pub(crate) fn lane_spare(&self, division: &Division) -> u64 {
+        match &self.lane {
+            Some(lane) if !lane.unified => {
+                let held = division.needs.lane_clusters * lane.cluster_len;
+                self.room_for_neurons(lane, division).saturating_sub(held)
             }
             _ => u64::MAX,
         }

@@ -23,7 +23,7 @@ const MAX_SLOWDOWN: f64 = 1.08;
 pub(crate) const FORECAST_MARGIN: f64 = 1.1;
 
 /// Smallest speedup for which a device is used: less is within the noise of its measured times.
-const MIN_DEVICE_GAIN: f64 = 1.02;
+const MIN_LANE_GAIN: f64 = 1.02;
 
 /// A division with its expected tokens per second, for decode and for a prompt.
 struct Candidate {
@@ -61,15 +61,15 @@ impl Planner {
             let (chunk, needs) = self.chunk(needs, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
-        let found = self.with_device(budget, division.clone());
+        let found = self.with_lane(budget, division.clone());
         Ok(self.with_longer_chunk(budget, &division, found))
     }
 
-    /// Takes a longer chunk if the device computes nearly all of it, decode becomes at most
+    /// Takes a longer chunk if a lane computes nearly all of it, decode becomes at most
     /// [`MAX_SLOWDOWN`] times slower, and prompts gain at least the square of that factor.
     fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
         // A single text gets long chunks while its prompt is computed (`Planner::for_prompt`).
-        if self.batch == 1 || self.tier.as_ref().is_none_or(|tier| tier.at_once == 0) {
+        if self.batch == 1 || self.lane.as_ref().is_none_or(|lane| lane.at_once == 0) {
             return found;
         }
         let speeds =
@@ -82,26 +82,25 @@ impl Planner {
                 let needs = self.needs_with(&plain.needs, chunk);
                 let divided = self.divided(budget, needs, chunk, plain.batch).ok()?;
                 let same = divided.memory.gate_banks == plain.memory.gate_banks;
-                same.then(|| self.with_device(budget, divided))
+                same.then(|| self.with_lane(budget, divided))
             });
         let best = others
             .filter(|other| other.widths.streamed(other.chunk) > 0)
             .map(|other| (speeds(&other), other))
             .filter(|([one, many], _)| {
                 let (lost, won) = (decode / one.max(1e-9), many / prompt.max(1e-9));
-                lost <= MAX_SLOWDOWN && won >= lost.powi(2) * MIN_DEVICE_GAIN
+                lost <= MAX_SLOWDOWN && won >= lost.powi(2) * MIN_LANE_GAIN
             })
             .max_by(|a, b| a.0[1].total_cmp(&b.0[1]));
         best.map_or(found, |(_, best)| best)
     }
 
-    /// Gives the device the hottest clusters of each bank: as many as the user asked for, or the
+    /// Gives a lane the hottest clusters of each bank: as many as the user asked for, or the
     /// number with the fastest decode (ties: the fastest prompt). Candidates are [`CANDIDATES`]
-    /// evenly spaced numbers, and the balanced number of [`split`](crate::split), for which the
-    /// device and the CPU finish together if only hot neurons counted. A device with other bits
-    /// than the CPU's has what the user gave it.
-    fn with_device(&self, budget: u64, division: Division) -> Division {
-        let Some(tier) = &self.tier else {
+    /// evenly spaced numbers, and the balanced one, for which lane and CPU finish together if only hot
+    /// neurons counted. A lane with other bits than the CPU's has what the user gave it.
+    fn with_lane(&self, budget: u64, division: Division) -> Division {
+        let Some(lane) = &self.lane else {
             return division;
         };
         let division = Division {
@@ -109,13 +108,13 @@ impl Planner {
             ..division
         };
         // Its part is fixed, and in the needs.
-        if !tier.same_bits {
+        if !lane.same_bits {
             return division;
         }
         let all = division.needs.clusters;
-        let room = (self.room_for_neurons(tier, &division) / tier.cluster_len.max(1)).min(all);
+        let room = (self.room_for_neurons(lane, &division) / lane.cluster_len.max(1)).min(all);
         let with = |clusters: u64| {
-            let needs = tier.holding(&division.needs, clusters);
+            let needs = lane.holding(&division.needs, clusters);
             let divided = self.divided(budget, needs, division.chunk, division.batch);
             let same = |d: &Division| d.memory.gate_banks == division.memory.gate_banks;
             divided.ok().filter(same).map(|divided| Division {
@@ -123,12 +122,12 @@ impl Planner {
                 ..divided
             })
         };
-        if tier.asked {
+        if lane.asked {
             let mut fewer = std::iter::successors(Some(room), |&n| Some(n * 3 / 4));
             let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
             return found.unwrap_or(division);
         }
-        // Experts use a device only on explicit request: few tokens visit each of them, and only prompts have them in groups.
+        // Experts use a lane only on explicit request: few tokens visit each of them, and only prompts have them in groups.
         if self.shape.visited < 1.0 {
             return division;
         }
@@ -143,7 +142,8 @@ impl Planner {
         } else {
             division.needs.gate_share() * (1.0 - HOT) + HOT
         };
-        let balanced = tier.balanced(hot.min(room), computed, self.shape.layers);
+        let cpu = computed * lane.cpu_cluster;
+        let balanced = (lane.times).balanced(hot.min(room), cpu, self.shape.layers);
         let apart = (1..=CANDIDATES).map(|i| room * i / CANDIDATES);
         let enough = |&n: &u64| n >= self.shape.layers as u64;
         let candidates = apart.chain([balanced]).filter(enough).filter_map(with);
@@ -151,7 +151,7 @@ impl Planner {
     }
 
     /// The candidate with the fastest prompt among those with near-best decode; `plain` if no
-    /// candidate reaches [`MIN_DEVICE_GAIN`].
+    /// candidate reaches [`MIN_LANE_GAIN`].
     fn best_of(&self, plain: Division, others: impl Iterator<Item = Division>) -> Division {
         let of = |division: Division| Candidate {
             decode: self.speed(&division, division.batch.max(1)),
@@ -160,15 +160,15 @@ impl Planner {
         };
         let plain = of(plain);
         let pays = |one: &Candidate| {
-            let prompts = one.prompt > MIN_DEVICE_GAIN * plain.prompt;
-            one.decode > MIN_DEVICE_GAIN * plain.decode
-                || prompts && MIN_DEVICE_GAIN * one.decode >= plain.decode
+            let prompts = one.prompt > MIN_LANE_GAIN * plain.prompt;
+            one.decode > MIN_LANE_GAIN * plain.decode
+                || prompts && MIN_LANE_GAIN * one.decode >= plain.decode
         };
         let worth_it: Vec<Candidate> = others.map(of).filter(pays).collect();
         let fastest = worth_it.iter().map(|one| one.decode).fold(0.0, f64::max);
         let near = worth_it
             .into_iter()
-            .filter(|one| MIN_DEVICE_GAIN * one.decode >= fastest);
+            .filter(|one| MIN_LANE_GAIN * one.decode >= fastest);
         let better = |a: Candidate, b: Candidate| if b.prompt > a.prompt { b } else { a };
         near.reduce(better).unwrap_or(plain).division
     }
@@ -315,17 +315,17 @@ impl Planner {
         at_next_start(self.smallest_budget())
     }
 
-    /// The budget that holds the whole model with the longest chunk, and what devices hold if memory is no limit: the CPU has
+    /// The budget that holds the whole model with the longest chunk, and what a lane holds if memory is no limit: the CPU has
     /// Gate rows of these neurons too.
     pub fn full_budget(&self) -> u64 {
         let all = self.needs_with(&self.needs, self.longest_chunk());
         let full = all.full_budget();
-        let follows = self.tier.as_ref().filter(|tier| tier.follows());
-        let with_devices = follows.and_then(|tier| {
-            let clusters = self.divide(2 * full).ok()?.needs.device_clusters;
-            Some(tier.holding(&all, clusters).full_budget())
+        let follows = self.lane.as_ref().filter(|lane| lane.follows());
+        let with_lane = follows.and_then(|lane| {
+            let clusters = self.divide(2 * full).ok()?.needs.lane_clusters;
+            Some(lane.holding(&all, clusters).full_budget())
         });
-        full.max(with_devices.unwrap_or(0))
+        full.max(with_lane.unwrap_or(0))
     }
 
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose

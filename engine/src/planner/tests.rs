@@ -14,7 +14,7 @@ use super::rates::Rates;
 use super::search::Candidates;
 use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
-use crate::device::shared::{Sample, Samples};
+use crate::lane::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, LaneTimes, Widths};
 use crate::memory::{Needs, SlotContents};
 use crate::mixer::state_shape;
 use crate::scratch::{Scratch, ScratchRoom};
@@ -30,11 +30,11 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
     let total = (LAYERS * NEURONS) as u64;
     let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
     Planner {
-        tier: None,
-        experts: None,
+        lane: None,
+        visits: Vec::new(),
         needs: Needs {
-            device_clusters: 0,
-            device: 0,
+            lane_clusters: 0,
+            lane: 0,
             process: 20 << 20,
             process_peak: 25 << 20,
             fixed: 1 << 30,
@@ -89,6 +89,52 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         predictor: PredictorNeeds::default(),
         gates_first: true,
         io_core: None,
+    }
+}
+
+/// Times of a lane that computes all that it holds.
+#[derive(Debug)]
+struct EvenTimes;
+
+impl LaneTimes for EvenTimes {
+    fn balanced(&self, hot: u64, _: f64, _: usize) -> u64 {
+        hot
+    }
+
+    fn widths(&self, _: &dyn CpuTimes, _: u64) -> Widths {
+        Widths::default()
+    }
+
+    fn part(&self, cpu: &dyn CpuTimes, _: &Widths, held: u64, _: usize) -> LanePart {
+        let neurons = held as usize / cpu.layers() * CLUSTER;
+        LanePart {
+            neurons,
+            ns: neurons as f64,
+            ..LanePart::default()
+        }
+    }
+
+    fn explain(&self, of: &LaneOutlook<'_>) -> Vec<LanePlan> {
+        vec![LanePlan {
+            values: serde_json::json!(of.held),
+            text: format!("{} clusters", of.held),
+        }]
+    }
+}
+
+/// A lane with the machine's memory and the CPU's bits, at a nanosecond for a neuron.
+pub(super) fn even_lane() -> LaneFacts {
+    LaneFacts {
+        names: vec!["even".into()],
+        unified: true,
+        memory: u64::MAX,
+        asked: false,
+        fixed: 0,
+        cluster_len: 0,
+        same_bits: true,
+        at_once: 0,
+        cpu_cluster: 1e-6,
+        times: std::sync::Arc::new(EvenTimes),
     }
 }
 
@@ -405,8 +451,8 @@ fn published_needs(c: &ModelConfig) -> Needs {
     };
     let scratch = Scratch::bytes_for(c, room);
     Needs {
-        device_clusters: 0,
-        device: 0,
+        lane_clusters: 0,
+        lane: 0,
         process: runtime - scratch,
         process_peak: 0,
         fixed,
@@ -552,33 +598,26 @@ fn streams_depend_on_the_budget_and_the_device_and_not_on_the_prompt() {
 }
 
 #[test]
-fn what_a_device_holds_is_in_no_other_region() {
+fn what_a_lane_holds_is_in_no_other_region() {
     let mut p = planner(Profile::Ufs4, sparse());
     let budget = p.needs.budget_for_share(0.5);
     let plain = p.divide(budget).unwrap();
     let cluster_len = CLUSTER as u64 * (p.needs.gate_len + p.needs.rest_len);
     for unified in [true, false] {
-        p.tier = Some(DeviceTier {
+        p.lane = Some(LaneFacts {
             unified,
             memory: 40 * cluster_len + 5,
             asked: true,
-            same_bits: true,
             cluster_len,
-            times: vec![Samples(vec![Sample {
-                n: 1,
-                launch: 0.0,
-                weight: 1e-6 / CLUSTER as f64,
-            }])],
-            cpu_cluster: 1e-6,
-            ..DeviceTier::default()
+            ..even_lane()
         });
         let division = p.divide(budget).unwrap();
         let (needs, memory) = (&division.needs, &division.memory);
-        assert_eq!(needs.device_clusters, 40);
+        assert_eq!(needs.lane_clusters, 40);
         let charged = if unified { 40 * cluster_len } else { 0 };
         assert_eq!(memory.ledger.held("device"), charged);
         let whole = p.divide(p.full_budget()).unwrap();
-        assert!(whole.is_resident() && whole.needs.device_clusters == 40);
+        assert!(whole.is_resident() && whole.needs.lane_clusters == 40);
         assert!(memory.ledger.used() <= budget);
         let [with, without] = [&division, &plain].map(|d| d.memory.ffn_resident_share(&d.needs));
         if unified {

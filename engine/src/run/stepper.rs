@@ -25,7 +25,6 @@ use crate::counters::Counters;
 use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
-use crate::lanes::DeviceLane;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
 use crate::streams;
@@ -192,15 +191,15 @@ impl<'e> Stepper<'e> {
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
         let whole = self.engine.pass.layers.is_none();
-        let decodes = self.rest_devices(rows);
+        let decodes = self.begin_lane(rows);
         let (start, before) = (Instant::now(), self.engine.counters());
         if !self.run()? {
             return Ok(Stepped::Yielded);
         }
         if whole {
             let time = start.elapsed();
-            if decodes {
-                self.count_for_devices(rows, time);
+            if let (true, Some(lane)) = (decodes, &mut self.engine.decoder.ffn.lane) {
+                lane.end_pass(rows, time);
             }
             self.count_pass(rows, time, before)?;
         }
@@ -212,24 +211,14 @@ impl<'e> Stepper<'e> {
         })
     }
 
-    /// Has a pass of tokens that follow texts run without devices, if that is faster or to be tried. Returns whether it is
-    /// such a pass.
-    fn rest_devices(&mut self, rows: usize) -> bool {
+    /// Tells the lane what pass begins. Returns whether all its rows decode.
+    fn begin_lane(&mut self, rows: usize) -> bool {
         let runs = |text: &&LiveText| self.running.iter().any(|part| part.id == text.id);
         let decodes = (self.texts.iter().filter(runs)).all(|text| text.wants() == Wants::Decode);
-        for lane in &mut self.engine.decoder.ffn.lanes {
-            lane.set_rests(decodes && lane.trials.is_without(rows));
+        if let Some(lane) = &mut self.engine.decoder.ffn.lane {
+            lane.begin_pass(decodes.then_some(rows));
         }
         decodes
-    }
-
-    /// Counts such a pass.
-    fn count_for_devices(&mut self, rows: usize, time: Duration) {
-        let scripted = self.engine.options.lab.pass_seconds;
-        for DeviceLane { trials, .. } in &mut self.engine.decoder.ffn.lanes {
-            let scripted = scripted.map(|both| both[usize::from(trials.is_without(rows))]);
-            trials.passed(rows, scripted.map_or(time, Duration::from_secs_f64));
-        }
     }
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.
@@ -316,7 +305,7 @@ impl<'e> Stepper<'e> {
     fn pass_size(&self) -> PassSize {
         let (rows, ffn) = (self.engine.most_rows(), &self.engine.decoder.ffn);
         let in_memory = ffn.store.residency.capacity() >= ffn.store.layout.total();
-        let free = match in_memory && ffn.lanes.is_empty() {
+        let free = match in_memory && ffn.lane.is_none() {
             true => FREE_ROWS.min(rows / 8),
             false => rows,
         };

@@ -47,8 +47,8 @@ pub(super) enum ByteSource {
     Cold,
     /// The mapped file.
     Mapped,
-    /// A device, which computes the cluster.
-    Device,
+    /// A lane, which computes the cluster.
+    Left,
 }
 
 /// The step for which a cluster is ready.
@@ -200,11 +200,11 @@ impl Job {
         places
     }
 
-    /// Assigns the next cluster of a unit to the device.
-    pub fn leave_to_device(&mut self, unit: usize) {
+    /// Leaves the next cluster of a unit to a lane.
+    pub fn leave(&mut self, unit: usize) {
         let (bank, cluster) = (self.units[unit].bank, self.next_cluster(unit));
         let none = self.ids.len()..self.ids.len();
-        (self.items).push(Item::new(bank, cluster, none, ByteSource::Device));
+        (self.items).push(Item::new(bank, cluster, none, ByteSource::Left));
     }
 
     /// The next item to request, if its needed neurons are known.
@@ -268,7 +268,7 @@ impl Job {
     pub(super) fn mark_if_ready(&mut self, item: usize) {
         let it = &self.items[item];
         let requested = match it.source {
-            ByteSource::Unused | ByteSource::Device => false,
+            ByteSource::Unused | ByteSource::Left => false,
             ByteSource::Hot(_)
             | ByteSource::Shared
             | ByteSource::Stream(_)
@@ -341,17 +341,17 @@ impl Job {
         &self.ids[start..items.last().map_or(start, |item| item.end)]
     }
 
-    /// Whether a device computes an item.
+    /// Whether an item is left to a lane.
     #[inline]
-    pub fn is_on_device(&self, item: usize) -> bool {
-        matches!(self.items[item].source, ByteSource::Device)
+    pub fn is_left(&self, item: usize) -> bool {
+        matches!(self.items[item].source, ByteSource::Left)
     }
 
     /// Whether at least one neuron of an item is needed.
     #[inline]
     pub fn is_needed(&self, item: usize) -> bool {
         let it = &self.items[item];
-        it.first < it.end || self.is_on_device(item)
+        it.first < it.end || self.is_left(item)
     }
 
     /// Whether an item's gates are computed before its sums, from resident or from read Gate rows.

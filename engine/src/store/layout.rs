@@ -1,6 +1,7 @@
 //! The banks of a container as byte ranges, and the aligned reads that cover parts of bundles.
 
-use std::ops::Range;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use emberflow_storage::arena::Arena;
 use emberflow_storage::cache::{Eviction, SlotCache};
@@ -11,6 +12,7 @@ use emberflow_storage::profile::{Pattern, ReadCost};
 
 use super::content::{Align, SlotContent};
 use super::costs::ReadCosts;
+use crate::banks::Banks;
 use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
@@ -28,15 +30,17 @@ pub(crate) struct Cover {
 /// layer by layer.
 pub(crate) struct Layout {
     pub container: Container,
-    pub format: NeuronFormat,
-    /// Banks of each layer.
-    layers: Vec<Range<u32>>,
-    /// Neurons of each bank.
-    neurons: Vec<u32>,
-    /// Most clusters visited at once; most neurons visited by a row.
-    at_once: usize,
-    neurons_visited: usize,
+    /// Its banks.
+    pub banks: Arc<Banks>,
     align: Align,
+}
+
+impl Deref for Layout {
+    type Target = Banks;
+
+    fn deref(&self) -> &Banks {
+        &self.banks
+    }
 }
 
 impl Layout {
@@ -84,128 +88,22 @@ impl Layout {
             return Err(bad(format!("layer {} has no bank", layers[place])));
         }
         let (source, align) = open_source(&container)?;
-        let mut layout = Self {
-            format,
-            layers: layer_banks,
-            neurons,
-            at_once: 0,
-            neurons_visited: 0,
+        let layout = Self {
+            banks: Arc::new(Banks::new(format, of_layer, neurons)),
             align,
             container,
         };
-        layout.set_visited(usize::MAX, true);
         Ok((layout, source))
     }
 
-    /// Limits the clusters of a layer visited at once to those that one row visits: the `chosen`
-    /// largest experts of a layer with several banks, plus its last bank if `shared`.
+    /// As [`Banks::set_visited`].
     pub fn set_visited(&mut self, chosen: usize, shared: bool) {
-        let visited = |banks: &Range<u32>, size: &dyn Fn(u32) -> usize| {
-            let experts = banks.len() - usize::from(shared && banks.len() > 1);
-            let most = (banks.clone().take(experts).map(size).max()).unwrap_or(0);
-            let rest: usize = banks.clone().skip(experts).map(size).sum();
-            chosen.min(experts).saturating_mul(most) + rest
-        };
-        let clusters = |bank| self.clusters(bank);
-        let most = self.layers.iter().map(|banks| visited(banks, &clusters));
-        let neurons = |bank| self.neurons(bank);
-        let counts = self.layers.iter().map(|banks| visited(banks, &neurons));
-        let mean = counts.sum::<usize>().div_ceil(self.layers.len().max(1));
-        self.at_once = most.max().unwrap_or(0);
-        self.neurons_visited = mean.min(self.most_in_layer());
-    }
-
-    /// Whether any layer has several banks, of which a row visits only some.
-    pub fn has_experts(&self) -> bool {
-        self.neurons.len() > self.layers.len()
-    }
-
-    /// Most clusters that a row visits in a layer.
-    pub fn clusters_at_once(&self) -> usize {
-        self.at_once
-    }
-
-    /// Neurons in these clusters.
-    pub fn neurons_at_once(&self) -> usize {
-        (self.at_once * CLUSTER).min(self.most_in_layer())
-    }
-
-    /// Neurons that a row visits in a layer, on average.
-    pub fn neurons_visited(&self) -> usize {
-        self.neurons_visited
+        Arc::make_mut(&mut self.banks).set_visited(chosen, shared);
     }
 
     /// The container's file, mapped into memory.
     pub fn map(&self) -> Result<MappedBundles, Error> {
         Ok(MappedBundles::new(&self.container)?)
-    }
-
-    /// Number of banks.
-    pub fn banks(&self) -> usize {
-        self.neurons.len()
-    }
-
-    /// Number of layers.
-    pub fn layers(&self) -> usize {
-        self.layers.len()
-    }
-
-    /// The banks of a layer; empty beyond the last layer.
-    pub fn banks_of(&self, layer: usize) -> Range<u32> {
-        self.layers.get(layer).cloned().unwrap_or(0..0)
-    }
-
-    /// The layer of a bank.
-    pub fn layer_of(&self, bank: u32) -> usize {
-        self.layers.partition_point(|banks| banks.end <= bank)
-    }
-
-    /// Neurons of each bank.
-    pub fn sizes(&self) -> &[u32] {
-        &self.neurons
-    }
-
-    /// Neurons of a bank.
-    pub fn neurons(&self, bank: u32) -> usize {
-        self.neurons[bank as usize] as usize
-    }
-
-    /// Neurons of the largest bank.
-    pub fn most_neurons(&self) -> usize {
-        self.neurons.iter().max().map_or(0, |&n| n as usize)
-    }
-
-    /// Neurons of all banks of the largest layer.
-    pub fn most_in_layer(&self) -> usize {
-        let count = |banks: &Range<u32>| banks.clone().map(|b| self.neurons(b)).sum();
-        self.layers.iter().map(count).max().unwrap_or(0)
-    }
-
-    /// Neurons of the whole model.
-    pub fn total(&self) -> u64 {
-        self.neurons.iter().map(|&n| u64::from(n)).sum()
-    }
-
-    /// Clusters of a bank.
-    pub fn clusters(&self, bank: u32) -> usize {
-        self.neurons(bank).div_ceil(CLUSTER)
-    }
-
-    /// Clusters of each bank.
-    pub fn clusters_of_each(&self) -> Vec<u32> {
-        let clusters = |&n: &u32| n.div_ceil(CLUSTER as u32);
-        self.neurons.iter().map(clusters).collect()
-    }
-
-    /// Clusters of the whole model.
-    pub fn total_clusters(&self) -> u64 {
-        self.clusters_of_each().iter().map(|&n| u64::from(n)).sum()
-    }
-
-    /// Neurons of a cluster.
-    pub fn cluster_neurons(&self, bank: u32, cluster: u32) -> Range<u32> {
-        let first = cluster * CLUSTER as u32;
-        first..(first + CLUSTER as u32).min(self.neurons[bank as usize])
     }
 
     /// Bytes of the resident scales.
@@ -216,7 +114,7 @@ impl Layout {
     /// Bytes of all Gate rows.
     pub fn gate_bytes(&self) -> u64 {
         let bank = |&n: &u32| Arena::charge(1, n as usize * self.format.gate_len());
-        self.neurons.iter().map(bank).sum()
+        self.sizes().iter().map(bank).sum()
     }
 
     /// Fewest slots of the cold region: two clusters, for double buffering.

@@ -23,7 +23,6 @@ use super::job::Job;
 use super::latch::Latch;
 use super::layout::Layout;
 use super::mapping::Mapping;
-use super::outside::Outside;
 use super::prefetch::{Guesses, Prefetch};
 use super::reads::Reads;
 use super::residency::{Cold, Known, Naming, Preferences, Residency};
@@ -32,6 +31,7 @@ use crate::ablation::Ablation;
 use crate::bundle::NeuronRows;
 use crate::counters::{Counters, nanoseconds};
 use crate::error::Error;
+use crate::lane::Outside;
 use crate::memory::MemoryPlan;
 use crate::options::Options;
 

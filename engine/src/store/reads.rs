@@ -57,7 +57,7 @@ impl IoDriver {
         let real = matches!(options.lab.io, IoChoice::Auto | IoChoice::Uring);
         let full = options.lab.ablation == Ablation::Full && io.core.is_none();
         let small = layout.most_bank_bytes() <= SMALL && !layout.has_experts();
-        if real && full && small && options.devices.is_empty() {
+        if real && full && small && options.lane.is_none() {
             CallerIo::open(source, options.lab.io, io.limits, io.trace)
                 .map(|io| Self::Caller(Box::new(io)))
         } else {

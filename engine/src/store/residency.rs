@@ -245,7 +245,7 @@ impl Residency {
 
     /// Gate rows and scales, for reading.
     #[inline]
-    pub(super) fn gates(&self) -> &Resident {
+    pub fn gates(&self) -> &Resident {
         &self.gates
     }
 

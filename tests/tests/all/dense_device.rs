@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use emberflow_engine::device::{Device, DeviceChoice};
+use emberflow_devices::{Device, DeviceChoice, device_report};
 use emberflow_engine::{Ablation, Budget, Engine, Error, Lab, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_models::config::Activation;
 use emberflow_storage::container::Container;
 use emberflow_storage::trace::Span;
-use emberflow_tests::devices::{CHECKS, Fault, Faulty, cpu, devices, devices_apart, plain_devices};
+use emberflow_tests::devices::{
+    CHECKS, Fault, Faulty, cpu, devices, devices_apart, lane_of, plain_devices,
+};
 use emberflow_tests::{
     Golden, all_logits, bits, fixtures, one_per_family, open, packed, roomy, squeeze,
 };
@@ -26,8 +28,7 @@ fn text(len: u32) -> Vec<u32> {
 /// The demo model with a device that holds `bytes`.
 fn with(device: Device, bytes: u64, options: Options) -> Engine {
     let options = Options {
-        devices: vec![device],
-        device_memory: Some(bytes),
+        lane: lane_of(vec![device], bytes),
         ..options
     };
     Engine::open(demo(), options).unwrap()
@@ -62,7 +63,7 @@ fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
                 ..some(share)
             };
             let mut engine = with(device.clone(), mib << 20, options);
-            let held = engine.device().unwrap();
+            let held = device_report(&engine).unwrap();
             assert!(held.clusters > 0, "{}: {share} {mib}", held.name);
             assert!(held.bytes <= mib << 20);
             let found = bits(&all_logits(&mut engine, &tokens, chunk));
@@ -71,7 +72,7 @@ fn budgets_chunks_and_shares_of_a_device_change_no_bit() {
             squeeze(&mut engine, 0.35);
             let found = bits(&all_logits(&mut engine, &tokens, chunk));
             assert!(found == expected, "{}: squeezed from {share}", held.name);
-            assert_eq!(engine.device().unwrap().lost, None);
+            assert_eq!(device_report(&engine).unwrap().lost, None);
         }
     }
 }
@@ -137,7 +138,7 @@ fn a_devices_part_follows_the_rows_of_a_pass() {
     for (device, share) in plain_devices().iter().flat_map(|d| [(d, 0.4), (d, 1.0)]) {
         let (device, done) = Faulty::counted(device, Fault::Narrow(8));
         let mut engine = with(device, 1 << 20, options(share));
-        let report = engine.device().unwrap();
+        let report = device_report(&engine).unwrap();
         let shares: Vec<_> = report
             .computed
             .iter()
@@ -169,7 +170,7 @@ fn a_devices_part_follows_the_rows_of_a_pass() {
             let worked = done.load(Ordering::Relaxed) > before;
             assert_eq!(worked, live > 4, "{live} live");
         }
-        assert_eq!(engine.device().unwrap().lost, None);
+        assert_eq!(device_report(&engine).unwrap().lost, None);
     }
 }
 
@@ -206,12 +207,11 @@ fn families_and_formats_on_a_device() {
             }
             for bytes in [100 << 10, 100 << 20] {
                 let options = Options {
-                    devices: vec![device.clone()],
-                    device_memory: Some(bytes),
+                    lane: lane_of(vec![device.clone()], bytes),
                     ..roomy(64)
                 };
                 let mut engine = open(&path, options);
-                let held = engine.device().unwrap();
+                let held = device_report(&engine).unwrap();
                 let found = bits(&all_logits(&mut engine, &tokens, 3));
                 assert!(found == expected, "{name} in {dtype} on {held:?}");
                 assert!(held.clusters > 0 || bytes < 1 << 20, "{name}: {held:?}");
@@ -241,8 +241,7 @@ fn experts_on_a_device_change_no_bit() {
         let tokens = Golden::load(&case, "golden.json").tokens;
         let expected = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
         let on = |device: &Device, bytes: u64| Options {
-            devices: vec![device.clone()],
-            device_memory: Some(bytes),
+            lane: lane_of(vec![device.clone()], bytes),
             ..roomy(64)
         };
         for device in devices().into_iter().chain(devices_apart()) {
@@ -252,7 +251,7 @@ fn experts_on_a_device_change_no_bit() {
             for (bytes, chunk) in [(200 << 10, 3), (100 << 20, 1), (100 << 20, 5)] {
                 let mut engine = open(&path, on(&device, bytes));
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
-                let report = engine.device().unwrap();
+                let report = device_report(&engine).unwrap();
                 assert!(found == expected, "{name} in {dtype}: {report:?}");
                 assert!(
                     report.clusters > 0 && report.lost.is_none(),
@@ -265,7 +264,7 @@ fn experts_on_a_device_change_no_bit() {
                 let mut engine = open(&path, on(&device, 100 << 20));
                 let found = bits(&all_logits(&mut engine, &tokens, 3));
                 assert!(found == expected, "{name}");
-                assert!(engine.device().unwrap().lost.is_some(), "{name}");
+                assert!(device_report(&engine).unwrap().lost.is_some(), "{name}");
             }
         }
     }
@@ -292,7 +291,7 @@ fn a_trace_shows_all_lanes_at_once() {
             all_logits(&mut engine, &text(24), 1);
             at_once(&engine)
         });
-        assert!(seen, "{:?}", engine.device());
+        assert!(seen, "{:?}", device_report(&engine));
     }
 }
 
@@ -332,12 +331,11 @@ fn products_on_a_device_change_no_bit() {
             for lost_at in [usize::MAX - 1, 0, 7] {
                 let left = Arc::new(AtomicUsize::new(usize::MAX - 1));
                 let options = Options {
-                    devices: vec![Faulty::armed_by(device, fault, Arc::clone(&left))],
-                    device_memory: Some(0),
+                    lane: lane_of(vec![Faulty::armed_by(device, fault, Arc::clone(&left))], 0),
                     ..roomy(64)
                 };
                 let mut engine = open(&path, options);
-                let report = engine.device().unwrap();
+                let report = device_report(&engine).unwrap();
                 assert!(report.products_share > 0.5, "{name}: {report:?}");
                 let gates = report.gates_share;
                 assert_eq!(gates > 0.5, name == "bamboo", "{name}: {report:?}");
@@ -346,7 +344,7 @@ fn products_on_a_device_change_no_bit() {
                     let found = bits(&all_logits(&mut engine, &tokens, chunk));
                     assert!(found == expected, "{name} in {dtype}, lost at {lost_at}");
                 }
-                let lost = engine.device().unwrap().lost;
+                let lost = device_report(&engine).unwrap().lost;
                 assert_eq!(lost.is_some(), lost_at < 8, "{lost:?}");
             }
         }
@@ -376,17 +374,17 @@ fn a_device_lost_in_the_middle_ends_on_the_cpu_with_the_same_text() {
             // The CPU also has the device's clusters, or has to read them.
             for device in [Faulty::device(fault), Faulty::discrete(fault)] {
                 let mut engine = with(device, 1 << 20, options.clone());
-                assert!(engine.device().unwrap().clusters > 0);
+                assert!(device_report(&engine).unwrap().clusters > 0);
                 // until it is lost, and once more
                 for _ in 0..6 {
-                    let lost = engine.device().unwrap().lost.is_some();
+                    let lost = device_report(&engine).unwrap().lost.is_some();
                     let found = bits(&all_logits(&mut engine, &tokens, chunk));
                     assert!(found == expected);
                     if lost {
                         break;
                     }
                 }
-                let lost = engine.device().unwrap().lost.unwrap();
+                let lost = device_report(&engine).unwrap().lost.unwrap();
                 assert!(lost.contains("was reset"), "{lost}");
             }
         }
@@ -399,7 +397,7 @@ fn a_device_with_other_bits_is_a_class_of_its_own() {
     let tokens = text(16);
     let run = |fault| {
         let mut engine = with(Faulty::device(fault), 1 << 20, some(0.5));
-        let numerics = engine.device().unwrap().numerics;
+        let numerics = device_report(&engine).unwrap().numerics;
         assert_ne!(numerics, "cpu");
         bits(&all_logits(&mut engine, &tokens, 16))
     };
@@ -442,8 +440,7 @@ fn every_family_is_served_or_refused_by_name() {
             _ => None,
         };
         let options = Options {
-            devices: vec![cpu()],
-            device_memory: Some(16 << 10),
+            lane: lane_of(vec![cpu()], 16 << 10),
             ..roomy(64)
         };
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
@@ -452,7 +449,7 @@ fn every_family_is_served_or_refused_by_name() {
                 let tokens = Golden::load(&case, "golden.json").tokens;
                 let plain = bits(&all_logits(&mut open(&path, roomy(64)), &tokens, 3));
                 let found = bits(&all_logits(&mut engine, &tokens, 3));
-                assert!(found == plain, "{name}: {:?}", engine.device());
+                assert!(found == plain, "{name}: {:?}", device_report(&engine));
                 served += 1;
             }
             (Err(e), Some(reason)) => {
@@ -480,7 +477,7 @@ fn what_a_device_cannot_do_is_refused() {
         Ok(_) => panic!("was not refused"),
     };
     let on = |fault| Options {
-        devices: vec![Faulty::device(fault)],
+        lane: lane_of(vec![Faulty::device(fault)], None),
         ..some(0.5)
     };
     let wrong = refused(demo(), on(Fault::Wrong));
@@ -493,7 +490,7 @@ fn what_a_device_cannot_do_is_refused() {
     let lost = refused(demo(), on(Fault::Submit(3)));
     assert!(lost.contains("was reset"), "{lost}");
     let cpu = || Options {
-        devices: Vec::from_iter(DeviceChoice::Cpu.open().unwrap()),
+        lane: lane_of(Vec::from_iter(DeviceChoice::Cpu.open().unwrap()), None),
         ..some(0.5)
     };
     let mapped = Options {
@@ -513,13 +510,13 @@ fn what_a_device_cannot_do_is_refused() {
     };
     let model = |name: &str| model_in(name, DType::Q8);
     let of_groups = || Options {
-        devices: vec![Faulty::of_groups()],
+        lane: lane_of(vec![Faulty::of_groups()], None),
         ..some(0.5)
     };
     let scales = refused(model_in("llama2", DType::Q8c), of_groups());
     assert!(scales.contains("--quant q8 or q4"), "{scales}");
     let optional = || Options {
-        devices: vec![Faulty::of_groups().optional()],
+        lane: lane_of(vec![Faulty::of_groups().optional()], None),
         ..some(1.0)
     };
     for (name, dtype, used) in [
@@ -529,10 +526,10 @@ fn what_a_device_cannot_do_is_refused() {
         ("gemma3n", DType::Q8, false),
     ] {
         let engine = Engine::open(model_in(name, dtype), optional()).unwrap();
-        assert_eq!(engine.device().is_some(), used, "{name} in {dtype}");
+        assert_eq!(device_report(&engine).is_some(), used, "{name} in {dtype}");
     }
     assert!(refused(model("gelu"), cpu()).contains("Gelu"));
     assert!(refused(model("gemma3n"), cpu()).contains("top-k"));
     let known = Engine::open(model("llama2"), Options { ..cpu() });
-    assert!(!matches!(known, Err(Error::Device { .. })));
+    assert!(!matches!(known, Err(Error::Lane(_))));
 }

@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering;
 use clap::Parser;
 use emberflow::cli::{Cli, Command};
 use emberflow::train_predictor;
-use emberflow_engine::device::Device;
+use emberflow_devices::{Device, device_report};
 use emberflow_engine::{Budget, Engine, Lab, Model, Options, Sparsity};
 use emberflow_kernels::DType;
 use emberflow_storage::trace::Span;
 use emberflow_tests::devices::{
-    CHECKS, Fault, Faulty, devices, devices_apart, plain_devices, plain_devices_apart,
+    CHECKS, Fault, Faulty, devices, devices_apart, lane_of, plain_devices, plain_devices_apart,
     tiled_devices,
 };
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, squeeze};
@@ -44,8 +44,7 @@ fn demo(options: Options) -> Engine {
 
 fn on(device: Device, share: f64, held: u64) -> Options {
     Options {
-        devices: vec![device],
-        device_memory: Some(held),
+        lane: lane_of(vec![device], held),
         ..some(share)
     }
 }
@@ -71,7 +70,7 @@ fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
     ] {
         for device in devices() {
             let mut engine = demo(on(device, share, held));
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             let streamed = report.streamed;
             assert!(
                 streamed.rows > CHUNK / 2 && streamed.rows < CHUNK,
@@ -86,7 +85,7 @@ fn prompts_on_a_device_of_a_fraction_of_the_model_change_no_bit() {
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
                 assert!(&found == expected, "{}: {share} by {chunk}", report.name);
             }
-            assert_eq!(engine.device().unwrap().lost, None);
+            assert_eq!(device_report(&engine).unwrap().lost, None);
         }
     }
 }
@@ -106,7 +105,7 @@ fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
     ] {
         for device in devices_apart() {
             let mut engine = demo(on(device, share, memory));
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             let streamed = report.streamed;
             assert!(!report.unified && report.clusters > 0, "{report:?}");
             assert!(report.bytes + streamed.bytes <= memory, "{report:?}");
@@ -120,13 +119,13 @@ fn prompts_through_a_memory_that_the_cpu_cannot_read_change_no_bit() {
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
                 assert!(&found == expected, "{}: {share} by {chunk}", report.name);
             }
-            assert_eq!(engine.device().unwrap().lost, None);
+            assert_eq!(device_report(&engine).unwrap().lost, None);
         }
     }
     // no memory for a buffer
     for device in devices_apart() {
         let engine = demo(on(device, 0.6, 0));
-        assert_eq!(engine.device().unwrap().streamed.rows, 0);
+        assert_eq!(device_report(&engine).unwrap().streamed.rows, 0);
     }
 }
 
@@ -139,7 +138,7 @@ fn texts_of_a_device_with_rows_in_tiles_have_the_same_bits() {
     for (share, memory) in [(0.6, 1 << 20), (0.2, 2 << 20), (1.0, 64 << 20)] {
         for device in tiled_devices() {
             let mut engine = demo(on(device, share, memory));
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             assert!(report.devices[0].kernels.starts_with("tiles"), "{report:?}");
             assert!(report.clusters > 0, "{report:?}");
             assert!(report.bytes + report.streamed.bytes <= memory, "{report:?}");
@@ -151,7 +150,7 @@ fn texts_of_a_device_with_rows_in_tiles_have_the_same_bits() {
                     report.devices[0].kernels
                 );
             }
-            assert_eq!(engine.device().unwrap().lost, None);
+            assert_eq!(device_report(&engine).unwrap().lost, None);
         }
     }
 }
@@ -187,7 +186,7 @@ fn families_and_formats_stream_through_a_device() {
                 // What a device streams follows from measured times, of which some are far off on a busy machine.
                 let mut reports = (0..3).map(|_| {
                     let mut engine = open(&path, on(device.clone(), share, held));
-                    let report = engine.device().unwrap();
+                    let report = device_report(&engine).unwrap();
                     let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
                     assert!(
                         found == expected,
@@ -227,7 +226,7 @@ fn a_device_lost_in_the_middle_of_a_prompt_ends_on_the_cpu_with_the_same_text() 
                         let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
                         assert!(&found == expected, "{fault:?}");
                     }
-                    let lost = engine.device().unwrap().lost.unwrap();
+                    let lost = device_report(&engine).unwrap().lost.unwrap();
                     assert!(lost.contains("was reset"), "{lost}");
                     assert!(done.load(Ordering::Relaxed) > CHECKS + n);
                 }
@@ -258,14 +257,13 @@ fn totals_in_pieces_change_no_bit() {
         for fault in faults.into_iter().chain([Fault::Never]) {
             let (device, done) = Faulty::counted(&Faulty::discrete(Fault::Never), fault);
             let options = Options {
-                devices: vec![device],
-                device_memory: Some(held),
+                lane: lane_of(vec![device], held),
                 ..long()
             };
             let mut engine = demo(options);
             let found = bits(&all_logits(&mut engine, &tokens, 480));
             assert!(found == expected, "{held}, {fault:?}");
-            let device = engine.device().unwrap();
+            let device = device_report(&engine).unwrap();
             assert_eq!(device.lost.is_some(), fault != Fault::Never);
             if device.lost.is_none() && device.ffn_share == 1.0 {
                 assert_eq!(device.streamed.rows, 0);
@@ -289,7 +287,7 @@ fn texts_of_one_pass_are_what_each_is_alone() {
             ..on(device, 0.6, 700 << 10)
         };
         let mut engine = demo(options);
-        assert!(engine.device().unwrap().streamed.rows > 0);
+        assert!(device_report(&engine).unwrap().streamed.rows > 0);
         let mut sequences: Vec<_> = (0..3).map(|_| engine.new_sequence().unwrap()).collect();
         let mut spans: Vec<_> = (sequences.iter_mut().zip(&texts))
             .map(|(sequence, tokens)| emberflow_engine::Span { sequence, tokens })
@@ -331,7 +329,7 @@ fn a_trace_shows_streams_beside_the_cpu_and_reads() {
             };
             with("compute") > 0 && with("device") > 0
         });
-        assert!(seen, "{:?}", engine.device());
+        assert!(seen, "{:?}", device_report(&engine));
     }
 }
 
@@ -366,7 +364,7 @@ fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
     let named = plain.counters().looked_at;
     let run = |device: Device, share, memory| {
         let mut engine = open(&path, predicted(on(device, share, memory)));
-        let report = engine.device().unwrap();
+        let report = device_report(&engine).unwrap();
         // How many follows from times.
         assert!(report.streamed.rows > 0, "{report:?}");
         let found = bits(&all_logits(&mut engine, &tokens, CHUNK));
@@ -393,7 +391,13 @@ fn predicted_neurons_of_a_prompt_on_a_device_change_no_bit() {
         for n in [2, 9] {
             let (device, _) = Faulty::counted(&device, Fault::Take(CHECKS + n));
             let engine = run(device, 0.5, memory);
-            assert!(engine.device().unwrap().lost.unwrap().contains("was reset"));
+            assert!(
+                device_report(&engine)
+                    .unwrap()
+                    .lost
+                    .unwrap()
+                    .contains("was reset")
+            );
         }
     }
 }

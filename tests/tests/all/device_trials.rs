@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use emberflow_engine::device::Device;
+use emberflow_devices::{Device, OnDevices, device_report};
 use emberflow_engine::{Budget, Engine, Lab, Model, Options, Request};
 use emberflow_tests::devices::{fast_products, plain_devices};
 
@@ -11,10 +11,9 @@ fn options(devices: Vec<Device>, pass_seconds: Option<[f64; 2]>) -> Options {
         budget: Budget::FfnShare(1.0),
         threads: 2,
         context: 256,
-        devices,
+        lane: OnDevices::new(devices).pass_seconds(pass_seconds).lane(),
         lab: Lab {
             profiles: false,
-            pass_seconds,
             ..Lab::default()
         },
         ..Options::default()
@@ -37,7 +36,7 @@ fn generated(engine: &mut Engine, tokens: usize) -> u64 {
 
 /// What the device has computed: clusters, and rows of matrices.
 fn work(engine: &Engine) -> [u64; 2] {
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     [report.devices[0].clusters, report.devices[0].rows]
 }
 
@@ -50,7 +49,7 @@ fn a_device_is_left_out_if_the_run_says_that_it_slows_decoding() {
 
     let mut slower = open(device(), Some([0.070, 0.038]));
     assert_eq!(generated(&mut slower, 48), expected);
-    let report = slower.device().unwrap();
+    let report = device_report(&slower).unwrap();
     let [of] = report.left_out[..] else {
         panic!("{report:?}")
     };
@@ -70,7 +69,7 @@ fn a_device_is_left_out_if_the_run_says_that_it_slows_decoding() {
 
     let mut faster = open(device(), Some([0.038, 0.070]));
     assert_eq!(generated(&mut faster, 48), expected);
-    assert_eq!(faster.device().unwrap().left_out, []);
+    assert_eq!(device_report(&faster).unwrap().left_out, []);
     let before = work(&faster);
     generated(&mut faster, 40);
     let all = work(&faster);
@@ -80,14 +79,13 @@ fn a_device_is_left_out_if_the_run_says_that_it_slows_decoding() {
 /// A device that was given a size has its part whatever it costs.
 #[test]
 fn a_device_with_a_size_stays() {
+    let devices = OnDevices::new(vec![fast_products(&plain_devices()[0])]);
+    let slower = devices.pass_seconds(Some([0.070, 0.038]));
     let options = Options {
-        device_memory: Some(1 << 20),
-        ..options(
-            vec![fast_products(&plain_devices()[0])],
-            Some([0.070, 0.038]),
-        )
+        lane: slower.holding(1 << 20).lane(),
+        ..options(Vec::new(), None)
     };
     let mut engine = Engine::open(Model::demo().unwrap(), options).unwrap();
     generated(&mut engine, 32);
-    assert_eq!(engine.device().unwrap().left_out, []);
+    assert_eq!(device_report(&engine).unwrap().left_out, []);
 }

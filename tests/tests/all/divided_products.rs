@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use emberflow_engine::device::{Device, Verdicts};
-use emberflow_engine::{DeviceReport, Engine, Lab, Options};
+use emberflow_devices::{Device, DeviceReport, Verdicts, device_report};
+use emberflow_engine::{Engine, Lab, Options};
 use emberflow_kernels::DType;
-use emberflow_tests::devices::{Faulty, plain_devices};
+use emberflow_tests::devices::{Faulty, lane_of, plain_devices};
 use emberflow_tests::{all_logits, bits, case, open, packed, roomy};
 use serde_json::{Value, json};
 
@@ -54,8 +54,7 @@ impl Prescribed<'_> {
 fn options(devices: Vec<Device>) -> Options {
     let plain = roomy(64);
     Options {
-        devices,
-        device_memory: Some(0),
+        lane: lane_of(devices, 0),
         lab: Lab {
             chunk: TOKENS,
             trace: 4096,
@@ -81,7 +80,7 @@ fn with(path: &Path, devices: &[Device], times: &Prescribed<'_>) -> Engine {
     let mut engine = open(path, all());
     for chunk in [TOKENS, 7, 1, TOKENS] {
         let found = bits(&all_logits(&mut engine, &tokens, chunk));
-        assert!(found == expected, "{chunk}: {:?}", engine.device());
+        assert!(found == expected, "{chunk}: {:?}", device_report(&engine));
     }
     engine
 }
@@ -99,7 +98,7 @@ fn tokens_of(engine: &Engine, lane: &str) -> Vec<u64> {
 }
 
 fn report(engine: &Engine) -> DeviceReport {
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     assert_eq!(report.lost, None);
     report
 }

@@ -240,6 +240,7 @@ fn targets_exist(document: &str, words: &[String]) {
     let Some(package) = after("-p") else { return };
     let folders = [
         "engine",
+        "engine/devices",
         "engine/kernels",
         "engine/npu",
         "engine/opencl",

@@ -2,8 +2,8 @@
 //! no bit.
 
 use emberflow::export::export;
-use emberflow_engine::device::{Device, Provider};
-use emberflow_engine::{Budget, Engine, ExpertWork, Grouping, Lab, Model, Options, demo_container};
+use emberflow_devices::{Device, ExpertWork, Grouping, OnDevices, Provider, device_report};
+use emberflow_engine::{Budget, Engine, Lab, Model, Options, demo_container};
 use emberflow_kernels::DType;
 use emberflow_models::demo::Demo;
 use emberflow_tests::devices::{CHECKS, Fault, Faulty, cpu, devices, plain_devices, provider};
@@ -17,14 +17,13 @@ fn demo() -> Model {
     Model::open(demo_container(Demo::Experts).unwrap()).unwrap()
 }
 
-fn some(share: f64, chunk: usize, grouping: Grouping) -> Options {
+fn some(share: f64, chunk: usize) -> Options {
     Options {
         budget: Budget::FfnShare(share),
         threads: 2,
         context: 400,
         lab: Lab {
             chunk,
-            grouping,
             profiles: false,
             ..Lab::default()
         },
@@ -36,10 +35,10 @@ fn all(experts: usize, capacity: usize) -> Grouping {
     Grouping::All { experts, capacity }
 }
 
-fn on(device: &Device, held: u64, options: Options) -> Options {
+fn on(device: &Device, held: u64, grouping: Grouping, options: Options) -> Options {
+    let devices = OnDevices::new(vec![device.clone()]).holding(held);
     Options {
-        devices: vec![device.clone()],
-        device_memory: Some(held),
+        lane: devices.grouping(grouping).lane(),
         ..options
     }
 }
@@ -50,7 +49,7 @@ fn grouping(devices: Vec<Device>) -> impl Iterator<Item = Device> {
 }
 
 fn work(engine: &Engine) -> ExpertWork {
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     assert!(report.lost.is_none(), "{report:?}");
     report.experts.unwrap()
 }
@@ -59,7 +58,7 @@ fn work(engine: &Engine) -> ExpertWork {
 #[ignore = "long: `.ci/run long` runs it"]
 fn prompts_budgets_capacities_and_groups_change_no_bit() {
     let tokens = text(300);
-    let plain = || Engine::open(demo(), some(1.0, 64, Grouping::Measured)).unwrap();
+    let plain = || Engine::open(demo(), some(1.0, 64)).unwrap();
     let expected = bits(&all_logits(&mut plain(), &tokens, 64));
     let cases = [
         (64, 1.0, 64 << 20, all(16, 0)),
@@ -71,7 +70,7 @@ fn prompts_budgets_capacities_and_groups_change_no_bit() {
     ];
     for device in grouping(devices()) {
         for (chunk, share, held, grouping) in cases {
-            let options = on(&device, held, some(share, chunk, grouping));
+            let options = on(&device, held, grouping, some(share, chunk));
             let mut engine = Engine::open(demo(), options).unwrap();
             let mut before = work(&engine);
             // Twice, and under another budget, of which less is in memory.
@@ -119,7 +118,7 @@ fn groups_save_launches() {
         return;
     };
     let runs = |experts: usize| {
-        let options = on(&device, 64 << 20, some(1.0, 256, all(experts, 0)));
+        let options = on(&device, 64 << 20, all(experts, 0), some(1.0, 256));
         let options = Options {
             budget: Budget::Bytes(1 << 40),
             ..options
@@ -144,12 +143,12 @@ fn groups_save_launches() {
 #[ignore = "long: `.ci/run long` runs it"]
 fn experts_follow_measured_times() {
     let tokens = text(128);
-    let plain = || Engine::open(demo(), some(1.0, 64, Grouping::Measured)).unwrap();
+    let plain = || Engine::open(demo(), some(1.0, 64)).unwrap();
     let expected = bits(&all_logits(&mut plain(), &tokens, 64));
     let slow = Faulty::counted(&cpu(), Fault::Narrow(1 << 20)).0;
     let mut engine = Engine::open(
         demo(),
-        on(&slow, 64 << 20, some(1.0, 64, Grouping::Measured)),
+        on(&slow, 64 << 20, Grouping::Measured, some(1.0, 64)),
     )
     .unwrap();
     let found = bits(&all_logits(&mut engine, &tokens, 64));
@@ -159,7 +158,7 @@ fn experts_follow_measured_times() {
         (done.groups, done.routes.npu, done.routes.overflow),
         (0, 0, 0)
     );
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     assert!(report.clusters > 0);
     assert!(
         report.computed.iter().all(|of| of.ffn_share == 0.0),
@@ -194,7 +193,7 @@ fn formats_of_npus_in_groups_change_no_bit() {
         for (device, (chunk, capacity)) in
             all_devices.flat_map(|device| chunks.map(|of| (device.clone(), of)))
         {
-            let options = on(&device, 64 << 20, some(1.0, chunk, all(16, capacity)));
+            let options = on(&device, 64 << 20, all(16, capacity), some(1.0, chunk));
             let options = Options {
                 budget: Budget::Bytes(1 << 40),
                 kv: DType::F32,
@@ -232,13 +231,6 @@ fn families_and_formats_in_groups_change_no_bit() {
         ("deepseek_v4", DType::Q4),
         ("gpt_oss", DType::Q8),
     ];
-    let forced = |options: Options, capacity: usize| Options {
-        lab: Lab {
-            grouping: all(4, capacity),
-            ..options.lab
-        },
-        ..options
-    };
     for (name, dtype) in cases {
         let case = fixtures().join("models").join(name);
         let path = packed(&case, dir.path(), dtype);
@@ -251,9 +243,9 @@ fn families_and_formats_in_groups_change_no_bit() {
             for (bytes, chunk, capacity) in
                 [(200 << 10, 5, 0), (100 << 20, 64, 0), (100 << 20, 64, 2)]
             {
-                let mut engine = open(&path, forced(on(&device, bytes, roomy(64)), capacity));
+                let mut engine = open(&path, on(&device, bytes, all(4, capacity), roomy(64)));
                 let found = bits(&all_logits(&mut engine, &tokens, chunk.min(tokens.len())));
-                let report = engine.device().unwrap();
+                let report = device_report(&engine).unwrap();
                 assert!(found == expected, "{name} in {dtype}: {report:?}");
                 assert!(report.lost.is_none(), "{name}: {report:?}");
                 if bytes > 1 << 20 {
@@ -263,10 +255,10 @@ fn families_and_formats_in_groups_change_no_bit() {
         }
         for fault in [Fault::Submit(CHECKS + 3), Fault::Take(CHECKS + 6)] {
             let device = Faulty::device(fault);
-            let mut engine = open(&path, forced(on(&device, 100 << 20, roomy(64)), 0));
+            let mut engine = open(&path, on(&device, 100 << 20, all(4, 0), roomy(64)));
             let found = bits(&all_logits(&mut engine, &tokens, 5));
             assert!(found == expected, "{name}");
-            assert!(engine.device().unwrap().lost.is_some(), "{name}");
+            assert!(device_report(&engine).unwrap().lost.is_some(), "{name}");
         }
     }
 }

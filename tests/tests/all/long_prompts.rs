@@ -5,11 +5,12 @@ use std::ops::ControlFlow;
 
 use emberflow::cli::ModelArg;
 use emberflow::model::open_model;
+use emberflow_devices::device_report;
 use emberflow_engine::{
     Admission, Budget, Engine, Event, Finished, Lab, Options, Request, RequestId, Stepped, Stepper,
 };
 use emberflow_storage::io::{IoChoice, Profile, SimOptions};
-use emberflow_tests::devices::{Fault, Faulty, devices, never, plain_devices};
+use emberflow_tests::devices::{Fault, Faulty, devices, lane_of, never, plain_devices};
 
 const PROMPT: usize = 500;
 
@@ -198,8 +199,7 @@ fn a_device_without_room_for_more_rows_is_kept() {
     let expected = generate(&mut open(options()), &long);
     let with = |fault| {
         open(Options {
-            devices: vec![Faulty::device(fault)],
-            device_memory: Some(256 << 10),
+            lane: lane_of(vec![Faulty::device(fault)], 256 << 10),
             budget: Budget::FfnShare(0.75),
             ..options()
         })
@@ -210,7 +210,7 @@ fn a_device_without_room_for_more_rows_is_kept() {
         assert_eq!(generate(&mut engine, &long), expected);
         assert_eq!(engine.prompt_chunk(), usual);
     }
-    let report = engine.device().expect("a device");
+    let report = device_report(&engine).expect("a device");
     assert!(report.lost.is_none() && report.clusters > 0, "{report:?}");
 }
 
@@ -231,19 +231,18 @@ fn a_device_without_room_leaves_the_other_at_work() {
         };
         let goes_on = || {
             let mut engine = open(Options {
-                devices: vec![device(0), device(1)],
-                device_memory: Some(256 << 10),
+                lane: lane_of(vec![device(0), device(1)], 256 << 10),
                 ..options()
             });
             // A cluster of a layer is not divided, and products are.
             let rows = |engine: &Engine| {
-                let report = engine.device().expect("devices");
+                let report = device_report(&engine).expect("devices");
                 report.devices[1 - number].rows
             };
             assert_eq!(generate(&mut engine, &long), expected);
             let (before, longer) = (rows(&engine), engine.prompt_chunk() > engine.chunk());
             assert_eq!(generate(&mut engine, &long), expected);
-            let report = engine.device().expect("devices");
+            let report = device_report(&engine).expect("devices");
             assert!(report.lost.is_none(), "{report:?}");
             let lost = [0, 1].map(|n| report.devices[n].lost.is_some());
             let its = [0, 1].map(|n| fault != Fault::Never && n == number);
@@ -263,15 +262,14 @@ fn devices_follow_and_change_no_bit() {
     for device in devices() {
         let follows = || {
             let mut engine = open(Options {
-                devices: vec![device.clone()],
-                device_memory: Some(256 << 10),
+                lane: lane_of(vec![device.clone()], 256 << 10),
                 budget: Budget::FfnShare(0.75),
                 ..options()
             });
             for _ in 0..2 {
                 assert_eq!(generate(&mut engine, &long), expected);
             }
-            let report = engine.device().expect("a device");
+            let report = device_report(&engine).expect("a device");
             assert!(report.lost.is_none(), "{report:?}");
             engine.prompt_chunk() > engine.chunk() && report.streamed.chunk == engine.prompt_chunk()
         };

@@ -1,17 +1,16 @@
 //! NPUs that know floats only: those of 32 bits have the CPU's bits in models with one scale per row, those of 16 bits are a
 //! class of their own, whose text does not follow times.
 
-use emberflow_engine::device::{Device, Provider};
+use emberflow_devices::{Device, Provider, device_report};
 use emberflow_engine::{Budget, Engine, Model, Options};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_tests::devices::provider;
+use emberflow_tests::devices::{lane_of, provider};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
 
 fn on(device: &Device, bytes: u64) -> Options {
     Options {
-        devices: vec![device.clone()],
-        device_memory: Some(bytes),
+        lane: lane_of(vec![device.clone()], bytes),
         ..roomy(64)
     }
 }
@@ -35,7 +34,7 @@ fn floats_of_32_bits_have_the_cpus_bits() {
         for (device, chunk) in devices.iter().flat_map(|device| [(device, 1), (device, 5)]) {
             let mut engine = open(&path, on(device, 100 << 20));
             let found = bits(&all_logits(&mut engine, &tokens, chunk));
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             assert!(
                 found == expected && report.lost.is_none(),
                 "{name} in {dtype}: {report:?}"
@@ -70,7 +69,7 @@ fn floats_of_16_bits_are_a_class_of_its_own() {
             };
             let mut engine = open(&path, options);
             all.push(bits(&all_logits(&mut engine, &tokens, chunk)));
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             assert!(
                 report.clusters > 0 && report.numerics.contains("npu:cpu-halves"),
                 "{report:?}"

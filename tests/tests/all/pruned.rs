@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use emberflow::rewrite::{self, Changed};
-use emberflow_engine::device::Device;
+use emberflow_devices::{Device, device_report};
 use emberflow_engine::meta::{ContainerMeta, Pruned};
 use emberflow_engine::{Lab, Logits, Model, Options, Probe, Span};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
-use emberflow_tests::devices::{devices, devices_apart};
+use emberflow_tests::devices::{devices, devices_apart, lane_of};
 use emberflow_tests::{Golden, all_logits, bits, case, give, open, packed, roomy, squeeze};
 
 /// Rows of a pass.
@@ -61,8 +61,7 @@ fn some(threads: usize) -> Options {
 
 fn on(device: Device, held: u64) -> Options {
     Options {
-        devices: vec![device],
-        device_memory: Some(held),
+        lane: lane_of(vec![device], held),
         ..some(2)
     }
 }
@@ -161,7 +160,7 @@ fn devices_change_no_bit() {
             for share in [1.0, 0.2] {
                 squeeze(&mut engine, share);
                 let found = bits(&all_logits(&mut engine, &prompt, CHUNK));
-                let report = engine.device().unwrap();
+                let report = device_report(&engine).unwrap();
                 assert!(found == expected, "{name} {share}: {report:?}");
                 assert_eq!(report.lost, None, "{name}");
             }

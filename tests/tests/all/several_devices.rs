@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use emberflow_engine::device::{Device, MOST_DEVICES};
+use emberflow_devices::{Device, MOST_DEVICES, device_report};
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options, Span, demo_container};
 use emberflow_kernels::DType;
 use emberflow_models::demo::Demo;
 use emberflow_tests::devices::{
-    CHECKS, Fault, Faulty, fast_products as fast, never, plain_devices,
+    CHECKS, Fault, Faulty, fast_products as fast, lane_of, never, plain_devices,
 };
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy, squeeze, visited};
 
@@ -54,15 +54,14 @@ fn lists() -> Vec<Vec<Device>> {
 
 fn on(devices: Vec<Device>, held: u64, options: Options) -> Options {
     Options {
-        devices,
-        device_memory: Some(held),
+        lane: lane_of(devices, held),
         ..options
     }
 }
 
 /// Every device has computed clusters, and none is lost.
 fn all_worked(engine: &Engine) {
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     let worked = |clusters: u64, lost: &Option<String>| clusters > 0 && lost.is_none();
     let mut each = report.devices.iter();
     assert!(
@@ -73,7 +72,7 @@ fn all_worked(engine: &Engine) {
 
 /// The first devices have computed clusters, since experts have few, and none is lost.
 fn some_worked(engine: &Engine) {
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     let mut each = report.devices.iter();
     assert!(
         each.all(|of| of.lost.is_none()) && report.devices.iter().take(2).all(|of| of.clusters > 0),
@@ -112,7 +111,7 @@ fn prompts_through_several_devices_change_no_bit() {
     for (share, held) in [(0.2, 0), (0.6, 200 << 10)] {
         for list in lists() {
             let mut engine = demo(on(list.clone(), held, some(share, 128)));
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             assert!(
                 report.streamed.rows > 64 && report.bytes <= held,
                 "{report:?}"
@@ -184,10 +183,10 @@ fn goldens_and_products_on_several_devices_change_no_bit() {
                 assert!(
                     found == expected,
                     "{name} by {chunk}: {:?}",
-                    engine.device()
+                    device_report(&engine)
                 );
             }
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             assert!(report.devices.iter().all(|of| of.rows > 0), "{report:?}");
             assert!(report.products_share > 0.5, "{report:?}");
         }
@@ -217,7 +216,7 @@ fn a_lost_device_leaves_the_others_at_work() {
                     let found = bits(&all_logits(&mut engine, &tokens, chunk));
                     assert!(found == expected, "{fault:?} {first} {chunk}");
                 }
-                let report = engine.device().unwrap();
+                let report = device_report(&engine).unwrap();
                 let lost: Vec<bool> = report.devices.iter().map(|of| of.lost.is_some()).collect();
                 assert_eq!(lost, [first, !first], "{report:?}");
                 assert_eq!(report.lost, None);
@@ -234,7 +233,7 @@ fn a_lost_device_leaves_the_others_at_work() {
         let found = bits(&all_logits(&mut engine, &tokens, chunk));
         assert!(found == expected);
     }
-    let report = engine.device().unwrap();
+    let report = device_report(&engine).unwrap();
     assert!(report.lost.is_some() && report.devices.iter().all(|of| of.lost.is_some()));
 }
 
@@ -255,7 +254,7 @@ fn products_of_a_lost_device_are_those_of_the_others() {
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
                 assert!(found == expected, "{fault:?} {lost_at} {chunk}");
             }
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             let [other, lost] = &report.devices[..] else {
                 panic!("{report:?}")
             };
@@ -284,7 +283,7 @@ fn a_failed_upload_leaves_the_others_at_work() {
                 let found = bits(&all_logits(&mut engine, &tokens, 128));
                 assert!(found == expected, "{at} {first}");
             }
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             let lost: Vec<bool> = report.devices.iter().map(|of| of.lost.is_some()).collect();
             assert_eq!(lost, [first, !first], "{report:?}");
             let [other, failed] = [first, !first].map(|n| &report.devices[usize::from(n)]);
@@ -312,14 +311,14 @@ fn gates_are_shared_again_with_the_devices_that_are_left() {
     let list = vec![lost, fast(&plain_devices()[0])];
     let mut engine = demo(on(list, 0, some(1.0, 16)));
     let rows = |engine: &mut Engine| {
-        let of = |engine: &Engine| engine.device().unwrap().devices[1].rows;
+        let of = |engine: &Engine| device_report(&engine).unwrap().devices[1].rows;
         let before = of(engine);
         assert!(bits(&all_logits(engine, &tokens, 16)) == expected);
         of(engine) - before
     };
     left.store(0, Ordering::Relaxed);
     rows(&mut engine);
-    assert!(engine.device().unwrap().devices[0].lost.is_some());
+    assert!(device_report(&engine).unwrap().devices[0].lost.is_some());
     let shared = rows(&mut engine);
     let budget = engine.memory().budget();
     squeeze(&mut engine, 0.0);
@@ -346,13 +345,13 @@ fn prompts_stream_through_the_devices_with_memory_for_it() {
                 list.reverse();
             }
             let mut engine = demo(on(list, held, some(0.2, 128)));
-            let streamed = engine.device().unwrap().streamed.rows;
+            let streamed = device_report(&engine).unwrap().streamed.rows;
             assert!(streamed > 64 && streamed < 128, "{other:?}: {streamed}");
             for chunk in [128, 128, 1] {
                 let found = bits(&all_logits(&mut engine, &tokens, chunk));
                 assert!(found == expected, "{other:?} {first} {held} {chunk}");
             }
-            let report = engine.device().unwrap();
+            let report = device_report(&engine).unwrap();
             let [without, other_work] = [!first, first].map(|n| &report.devices[usize::from(n)]);
             assert!(
                 without.lost.is_none() && report.lost.is_none(),
@@ -398,7 +397,7 @@ fn the_share_of_gates_is_of_the_devices_with_room_for_them() {
             Faulty::armed_by(&plain_devices()[0], fault, left)
         };
         let mut engine = demo(on(vec![device(0), device(1)], 0, some(1.0, 16)));
-        let share = |engine: &Engine| engine.device().unwrap().gates_share;
+        let share = |engine: &Engine| device_report(&engine).unwrap().gates_share;
         let before = share(&engine);
         assert!(before > 0.5, "{before}");
         let budget = engine.memory().budget();

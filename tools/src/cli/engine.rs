@@ -1,15 +1,12 @@
 //! Options that all commands share that run a model.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use emberflow_engine::device::DeviceChoices;
 use emberflow_engine::{Budget, Lab, Sparsity};
 use emberflow_models::demo::Demo;
 
-use super::{parse_budget, parse_share, with_unit};
-use crate::size;
+use super::{DeviceArg, parse_budget, parse_share};
 
 /// The model argument.
 #[derive(Debug, Clone, Args)]
@@ -90,28 +87,6 @@ pub struct EngineArgs {
     /// Options of the laboratory.
     #[arg(skip)]
     pub lab: Lab,
-}
-
-/// Devices and their memory limit.
-#[derive(Debug, Clone)]
-pub struct DeviceArg {
-    /// The devices.
-    pub choices: DeviceChoices,
-    /// Maximum bytes of neurons on them; `None` to choose by their speed.
-    pub memory: Option<u64>,
-}
-
-impl FromStr for DeviceArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, memory) = match text.split_once('=') {
-            Some((name, size)) => (name, Some(with_unit(size, size::parse(size)?)?)),
-            None => (text, None),
-        };
-        let choices = name.parse()?;
-        Ok(Self { choices, memory })
-    }
 }
 
 /// Sparsity modes.

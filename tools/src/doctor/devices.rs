@@ -1,7 +1,7 @@
 //! Devices that can compute neurons in addition to the CPU.
 
-use emberflow_engine::device::check::Speed;
-use emberflow_engine::device::{
+use emberflow_devices::check::Speed;
+use emberflow_devices::{
     DenseShape, DeviceChoice, DeviceError, Entry, Found, Listed, TokenScales, Verdict, Verdicts,
     checked, list,
 };

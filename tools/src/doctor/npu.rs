@@ -1,6 +1,6 @@
 //! NPUs, through ONNX Runtime.
 
-use emberflow_engine::device::{NpuDevice, Provider};
+use emberflow_devices::{NpuDevice, Provider};
 use serde_json::{Value, json};
 
 use super::check::Check;

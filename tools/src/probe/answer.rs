@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use emberflow_engine::device::DeviceError;
+use emberflow_devices::DeviceError;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ mod answer;
 pub mod npu;
 pub mod opencl;
 
-use emberflow_engine::device::{Device, DeviceChoice, DeviceError};
+use emberflow_devices::{Device, DeviceChoice, DeviceError};
 
 pub use self::answer::{Cause, Unusable};
 use crate::progress::Loading;

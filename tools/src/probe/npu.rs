@@ -8,8 +8,8 @@ use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
-use emberflow_engine::device::check::check;
-use emberflow_engine::device::{
+use emberflow_devices::check::check;
+use emberflow_devices::{
     Backend, DenseShape, DeviceError, NpuDevice, NpuLibrary, Provider, TokenScales, WantedGraphs,
     list_npu,
 };

@@ -7,8 +7,8 @@ use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
-use emberflow_engine::device::check::check;
-use emberflow_engine::device::{Backend, DenseShape, OpenCl, TokenScales, Verdicts, list};
+use emberflow_devices::check::check;
+use emberflow_devices::{Backend, DenseShape, OpenCl, TokenScales, Verdicts, list};
 use emberflow_kernels::DType;
 use emberflow_models::config::{Activation, FfnKind};
 use serde_json::json;

@@ -7,7 +7,7 @@ use crate::common::{call, emberflow, json};
 use crate::npu::{has_onnxruntime, is_needed, library};
 use emberflow::child::PROGRESS;
 use emberflow::probe::{Cause, opencl};
-use emberflow_engine::device::Provider;
+use emberflow_devices::Provider;
 use serde_json::Value;
 
 fn run(more: &[&str]) -> Value {
@@ -17,7 +17,7 @@ fn run(more: &[&str]) -> Value {
 
 /// Whether this machine has an OpenCL device.
 fn has_opencl() -> bool {
-    let found = !emberflow_engine::device::list().is_empty();
+    let found = !emberflow_devices::list().is_empty();
     assert!(
         found || std::env::var_os("EMBERFLOW_NEEDS_OPENCL").is_none(),
         "no OpenCL device: install pocl-opencl-icd and ocl-icd-libopencl1"

@@ -11,6 +11,7 @@ mod common;
 mod containers;
 mod demo_moe;
 mod device;
+#[cfg(feature = "devices")]
 mod devices;
 mod endpoints;
 mod experts;
@@ -22,6 +23,7 @@ mod first_hour;
 mod hashes;
 mod interrupt;
 mod loops;
+#[cfg(feature = "devices")]
 mod npu;
 mod ollama;
 mod outputs;

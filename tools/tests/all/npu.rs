@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use emberflow::child::PROGRESS;
 use emberflow::probe::npu::{Found, probe_by, try_out_by};
 use emberflow::probe::{Cause, Unusable};
-use emberflow_engine::device::Provider;
+use emberflow_devices::Provider;
 
 use crate::common::{cache, emberflow, exported, json, save_verdicts, words};
 

@@ -9,7 +9,7 @@
 //! threads) takes any number, including the *rest* that fills no chunk. While it decodes other
 //! texts, it gets as little of the prompt as possible.
 
-use emberflow_engine::split::{Pair, Product};
+use emberflow_devices::split::{Pair, Product};
 
 /// The tokens of a product by processor.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use emberflow_engine::split::{Curve, Pair, Product};
+use emberflow_devices::split::{Curve, Pair, Product};
 
 use super::chunks::chunks;
 use super::snapdragon::{GPU, NPU, PAIR};

@@ -1,6 +1,6 @@
 //! Processors described by published times.
 
-use emberflow_engine::split::{Curve, Product};
+use emberflow_devices::split::{Curve, Product};
 
 /// One published time.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,7 @@
 //! The Snapdragon 8 Gen 3 as measured in HeteroInfer, with 4-bit weights and 16-bit activations,
 //! for simulation. None of it was measured by us.
 
-use emberflow_engine::split::{Forms, Pair, Product, Space};
+use emberflow_devices::split::{Forms, Pair, Product, Space};
 
 use super::measured::{MeasuredCurve, Padded, Point, WeightShape};
 

@@ -1,6 +1,6 @@
 //! The solver reproduces the published table from the published curves.
 
-use emberflow_engine::split::{Curve, Pair, Partition, Product};
+use emberflow_devices::split::{Curve, Pair, Partition, Product};
 
 use super::measured::Padded;
 use super::ratio;

@@ -1,7 +1,8 @@
 //! Times of single pieces of work on a phone, and graphs of them.
 
+use emberflow_devices::DeviceNumbers;
 use emberflow_engine::planner::Shape;
-use emberflow_engine::planner::machine::{DeviceNumbers, MachineNumbers};
+use emberflow_engine::planner::machine::MachineNumbers;
 use emberflow_engine::planner::rates::{KernelRates, ThreadRates};
 use emberflow_storage::profile::Pattern;
 
@@ -80,6 +81,8 @@ pub struct Costs<'a> {
     pub shape: &'a Shape,
     /// The phone.
     pub machine: &'a MachineNumbers,
+    /// Its NPU, if that is used.
+    pub npu: Option<&'a DeviceNumbers>,
     /// GB/s of the CPU and of the NPU alone.
     pub gbs: [f64; 2],
 }
@@ -95,7 +98,7 @@ impl Costs<'_> {
 
     /// The device.
     pub fn device(&self) -> Option<&DeviceNumbers> {
-        self.machine.device.as_ref()
+        self.npu
     }
 
     /// Rows and `tokens` tokens on the CPU.

@@ -21,9 +21,8 @@ use std::io::Write as _;
 
 use emberflow::Failure;
 use emberflow::pack::{PackOptions, described};
-use emberflow_engine::planner::machine::{
-    DeviceNumbers, MachineNumbers, RowTimes, on_machine, with_frequencies,
-};
+use emberflow_devices::{DeviceNumbers, RowTimes};
+use emberflow_engine::planner::machine::{MachineNumbers, on_machine, with_frequencies};
 use emberflow_engine::planner::rates::{KernelRates, Rates, ThreadRates, Throughput};
 use emberflow_engine::planner::{Division, Planner};
 use emberflow_engine::{Lab, Model, Options};
@@ -126,13 +125,14 @@ struct OnPhone {
     name: &'static str,
     planner: Planner,
     machine: MachineNumbers,
+    npu: Option<DeviceNumbers>,
     gbs: [f64; 2],
     shared: f64,
     tokens: Vec<Fired>,
 }
 
 /// The phone for a model of this planner.
-fn phone(planner: &Planner) -> (MachineNumbers, [f64; 2], f64) {
+fn phone(planner: &Planner) -> (MachineNumbers, DeviceNumbers, [f64; 2], f64) {
     let facts = powerinfer::Facts::new();
     let of = |key: &str| facts.get(key);
     let [cpu, npu] = ["cpu_gbs", "npu_gbs"].map(of);
@@ -167,6 +167,11 @@ fn phone(planner: &Planner) -> (MachineNumbers, [f64; 2], f64) {
     let bytes = planner.needs().neurons * neuron as u64;
     let storage =
         |depth: u32| ReadCost::simulated(&SimOptions::new(Profile::Ufs4, 0), depth, bytes);
+    let numbers = DeviceNumbers {
+        name: "NPU".into(),
+        times: [1, 32, 64, 128, 256, 512].map(row).to_vec(),
+        at_once: AT_ONCE,
+    };
     let machine = MachineNumbers {
         rates: Rates {
             threads: vec![threads],
@@ -175,13 +180,9 @@ fn phone(planner: &Planner) -> (MachineNumbers, [f64; 2], f64) {
         threads: THREADS,
         storage: storage(32),
         stream: storage(4),
-        device: Some(DeviceNumbers {
-            name: "NPU".into(),
-            times: [1, 32, 64, 128, 256, 512].map(row).to_vec(),
-            at_once: AT_ONCE,
-        }),
+        lane: Some(numbers.facts()),
     };
-    (machine, [cpu, npu], of("both_gbs"))
+    (machine, numbers, [cpu, npu], of("both_gbs"))
 }
 
 fn options() -> Options {
@@ -224,7 +225,7 @@ fn demo() -> Result<Planner, Failure> {
 impl OnPhone {
     /// The forecast gets the miss curve of other tokens with the same statistics, as a container has that of a text.
     fn new(name: &'static str, mut planner: Planner) -> Result<Self, Failure> {
-        let (machine, gbs, shared) = phone(&planner);
+        let (machine, npu, gbs, shared) = phone(&planner);
         let misses = misses::curve(&planner.firing)?;
         planner.firing = planner.firing.with_misses(misses);
         let tokens = draw(&planner.firing, WARM + TOKENS, 1);
@@ -232,6 +233,7 @@ impl OnPhone {
             name,
             planner: on_machine(planner, &machine),
             machine,
+            npu: Some(npu),
             gbs,
             shared,
             tokens,
@@ -246,12 +248,13 @@ impl OnPhone {
     /// The same phone without its NPU.
     fn without_npu(self) -> Self {
         let machine = MachineNumbers {
-            device: None,
+            lane: None,
             ..self.machine
         };
         Self {
             planner: on_machine(self.planner, &machine),
             machine,
+            npu: None,
             ..self
         }
     }
@@ -260,6 +263,7 @@ impl OnPhone {
         Costs {
             shape: &self.planner.shape,
             machine: &self.machine,
+            npu: self.npu.as_ref(),
             gbs: self.gbs,
         }
     }
@@ -346,12 +350,12 @@ impl OnPhone {
         };
         Ok(PhonePlan {
             model: self.name.into(),
-            npu: self.machine.device.is_some(),
+            npu: self.npu.is_some(),
             budget_bytes: budget,
             resident_share: plan.ffn_resident_share,
             gate_layers: division.memory.gate_banks,
             hot_clusters: division.memory.hot_clusters,
-            npu_clusters: division.needs.device_clusters,
+            npu_clusters: division.needs.lane_clusters,
             slots: division.memory.slots,
             npu_clusters_of_token: (0..layers).map(of_token).sum::<usize>() as f64 / layers as f64,
             streamed: division.widths.streamed(division.chunk),

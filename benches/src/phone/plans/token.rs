@@ -55,7 +55,7 @@ impl Regions {
     /// Of a division.
     pub fn of(planner: &Planner, division: &Division) -> Self {
         let all = vec![planner.shape.neurons.div_ceil(CLUSTER) as u32; planner.shape.layers];
-        let held = emberflow_engine::cluster::prefixes(division.needs.device_clusters, &all, &all);
+        let held = emberflow_engine::cluster::prefixes(division.needs.lane_clusters, &all, &all);
         Self {
             gate_layers: division.memory.gate_banks as usize,
             first: planner.first_cold(division),

@@ -79,8 +79,8 @@ impl World {
             reads: BTreeSet::new(),
         };
         if chance(random, 0.1) {
-            self.job.leave_to_device(unit);
-            assert!(self.job.is_on_device(item) && self.job.is_needed(item));
+            self.job.leave(unit);
+            assert!(self.job.is_left(item) && self.job.is_needed(item));
             self.items.insert(item, known);
             return;
         }

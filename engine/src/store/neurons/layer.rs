@@ -23,9 +23,9 @@ use crate::bundle::NeuronRows;
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::error::Error;
+use crate::lane::Outside;
 use crate::store::bytes::{ClusterBytes, ClusterMemory, Place};
 use crate::store::job::{ByteSource, Held, Item, Job, Step, UnitWork};
-use crate::store::outside::Outside;
 use crate::store::prefetch::Guesses;
 use crate::store::reads::{Half, Tag};
 use crate::store::residency::{Cold, Leave};
@@ -110,7 +110,7 @@ fn bytes<'a>(
         }
         ByteSource::Cold => Place::Cold(&job.held[it.places()]),
         ByteSource::Mapped => Place::Mapped,
-        ByteSource::Unused | ByteSource::Stream(None) | ByteSource::Device => Place::Nowhere,
+        ByteSource::Unused | ByteSource::Stream(None) | ByteSource::Left => Place::Nowhere,
     };
     ClusterBytes {
         memory,
@@ -231,7 +231,7 @@ impl NeuronStore {
             | ByteSource::Hot(_)
             | ByteSource::Shared
             | ByteSource::Mapped
-            | ByteSource::Device => Ok(true),
+            | ByteSource::Left => Ok(true),
             ByteSource::Cold => self.issue_neurons(item),
             ByteSource::Stream(_) => {
                 if let Some(slot) = self.reads.claim(bank, cluster) {
@@ -415,7 +415,7 @@ impl NeuronStore {
             | ByteSource::Mapped
             | ByteSource::Unused
             | ByteSource::Stream(None)
-            | ByteSource::Device => {}
+            | ByteSource::Left => {}
         }
     }
 

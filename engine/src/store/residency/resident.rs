@@ -10,6 +10,7 @@ use emberflow_storage::arena::{Arena, ArenaOptions, ArenaPages, Slot};
 
 use crate::bundle::NeuronFormat;
 use crate::error::Error;
+use crate::lane::HostMatrix;
 use crate::matrix::Matrix;
 use crate::store::layout::Layout;
 
@@ -80,7 +81,7 @@ impl Resident {
         })
     }
 
-    /// Mutable Gate rows of a bank, if resident and not shared with a device.
+    /// Mutable Gate rows of a bank, if resident and not shared with a lane.
     pub fn gates_mut(&mut self, bank: u32) -> Option<&mut [u8]> {
         self.gates[bank as usize].as_mut()?.bytes_mut()
     }
@@ -96,7 +97,7 @@ impl Resident {
         gates.filter(|_| self.format.inline_scales)
     }
 
-    /// The same for all banks, for a device that computes some of their rows.
+    /// The same for all banks, for a lane that multiplies some of their rows.
     pub fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
         let whole = self.format.inline_scales;
         self.gates.iter_mut().flatten().filter(move |_| whole)
@@ -104,8 +105,7 @@ impl Resident {
 
     /// Returns all gates to the CPU.
     pub fn unshare(&mut self) {
-        self.matrices_mut()
-            .for_each(|matrix| matrix.set_device(None));
+        self.matrices_mut().for_each(|matrix| matrix.set_lane(None));
     }
 
     /// The scales of a neuron; empty if inline.
