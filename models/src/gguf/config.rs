@@ -3,21 +3,20 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::delta_net;
+use super::deepseek4;
 use super::experts;
 use super::form::{self, Shape};
 use super::gemma4;
-use super::kda::kda_layers;
-use super::latent::{self, latent};
-use super::mamba::{mamba_layers, mamba1_layers};
-use super::pooled;
+use super::latent;
 use super::rope::ropes;
 use super::streams;
 use super::sublayers;
-use super::value::Metadata;
-use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope, ShortConvs};
+use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope};
 use crate::error::Error;
 use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
+use crate::metadata::Metadata;
+use crate::mixers::keys::GgufLayers;
+use crate::mixers::{Sizes, pooled};
 use crate::store::indexed_context;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
@@ -77,11 +76,11 @@ pub(super) struct Facts {
     pub(super) two_norms: bool,
     /// There is a norm before the FFN.
     pub(super) has_ffn_norm: bool,
-    /// The output of Mamba-2 has norms.
-    pub(super) mamba_norm: bool,
     pub(super) has_head: bool,
     /// Experts are chosen by scores plus biases.
     pub(super) has_choice_bias: bool,
+    /// Names of tensors in layers, without the layer.
+    pub(super) layer_tensors: BTreeSet<String>,
     /// Layers with a router.
     pub(super) routers: BTreeSet<u32>,
     /// Rows of the table of learned positions.
@@ -108,7 +107,7 @@ impl Facts {
         };
         let declared = need("context_length")?;
         if let Some(of) = &form.pooled {
-            let (key, chosen) = pooled::chosen(metadata, arch)?;
+            let (key, chosen) = pooled::gguf_chosen(arch.keys(metadata))?;
             let most = of.most_positions(chosen);
             let context = most.map(|most| indexed_context(metadata.path(), &key, declared, most));
             return Ok(context.unwrap_or(declared));
@@ -142,7 +141,6 @@ impl Facts {
             qk_norm: self.has_qk_norm,
             two_norms: self.two_norms,
             ffn_norm: self.has_ffn_norm,
-            mamba_norm: self.mamba_norm,
             windowed,
             streams: self.streams,
         }
@@ -178,9 +176,23 @@ pub(super) fn model_config(
     let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, window.size > 0)?;
     let mut form = form::form(metadata, family, arch, shape)?;
     form.local_rope = local_rope;
-    of_mixers(metadata, family, arch, shape, &mut rope, &mut form)?;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let (kv_heads, ffn) = by_layer(metadata, family, arch, facts, &window, &mut form)?;
+    let of_layers = by_layer(metadata, family, arch, facts, &window, &mut form)?;
+    let file = GgufLayers {
+        keys: arch.keys(metadata),
+        sizes: Sizes {
+            d_model,
+            layers,
+            heads,
+            head_dim,
+            rotated: rope.dims,
+        },
+        headless: &of_layers.headless,
+        tensors: &facts.layer_tensors,
+    };
+    of_mixers(&file, family, &mut rope, &mut form)?;
+    let mut mixers = family.mixers.iter();
+    let kv_heads = (mixers.find_map(|of| of.kv_heads(heads))).or(of_layers.kv_heads);
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -191,7 +203,7 @@ pub(super) fn model_config(
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: match of_expert.or(ffn) {
+        ffn: match of_expert.or(of_layers.ffn) {
             Some(ffn) => ffn,
             None if family.has(Quirk::Sublayers) => sublayers::ffn(metadata, arch, layers)?,
             None => need("feed_forward_length")?,
@@ -219,29 +231,39 @@ pub(super) fn model_config(
     })
 }
 
-/// Latent attention, or attention over pools, if every layer has it.
+/// Mixers other than attention.
 fn of_mixers(
-    metadata: &Metadata,
+    file: &GgufLayers,
     family: &Family,
-    arch: &Arch,
-    shape: Shape,
     rope: &mut Rope,
     form: &mut Form,
 ) -> Result<(), Error> {
-    if family.has(Quirk::Latent) {
-        let mixed = family.has(Quirk::Kda);
-        latent(metadata, arch, rope, shape.head_dim, form, mixed)?;
+    for of in family.mixers {
+        of.read_gguf(file, form)?;
     }
-    if family.has(Quirk::Pooled) {
-        pooled::form(metadata, arch, shape, form)?;
-        let [with_pools, without] = pooled::ropes(metadata, arch, rope.clone())?;
+    if form.latent.is_some() {
+        latent::scale_scores(file.keys, rope, file.sizes.head_dim, form)?;
+    }
+    if family.has(Quirk::DeepSeek4) {
+        deepseek4::form(file.keys, file.sizes, form)?;
+        let [with_pools, without] = deepseek4::ropes(file.keys, rope.clone())?;
         *rope = with_pools;
         form.local_rope = Some(without);
     }
     Ok(())
 }
 
-/// The heads of keys and values, and the FFN's neurons if layers differ.
+/// What lists by layer say.
+#[derive(Default)]
+struct OfLayers {
+    /// Heads of keys and values.
+    kv_heads: Option<u32>,
+    /// The FFN's neurons, if layers differ.
+    ffn: Option<u32>,
+    /// The layers without heads of keys and values.
+    headless: Vec<u32>,
+}
+
 fn by_layer(
     metadata: &Metadata,
     family: &Family,
@@ -249,37 +271,42 @@ fn by_layer(
     facts: &Facts,
     window: &[u32],
     form: &mut Form,
-) -> Result<(Option<u32>, Option<u32>), Error> {
+) -> Result<OfLayers, Error> {
+    let layers = window.len() as u32;
     if family.has(Quirk::GlobalHeads) {
-        return gemma4::form(metadata, arch, facts.gemma4, window, form);
+        let (kv_heads, ffn) = gemma4::form(metadata, arch, facts.gemma4, window, form)?;
+        return Ok(OfLayers {
+            kv_heads,
+            ffn,
+            ..OfLayers::default()
+        });
     }
-    let kv_heads = kv_heads(metadata, family, arch, window.len() as u32, form)?;
-    Ok((kv_heads, None))
+    let (kv_heads, headless) = if family.has(Quirk::Sublayers) {
+        sublayers::sublayers(metadata, arch, layers, form)?
+    } else if family.mixers.iter().any(|of| of.headless()) {
+        kv_heads(metadata, arch, layers)?
+    } else {
+        let key = format!("{}.{KV_HEADS}", arch.name);
+        (metadata.uniform_u32(&key)?, Vec::new())
+    };
+    Ok(OfLayers {
+        kv_heads,
+        headless,
+        ffn: None,
+    })
 }
 
-/// The heads of keys and values. Layers without any are short convolutions in LFM2, Mamba-2 in Granite 4 H, Mamba-1 in
-/// Jamba, and KDA in Kimi Linear.
+/// Heads of keys and values.
+const KV_HEADS: &str = "attention.head_count_kv";
+
+/// The heads of keys and values, and the layers without any.
 fn kv_heads(
     metadata: &Metadata,
-    family: &Family,
     arch: &Arch,
     layers: u32,
-    form: &mut Form,
-) -> Result<Option<u32>, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let heads = key("attention.head_count_kv");
-    if family.has(Quirk::Sublayers) {
-        return sublayers::sublayers(metadata, arch, layers, form);
-    }
-    let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Mamba1, Quirk::Kda];
-    let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
-        return if family.has(Quirk::Latent) {
-            Ok(None)
-        } else {
-            metadata.uniform_u32(&heads)
-        };
-    };
-    let mut list = metadata.u32s(&heads)?;
+) -> Result<(Option<u32>, Vec<u32>), Error> {
+    let key = format!("{}.{KV_HEADS}", arch.name);
+    let mut list = metadata.u32s(&key)?;
     if arch.reads.contains(&"nextn_predict_layers") {
         list.truncate(layers as usize);
     }
@@ -287,39 +314,10 @@ fn kv_heads(
     let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
     if list.len() != layers as usize || !alike {
         let expected = format!("0 or the same number for each of {layers} layers");
-        return Err(metadata.bad(&heads, &expected));
+        return Err(metadata.bad(&key, &expected));
     }
     let without = (0..).zip(list).filter(|(_, heads)| *heads == 0);
-    let without: Vec<u32> = without.map(|(layer, _)| layer).collect();
-    if recurrent == Quirk::Mamba && !without.is_empty() {
-        form.mamba = Some(mamba_layers(metadata, arch, without)?);
-        return Ok(own);
-    }
-    if recurrent == Quirk::Mamba1 {
-        form.nope_layers = (0..layers).collect();
-        let some = (!without.is_empty()).then(|| mamba1_layers(metadata, arch, without));
-        form.mamba1 = some.transpose()?;
-        return Ok(own);
-    }
-    if recurrent == Quirk::Kda {
-        let bounded = family.has(Quirk::Bounded);
-        if !bounded {
-            form.nope_layers = (0..layers).collect();
-        }
-        form.latent.iter_mut().for_each(|of| of.gated = bounded);
-        form.kda = kda_layers(metadata, arch, without, bounded)?;
-        return Ok(None);
-    }
-    let taps = key("shortconv.l_cache");
-    form.short_conv = match (without.is_empty(), metadata.u32(&taps)?) {
-        (true, _) => None,
-        (false, None) => return Err(metadata.missing(&taps, "an integer")),
-        (false, Some(taps)) => Some(ShortConvs {
-            layers: without,
-            taps,
-        }),
-    };
-    Ok(own)
+    Ok((own, without.map(|(layer, _)| layer).collect()))
 }
 
 /// The epsilon of the norms.
@@ -391,13 +389,15 @@ const OF_OTHER_INPUTS: [&str; 3] = ["vision.", "audio.", "mm."];
 /// has no effect.
 fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
+    let of_mixers: Vec<&str> = (family.mixers.iter())
+        .flat_map(|of| of.gguf_keys().iter().copied())
+        .collect();
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
             _ if arch.reads.contains(&rest) => true,
-            _ if family.has(Quirk::Pooled) && pooled::KEYS.contains(&rest) => true,
-            _ if family.has(Quirk::Latent) && latent::KEYS.contains(&rest) => true,
-            _ if family.has_delta_nets() && delta_net::KEYS.contains(&rest) => true,
+            _ if family.has(Quirk::DeepSeek4) && deepseek4::KEYS.contains(&rest) => true,
+            _ if of_mixers.contains(&rest) => true,
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
@@ -427,7 +427,7 @@ fn ffn_kind(
     let relu = facts.powerinfer || arch.relu;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
-        None if family.has(Quirk::Pooled) => pooled::activation(metadata, arch)?,
+        None if family.has(Quirk::DeepSeek4) => deepseek4::activation(arch.keys(metadata))?,
         None => arch.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {
@@ -459,8 +459,8 @@ fn head_dim(
     d_model: u32,
     heads: u32,
 ) -> Result<u32, Error> {
-    if family.has(Quirk::Latent) {
-        return latent::head_dim(metadata, arch);
+    if let Some(of) = family.mixers.iter().find_map(|of| of.head_dim()) {
+        return (of.gguf)(&arch.keys(metadata));
     }
     let key = |rest: &str| format!("{}.attention.{rest}", arch.name);
     let head_dim = match metadata.u32(&key("key_length"))? {
@@ -588,7 +588,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::value::Value;
+    use crate::metadata::Value;
 
     /// `attention.sliding_window_pattern` as written by converters: a number, or a flag for each
     /// layer.

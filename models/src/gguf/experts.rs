@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::pooled::by_token;
-use super::value::Metadata;
+use super::deepseek4::by_token;
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
 use crate::families::{Arch, Dense, Experts, Family, ScoringBy, Shared};
+use crate::metadata::Metadata;
 
 /// `expert_gating_func` of a softmax and of sigmoids; 0 means the architecture's default.
 pub(super) const SOFTMAX: u32 = 1;
@@ -55,7 +55,7 @@ pub(super) fn read(
     let dense = dense(metadata, arch, of, layers, routers)?;
     let mut mixture = mixture(metadata, arch, of, dense)?;
     if of.by_token.is_some() {
-        mixture.by_token = by_token(metadata, arch, layers)?;
+        mixture.by_token = by_token(arch.keys(metadata), layers)?;
     }
     Ok(Some((count, mixture)))
 }

@@ -1,13 +1,11 @@
 //! Metadata for deviations from the plain decoder.
 
-use super::delta_net::delta_nets;
-use super::mamba::mamba_layers;
-use super::value::Metadata;
 use super::xielu::activations;
 use super::{ngrams, streams};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
+use crate::metadata::Metadata;
 
 /// Sizes and tensors that determine some forms.
 #[derive(Clone, Copy)]
@@ -24,8 +22,6 @@ pub(super) struct Shape {
     pub(super) two_norms: bool,
     /// There is a norm before the FFN.
     pub(super) ffn_norm: bool,
-    /// The output of Mamba-2 has norms.
-    pub(super) mamba_norm: bool,
     /// Some layers have a window.
     pub(super) windowed: bool,
     /// Sizes of the residual streams.
@@ -146,10 +142,6 @@ fn of_quirks(
     for quirk in family.quirks {
         let table = shape.streams;
         match *quirk {
-            Quirk::DeltaNet(order) => {
-                form.delta_net = delta_nets(metadata, arch, shape.layers, order)?;
-                form.output_gate = true;
-            }
             Quirk::ParallelIf(key, absent) => {
                 let parallel = match family.parallel {
                     Parallel::OneNorm => !shape.ffn_norm,
@@ -164,12 +156,7 @@ fn of_quirks(
                 };
             }
             Quirk::Xielu => form.activations = activations(metadata, shape.layers)?,
-            Quirk::Beside => {
-                let mut mambas = mamba_layers(metadata, arch, (0..shape.layers).collect())?;
-                mambas.beside = true;
-                mambas.shape.unnormed = !shape.mamba_norm;
-                form.mamba = Some(mambas);
-            }
+            Quirk::Unrotated => form.nope_layers = (0..shape.layers).collect(),
             Quirk::OutputGate => form.output_gate = true,
             Quirk::Temperature => form.query_scale = Some(QueryScale::LLAMA4),
             Quirk::QueryScale => form.query_scale = query_scale(metadata, arch)?,
@@ -187,7 +174,7 @@ mod tests {
 
     use super::*;
     use crate::families;
-    use crate::gguf::value::Value;
+    use crate::metadata::Value;
 
     #[test]
     fn maverick_has_no_norms_of_queries_and_keys() {
@@ -201,7 +188,6 @@ mod tests {
             qk_norm: false,
             two_norms: false,
             ffn_norm: true,
-            mamba_norm: false,
             windowed: true,
             streams: streams::Sizes::of(|_| None),
         };

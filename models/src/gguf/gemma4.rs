@@ -1,10 +1,10 @@
 //! Gemma 4's additions to Gemma 3, as written by `Gemma4Model` in llama.cpp's
 //! `conversion/gemma.py`.
 
-use super::value::Metadata;
 use crate::config::{Form, GlobalHeads, LayerInputs};
 use crate::error::Error;
 use crate::families::Arch;
+use crate::metadata::Metadata;
 
 /// Elements of a head of a layer with a window.
 pub(super) const LOCAL_LENGTH: &str = "attention.key_length_swa";

@@ -1,9 +1,9 @@
 //! Qwen3.8-Flash-Next: hyper-connections and n-gram rows.
 
 use super::streams;
-use super::value::{Metadata, Value};
 use crate::config::{Form, HyperConnections, Mixing, NGrams};
 use crate::error::Error;
+use crate::metadata::{Metadata, Value};
 
 /// Reads the deviations of Qwen3.8-Flash-Next.
 pub(super) fn form(
@@ -23,10 +23,6 @@ pub(super) fn form(
             rank: need("hyper_connection.low_rank")?,
         },
     });
-    if let Some(nets) = &mut form.delta_net {
-        // in every file
-        nets.shape.sigmoid_gate = true;
-    }
     let layer = match metadata.u32s(&key("ple.layers"))?[..] {
         [] => return Ok(()),
         [layer] => layer,

@@ -1,12 +1,12 @@
 //! Rotary parameters: keys of the metadata, and tensors of divisors.
 
 use super::header::Raw;
-use super::value::Metadata;
 use crate::config::{ModelConfig, Rope, RopeScaling, yarn_attention};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::families::{self, Arch, Family, Quirk};
 use crate::file::DataFile;
+use crate::metadata::Metadata;
 use crate::store::shape_text;
 
 /// The tensor with a divisor for each rotary frequency.

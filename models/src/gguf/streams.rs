@@ -1,9 +1,9 @@
 //! Gemma 3n's additions to its layers: keys, and tensors of several matrices.
 
-use super::value::Metadata;
 use crate::config::{Form, ModelConfig, Streams};
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::metadata::Metadata;
 use crate::names::{Role, TensorId};
 use crate::store::{Found, shape_text};
 

@@ -12,6 +12,8 @@ use super::*;
 use crate::checkpoint::TensorInfo;
 use crate::config::{Activation, RopeScaling};
 use crate::dtype::DType;
+use crate::families;
+use crate::metadata::Value;
 use crate::testing::*;
 
 /// The committed reference files.
@@ -529,7 +531,6 @@ fn caps_of_logits_are_read() {
         qk_norm: false,
         ffn_norm: true,
         two_norms: false,
-        mamba_norm: false,
         windowed: true,
         streams: streams::Sizes::of(|_| None),
     };
@@ -537,15 +538,12 @@ fn caps_of_logits_are_read() {
         let mut metadata = Metadata::new(Path::new("m.gguf"));
         let mut set = |key: &str, value| metadata.insert(format!("{arch}.{key}"), value).unwrap();
         for key in [streams::STREAMS, streams::PER_LAYER, streams::SHARED_KV] {
-            set(key, value::Value::Uint(1));
+            set(key, Value::Uint(1));
         }
-        set(streams::ACTIVE, value::Value::Uint(0));
-        set(
-            streams::TOP,
-            value::Value::List(vec![value::Value::Float(0.0); 2]),
-        );
+        set(streams::ACTIVE, Value::Uint(0));
+        set(streams::TOP, Value::List(vec![Value::Float(0.0); 2]));
         if let Some(cap) = cap {
-            set("final_logit_softcapping", value::Value::Float(cap));
+            set("final_logit_softcapping", Value::Float(cap));
         }
         let (family, arch) = families::find_arch(arch).unwrap();
         form::form(&metadata, family, arch, shape)
