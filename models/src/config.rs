@@ -31,10 +31,7 @@ pub use rope::{Rope, RopeScaling};
 pub use streams::{LayerInputs, Streams};
 pub(crate) use xielu::XieluParameters;
 
-pub use crate::mixers::{
-    DeltaNetShape, DeltaNets, KdaLayers, KdaShape, LatentShape, LatentSizes, Mamba1Layers,
-    Mamba1Shape, MambaLayers, MambaShape, MixerKind, PooledAttention, PooledShape, ShortConvs,
-};
+pub use crate::mixers::*;
 
 use std::path::Path;
 

@@ -44,6 +44,7 @@ pub(crate) use self::mixers::FamilyMixer;
 use crate::config::{Activation, Parallel};
 use crate::json::Aliases;
 use crate::metadata::{ArchKeys, Metadata};
+use crate::mixers::keys::HeadKeys;
 use crate::names::NameTable;
 
 /// All families, group by group.
@@ -472,6 +473,17 @@ impl Arch {
 }
 
 impl Family {
+    /// The number of heads of keys and values if a mixer fixes it, for so many query heads.
+    pub(crate) fn fixed_kv_heads(&self, heads: u32) -> Option<u32> {
+        let mut fixed = self.mixers.iter().filter_map(|of| of.facts().kv_heads);
+        fixed.next().map(|number| number(heads))
+    }
+
+    /// Keys of the width of a head, if they are a mixer's.
+    pub(crate) fn head_dim(&self) -> Option<HeadKeys> {
+        self.mixers.iter().find_map(|of| of.facts().head_dim)
+    }
+
     /// The architecture that llama.cpp uses for it.
     pub(crate) fn written_arch(&self) -> Option<&'static Arch> {
         let own = || self.gguf.as_ref().map(|arch| arch.name);

@@ -39,11 +39,31 @@ impl BadField {
         Self::some(key, &value, format!("{least} to {most}"))
     }
 
+    /// A number that is too large.
+    pub(crate) fn above(key: &'static str, value: usize, most: u32) -> Option<Self> {
+        Self::unless(
+            value <= most as usize,
+            key,
+            &value,
+            format!("at most {most}"),
+        )
+    }
+
     /// A number that should be above 0 and below 1.
     pub(crate) fn unless_share(key: &'static str, value: f32) -> Option<Self> {
-        match value.is_finite() && value > 0.0 && value < 1.0 {
+        let holds = value.is_finite() && value > 0.0 && value < 1.0;
+        Self::unless(holds, key, &value, "above 0 and below 1")
+    }
+
+    pub(crate) fn unless(
+        holds: bool,
+        key: &'static str,
+        found: &dyn Debug,
+        expected: impl Into<String>,
+    ) -> Option<Self> {
+        match holds {
             true => None,
-            false => Self::some(key, &value, "above 0 and below 1"),
+            false => Self::some(key, found, expected),
         }
     }
 }

@@ -316,8 +316,29 @@ impl ArchKeys<'_> {
         self.metadata.u32(&self.key(rest))
     }
 
+    pub(crate) fn f32(&self, rest: &str) -> Result<Option<f32>, Error> {
+        self.metadata.f32(&self.key(rest))
+    }
+
+    pub(crate) fn bool(&self, rest: &str) -> Result<Option<bool>, Error> {
+        self.metadata.bool(&self.key(rest))
+    }
+
+    pub(crate) fn u32s(&self, rest: &str) -> Result<Vec<u32>, Error> {
+        self.metadata.u32s(&self.key(rest))
+    }
+
+    /// A number given once, or per layer and equal in all.
+    pub(crate) fn uniform(&self, rest: &str) -> Result<Option<u32>, Error> {
+        self.metadata.uniform_u32(&self.key(rest))
+    }
+
     pub(crate) fn need(&self, rest: &str) -> Result<u32, Error> {
         (self.u32(rest)?).ok_or_else(|| self.missing(rest, "an integer"))
+    }
+
+    pub(crate) fn need_uniform(&self, rest: &str) -> Result<u32, Error> {
+        (self.uniform(rest)?).ok_or_else(|| self.missing(rest, "an integer"))
     }
 
     pub(crate) fn need_f32(&self, rest: &str) -> Result<f32, Error> {
@@ -330,5 +351,9 @@ impl ArchKeys<'_> {
 
     pub(crate) fn bad(&self, rest: &str, expected: &str) -> Error {
         self.metadata.bad(&self.key(rest), expected)
+    }
+
+    pub(crate) fn unsupported(&self, rest: &str, why: &str) -> Error {
+        self.metadata.unsupported(&self.key(rest), why)
     }
 }

@@ -6,7 +6,7 @@ use crate::config::{Form, MixerField, ModelConfig};
 use crate::error::Error;
 use crate::json::Keys;
 use crate::mixers::Sizes;
-use crate::mixers::keys::{GgufLayers, HeadKeys, MixerKeys};
+use crate::mixers::keys::{GgufLayers, MixerFacts, MixerKeys};
 
 /// [`MixerKeys`] of any mixer.
 pub(crate) trait FamilyMixer: Sync {
@@ -16,14 +16,8 @@ pub(crate) trait FamilyMixer: Sync {
     fn write(&self, c: &ModelConfig, config: &mut Value);
     /// Reads GGUF.
     fn read_gguf(&self, file: &GgufLayers, form: &mut Form) -> Result<(), Error>;
-    /// The keys that are read in GGUF, after the architecture.
-    fn gguf_keys(&self) -> &'static [&'static str];
-    /// Whether its layers are those without heads of keys and values in GGUF.
-    fn headless(&self) -> bool;
-    /// Keys of the width of a head other than those of attention.
-    fn head_dim(&self) -> Option<HeadKeys>;
-    /// The number of heads of keys and values if it is fixed, by that of query heads.
-    fn kv_heads(&self, heads: u32) -> Option<u32>;
+    /// The rest.
+    fn facts(&self) -> MixerFacts;
 }
 
 impl<L: MixerField> FamilyMixer for MixerKeys<L> {
@@ -37,25 +31,13 @@ impl<L: MixerField> FamilyMixer for MixerKeys<L> {
     }
 
     fn read_gguf(&self, file: &GgufLayers, form: &mut Form) -> Result<(), Error> {
-        if let Some(of) = &self.gguf {
-            L::put(form, (of.read)(file)?);
+        if let Some(read) = self.gguf {
+            L::put(form, read(file)?);
         }
         Ok(())
     }
 
-    fn gguf_keys(&self) -> &'static [&'static str] {
-        self.gguf.as_ref().map_or(&[], |of| of.known)
-    }
-
-    fn headless(&self) -> bool {
-        self.gguf.as_ref().is_some_and(|of| of.headless)
-    }
-
-    fn head_dim(&self) -> Option<HeadKeys> {
-        self.head_dim
-    }
-
-    fn kv_heads(&self, heads: u32) -> Option<u32> {
-        self.kv_heads.map(|number| number(heads))
+    fn facts(&self) -> MixerFacts {
+        self.facts
     }
 }

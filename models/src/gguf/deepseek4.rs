@@ -28,8 +28,7 @@ const FACTOR: &str = "rope.scaling.yarn_attn_factor";
 /// Puts its hyper-connections into the form.
 pub(super) fn form(of: ArchKeys<'_>, sizes: Sizes, form: &mut Form) -> Result<(), Error> {
     if (of.u32(GROUPS)?).is_some_and(|groups| groups > 1) {
-        let why = "experts in groups are not implemented here";
-        return Err(of.metadata.unsupported(&of.key(GROUPS), why));
+        return Err(of.unsupported(GROUPS, "experts in groups are not implemented here"));
     }
     let count = of.need("hyper_connection.count")?;
     let width = count.checked_mul(sizes.d_model);
@@ -48,7 +47,7 @@ pub(super) fn form(of: ArchKeys<'_>, sizes: Sizes, form: &mut Form) -> Result<()
 
 /// Rotary parameters of layers with pools, and of those without, from the common ones.
 pub(super) fn ropes(of: ArchKeys<'_>, rope: Rope) -> Result<[Rope; 2], Error> {
-    if (of.metadata.f32(&of.key(FACTOR))?).is_some_and(|factor| factor != 1.0) {
+    if (of.f32(FACTOR)?).is_some_and(|factor| factor != 1.0) {
         return Err(of
             .metadata
             .unsupported(&of.key(FACTOR), "only 1 is implemented"));

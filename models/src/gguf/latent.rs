@@ -14,7 +14,7 @@ pub(super) fn scale_scores(
     head_dim: u32,
     form: &mut Form,
 ) -> Result<(), Error> {
-    let all = keys.metadata.f32(&keys.key(YARN_ALL))?;
+    let all = keys.f32(YARN_ALL)?;
     let RopeScaling::Yarn {
         factor,
         attention_factor,

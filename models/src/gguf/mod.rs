@@ -7,6 +7,7 @@
 mod config;
 mod deepseek4;
 mod experts;
+mod facts;
 mod form;
 mod gemma4;
 mod header;
@@ -22,11 +23,10 @@ mod tests;
 pub(crate) mod write;
 mod xielu;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use self::config::Facts;
-use self::gemma4::Gemma4Facts;
+use self::facts::Facts;
 use self::header::{Header, Raw};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::split::Set;
@@ -34,7 +34,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS};
+use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family};
 use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
@@ -73,7 +73,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let path: &Path = &files[0].path;
     let powerinfer = magic == *POWERINFER;
     let vocab = vocabulary(&mut metadata)?;
-    let facts = facts(powerinfer, &vocab, &tensors);
+    let facts = Facts::of(powerinfer, &vocab, &tensors);
     let (family, arch) = config::family_of(path, &metadata, &facts)?;
     let two_norms = arch.names_of_two_norms.filter(|_| facts.two_norms);
     let names = two_norms.unwrap_or(arch.names);
@@ -110,7 +110,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         }
     }
     warn_of_left_out(path, left_out);
-    long_rope(&mut config, &metadata, arch, long_factors)?;
+    long_rope(&mut config, arch.keys(&metadata), long_factors)?;
     let about = About {
         path: path.to_owned(),
         config_path: path.to_owned(),
@@ -137,54 +137,6 @@ fn is_of_other_inputs(name: &str) -> bool {
         .iter()
         .any(|part| name.starts_with(part));
     encoder || name.ends_with(".exp_probs_b_vl.bias")
-}
-
-/// Configuration facts from the tensors and the vocabulary.
-fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
-    let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
-    let in_layer =
-        |raw: &Raw| split_index(raw.name.strip_prefix("blk.")?).map(|of| of.1.to_owned());
-    let layer_tensors: BTreeSet<String> = tensors.iter().filter_map(in_layer).collect();
-    // in any layer: not all have attention
-    let some_has = |name: &str| layer_tensors.contains(name);
-    let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
-    let rows_of = |name: &str| {
-        let raw = tensors.iter().find(|raw| raw.name == name);
-        let rows = raw.and_then(|raw| raw.shape.first().copied());
-        rows.map_or(0, |rows| u32::try_from(rows).unwrap_or(u32::MAX))
-    };
-    Facts {
-        powerinfer,
-        vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
-        has_qkv_bias: some_has("attn_q.bias") || some_has("attn_qkv.bias"),
-        has_qk_norm: has("blk.0.attn_q_norm.weight"),
-        has_o_bias: some_has("attn_output.bias"),
-        has_ffn_bias: some_has("ffn_up.bias") || some_has("ffn_up_exps.bias"),
-        two_norms: has("blk.0.attn_norm_2.weight"),
-        has_ffn_norm: has("blk.0.ffn_norm.weight"),
-        has_head: has("output.weight"),
-        has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),
-        routers: (tensors.iter())
-            .filter_map(|raw| split_index(raw.name.strip_prefix("blk.")?))
-            .filter(|(_, rest)| *rest == "ffn_gate_inp.weight")
-            .map(|(layer, _)| layer)
-            .collect(),
-        positions: tensors
-            .iter()
-            .find(|raw| raw.name == POSITIONS)
-            .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
-        streams: streams::Sizes::of(|name| {
-            let raw = tensors.iter().find(|raw| raw.name == name);
-            raw.map(|raw| &raw.shape[..])
-        }),
-        gemma4: Gemma4Facts {
-            rows: rows_of("per_layer_token_embd.weight"),
-            key_is_value: count(".attn_k.weight") > count(".attn_v.weight"),
-            layer_scale: some_has("layer_output_scale.weight"),
-            rope_factors: has(ROPE_FACTORS),
-        },
-        layer_tensors,
-    }
 }
 
 /// Tensors without effect on the result: the plain rotary frequencies in old files, and

@@ -175,13 +175,11 @@ fn max_context(path: &Path, keys: &Keys, family: &Family, form: &Form) -> Result
 
 /// Whether the head is tied to the embedding.
 fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
-    let mut first = None;
-    for quirk in family.quirks {
-        if let Quirk::Tied(key) = quirk {
-            first = keys.bool(key)?;
-        }
-    }
-    let tied = first.or(keys.bool("tie_word_embeddings")?);
+    let other = family.quirks.iter().find_map(|quirk| match quirk {
+        Quirk::Tied(key) => keys.bool(key).transpose(),
+        _ => None,
+    });
+    let tied = other.transpose()?.or(keys.bool("tie_word_embeddings")?);
     Ok(tied.unwrap_or(family.tied))
 }
 
@@ -282,7 +280,7 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
 }
 
 fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
-    if let Some(of) = family.mixers.iter().find_map(|of| of.head_dim()) {
+    if let Some(of) = family.head_dim() {
         return (of.hf)(keys);
     }
     match keys.u32("head_dim")? {

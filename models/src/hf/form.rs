@@ -239,8 +239,7 @@ pub(super) fn fixed_kv_heads(
     if family.has(Quirk::OneKvHeadEach) {
         return Ok(Some(heads));
     }
-    let mut mixers = family.mixers.iter();
-    if let Some(fixed) = mixers.find_map(|of| of.kv_heads(heads)) {
+    if let Some(fixed) = family.fixed_kv_heads(heads) {
         return match keys.u32(family.kv_heads)? {
             Some(given) if given != fixed => Err(keys.bad(family.kv_heads, &fixed.to_string())),
             _ => Ok(Some(fixed)),

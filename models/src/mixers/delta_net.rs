@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::MixerKind;
 use super::keys::{
-    GgufKeys, GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, gguf_sizes,
-    need_sizes, read_sizes, write_sizes,
+    GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, gguf_sizes, listed, need_sizes,
+    read_sizes, write_sizes,
 };
 use super::layers::{self, LINEAR};
 use super::mamba::head_width;
@@ -95,13 +95,7 @@ impl DeltaNetShape {
 }
 
 impl MixerLayers for DeltaNets {
-    fn names(&self) -> [&'static str; 2] {
-        ["delta_net", "layers with DeltaNets"]
-    }
-
-    fn layers(&self) -> Option<&Vec<u32>> {
-        Some(&self.layers)
-    }
+    listed!("delta_net", "layers with DeltaNets");
 
     fn kind(&self, _layer: u32) -> MixerKind {
         MixerKind::DeltaNet(self.shape)
@@ -116,21 +110,19 @@ impl MixerLayers for DeltaNets {
             ("key width of DeltaNets", net.key_dim, 1, MAX_HEAD_DIM),
             ("value width of DeltaNets", net.value_dim, 1, MAX_HEAD_DIM),
         ];
-        if let Some(bad) = BadField::outside(&sizes) {
-            return Some(bad);
-        }
-        if !net.value_heads.is_multiple_of(net.key_heads) {
-            let expected = format!("a multiple of the {} key heads", net.key_heads);
-            return BadField::some("value heads of DeltaNets", &net.value_heads, expected);
-        }
-        let channels = u32::try_from(net.channels()).unwrap_or(u32::MAX);
-        BadField::outside(&[("channels of DeltaNets", channels, 1, MAX_WIDTH)])
+        BadField::outside(&sizes)
+            .or_else(|| {
+                let expected = format!("a multiple of the {} key heads", net.key_heads);
+                let divides = net.value_heads.is_multiple_of(net.key_heads);
+                BadField::unless(
+                    divides,
+                    "value heads of DeltaNets",
+                    &net.value_heads,
+                    expected,
+                )
+            })
+            .or_else(|| BadField::above("channels of DeltaNets", net.channels(), MAX_WIDTH))
             .or_else(|| BadField::unless_share("epsilon of DeltaNets", net.norm_eps?))
-    }
-
-    fn alone(self, layer: u32) -> Option<Self> {
-        let layers = vec![0];
-        self.has(layer).then_some(Self { layers, ..self })
     }
 
     fn gguf(&self, of: Sizes) -> Vec<(&'static str, u32)> {
@@ -200,54 +192,33 @@ pub(crate) const GGUF_SHARES: Spellings = &[
 ];
 
 /// `modeling_qwen3_next.py`. llama.cpp's converter keeps the order of value heads.
-pub(crate) const QWEN3_NEXT: MixerKeys<DeltaNets> = MixerKeys {
-    read: |keys, sizes| read(keys, sizes, &[LINEAR[1]]),
-    write,
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, false),
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    head_dim: None,
-    kv_heads: None,
-};
+pub(crate) const QWEN3_NEXT: MixerKeys<DeltaNets> =
+    MixerKeys::new(read_qwen, write).gguf(|file| read_gguf(file, false), GGUF_KEYS);
 
 /// `modeling_qwen3_5.py`. The converter orders value heads so that those of a key head have a distance of `key_heads`.
-pub(crate) const QWEN3_5: MixerKeys<DeltaNets> = MixerKeys {
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, true),
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    ..QWEN3_NEXT
-};
+pub(crate) const QWEN3_5: MixerKeys<DeltaNets> =
+    MixerKeys::new(read_qwen, write).gguf(|file| read_gguf(file, true), GGUF_KEYS);
 
-/// `modeling_qwen4_exp.py`: the same; attention, which is indexed, may have a separate name.
-pub(crate) const QWEN4: MixerKeys<DeltaNets> = MixerKeys {
-    read: |keys, sizes| read(keys, sizes, &[LINEAR[1], "indexed_attention"]),
-    gguf: Some(GgufKeys {
-        read: |file| {
-            let mut found = read_gguf(file, true)?;
-            // in every file
-            found.iter_mut().for_each(|of| of.shape.sigmoid_gate = true);
-            Ok(found)
-        },
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    ..QWEN3_5
-};
+/// `modeling_qwen4_exp.py`: the same; attention, which is indexed, may have a separate name. Gates are sigmoids in every
+/// GGUF file.
+pub(crate) const QWEN4: MixerKeys<DeltaNets> = MixerKeys::new(
+    |keys, sizes| read(keys, sizes, &[LINEAR[1], "indexed_attention"]),
+    write,
+)
+.gguf(
+    |file| {
+        let mut found = read_gguf(file, true)?;
+        (found.iter_mut()).for_each(|of| of.shape.sigmoid_gate = true);
+        Ok(found)
+    },
+    GGUF_KEYS,
+);
 
 /// `modeling_olmo_hybrid.py`.
-pub(crate) const OLMO: MixerKeys<DeltaNets> = MixerKeys {
-    read: read_olmo,
-    write: |of, sizes, config| {
-        write(of, sizes, config);
-        config[SIGNED] = json!(of.is_none_or(|of| of.shape.signed));
-    },
-    gguf: None,
-    ..QWEN3_NEXT
-};
+pub(crate) const OLMO: MixerKeys<DeltaNets> = MixerKeys::new(read_olmo, |of, sizes, config| {
+    write(of, sizes, config);
+    config[SIGNED] = json!(of.is_none_or(|of| of.shape.signed));
+});
 
 /// The keys that are read in GGUF, and those of M-RoPE (plain RoPE in texts) of models that have them.
 const GGUF_KEYS: &[&str] = &[
@@ -295,6 +266,10 @@ const OLMO_EPS: f32 = 1e-5;
 
 fn some(layers: Vec<u32>, shape: DeltaNetShape) -> Option<DeltaNets> {
     (!layers.is_empty()).then_some(DeltaNets { layers, shape })
+}
+
+fn read_qwen(keys: &Keys, sizes: Sizes) -> Result<Option<DeltaNets>, Error> {
+    read(keys, sizes, &[LINEAR[1]])
 }
 
 /// `others` are the names of layers with attention.
@@ -445,7 +420,7 @@ mod tests {
             ];
             let sizes = sizes.map(|(key, size)| (key, Value::Uint(size)));
             let all = sizes.into_iter().chain(more.iter().cloned());
-            layers_of(all, sizes_of(36, 5), &[], QWEN3_5.gguf.unwrap().read)
+            layers_of(all, sizes_of(36, 5), &[], QWEN3_5.gguf.unwrap())
         };
         let layers = |more: &[(&'static str, Value)]| found(more).unwrap().map(|nets| nets.layers);
         let flags = |flags: &[bool]| {

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::MixerKind;
 use super::keys::{
-    GgufKeys, GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, need_sizes,
-    read_sizes, write_sizes,
+    GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, listed, need_sizes, read_sizes,
+    write_sizes,
 };
 use super::layers::{self, LINEAR};
 use crate::error::Error;
@@ -81,13 +81,7 @@ impl KdaShape {
 }
 
 impl MixerLayers for KdaLayers {
-    fn names(&self) -> [&'static str; 2] {
-        ["kda", "layers with delta attention"]
-    }
-
-    fn layers(&self) -> Option<&Vec<u32>> {
-        Some(&self.layers)
-    }
+    listed!("kda", "layers with delta attention");
 
     fn kind(&self, _layer: u32) -> MixerKind {
         MixerKind::Kda(self.shape)
@@ -95,23 +89,21 @@ impl MixerLayers for KdaLayers {
 
     fn bad(&self, _of: Sizes) -> Option<BadField> {
         let kda = self.shape;
-        let channels = u32::try_from(3 * kda.values()).unwrap_or(u32::MAX);
         let sizes = [
             ("taps of delta attention", kda.taps, 2, MAX_TAPS),
             ("heads of delta attention", kda.heads, 1, MAX_COUNT),
             ("head width of delta attention", kda.dim, 1, MAX_HEAD_DIM),
-            ("channels of delta attention", channels, 1, MAX_WIDTH),
         ];
-        let bad = |bound: f32| !(bound.is_finite() && bound < 0.0);
-        BadField::outside(&sizes).or_else(|| {
-            let bound = kda.bound.filter(|&bound| bad(bound))?;
-            BadField::some("bound of decays", &bound, "below 0")
-        })
-    }
-
-    fn alone(self, layer: u32) -> Option<Self> {
-        let layers = vec![0];
-        self.has(layer).then_some(Self { layers, ..self })
+        BadField::outside(&sizes)
+            .or_else(|| {
+                let channels = 3 * kda.values();
+                BadField::above("channels of delta attention", channels, MAX_WIDTH)
+            })
+            .or_else(|| {
+                let bound = kda.bound?;
+                let holds = bound.is_finite() && bound < 0.0;
+                BadField::unless(holds, "bound of decays", &bound, "below 0")
+            })
     }
 
     fn companion(&self) -> Option<&'static str> {
@@ -177,29 +169,12 @@ pub(crate) const GGUF_DIRECT: Spellings = &[
 ];
 
 /// `modeling_kimi_linear.py`.
-pub(crate) const KIMI: MixerKeys<KdaLayers> = MixerKeys {
-    read: read_kimi,
-    write: write_kimi,
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, false),
-        known: GGUF_KEYS,
-        headless: true,
-    }),
-    head_dim: None,
-    kv_heads: None,
-};
+pub(crate) const KIMI: MixerKeys<KdaLayers> =
+    MixerKeys::new(read_kimi, write_kimi).headless(|file| read_gguf(file, false), GGUF_KEYS);
 
 /// `modeling_bailing_hybrid.py` (Ling 3): full-rank projections, and decays with a bound unless a key says otherwise.
-pub(crate) const LING: MixerKeys<KdaLayers> = MixerKeys {
-    read: read_ling,
-    write: write_ling,
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, true),
-        known: LING_KEYS,
-        headless: true,
-    }),
-    ..KIMI
-};
+pub(crate) const LING: MixerKeys<KdaLayers> =
+    MixerKeys::new(read_ling, write_ling).headless(|file| read_gguf(file, true), LING_KEYS);
 
 /// Keys that are read in GGUF.
 const GGUF_KEYS: &[&str] = &["kda.head_dim", "ssm.conv_kernel"];
@@ -367,7 +342,7 @@ fn read_gguf(file: &GgufLayers, direct: bool) -> Result<Option<KdaLayers>, Error
     if layers.is_empty() {
         return Ok(None);
     }
-    let is_bounded = keys.metadata.bool(&keys.key(GGUF_SAFE))?;
+    let is_bounded = keys.bool(GGUF_SAFE)?;
     let bound = if direct && is_bounded.unwrap_or(true) {
         Some(keys.need_f32(GGUF_BOUND)?)
     } else {
@@ -451,7 +426,7 @@ mod tests {
         ];
         let read = |sizes: &[(&'static str, u64)], layers: &[u32]| {
             let sizes = sizes.iter().map(|&(key, size)| (key, Value::Uint(size)));
-            layers_of(sizes, sizes_of(36, 3), layers, KIMI.gguf.unwrap().read)
+            layers_of(sizes, sizes_of(36, 3), layers, KIMI.gguf.unwrap())
         };
         let shape = read(&sizes, &[0, 2]).unwrap().unwrap().shape;
         assert_eq!((shape.taps, shape.heads, shape.values()), (3, 6, 30));
@@ -465,7 +440,7 @@ mod tests {
         let read = |more: &[(&'static str, Value)]| {
             let sizes = sizes.map(|(key, _)| (key, Value::Uint(4)));
             let all = sizes.into_iter().chain(more.iter().cloned());
-            layers_of(all, sizes_of(36, 3), &[0], LING.gguf.unwrap().read)
+            layers_of(all, sizes_of(36, 3), &[0], LING.gguf.unwrap())
         };
         let bound = ("kda.gate_lower_bound", Value::Float(-5.0));
         let shape = read(std::slice::from_ref(&bound)).unwrap().unwrap().shape;

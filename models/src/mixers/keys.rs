@@ -68,27 +68,92 @@ pub(crate) trait MixerLayers: Debug {
     }
 }
 
+/// The methods of [`MixerLayers`] for a type with a list of layers: its names.
+macro_rules! listed {
+    ($field:literal, $layers:literal) => {
+        fn names(&self) -> [&'static str; 2] {
+            [$field, $layers]
+        }
+
+        fn layers(&self) -> Option<&Vec<u32>> {
+            Some(&self.layers)
+        }
+
+        fn alone(self, layer: u32) -> Option<Self> {
+            let layers = vec![0];
+            self.has(layer).then_some(Self { layers, ..self })
+        }
+    };
+}
+pub(super) use listed;
+
 /// How files of a family describe the layers `L` with a mixer.
 pub(crate) struct MixerKeys<L> {
     /// Reads `config.json`; absent keys have the values of the configuration class.
-    pub(crate) read: fn(&Keys, Sizes) -> Result<Option<L>, Error>,
+    pub(crate) read: Read<L>,
     /// Adds the keys to `config.json`.
-    pub(crate) write: fn(Option<&L>, Sizes, &mut Value),
+    pub(crate) write: Write<L>,
     /// Reads GGUF.
-    pub(crate) gguf: Option<GgufKeys<L>>,
+    pub(crate) gguf: Option<ReadGguf<L>>,
+    pub(crate) facts: MixerFacts,
+}
+
+/// The same without readers and writers.
+#[derive(Clone, Copy)]
+pub(crate) struct MixerFacts {
+    /// Keys that are read in GGUF, after the architecture.
+    pub(crate) gguf_keys: &'static [&'static str],
+    /// In GGUF, the layers with the mixer are those without heads of keys and values.
+    pub(crate) headless: bool,
     /// Keys of the width of a head other than those of attention.
     pub(crate) head_dim: Option<HeadKeys>,
     /// The number of heads of keys and values if it is fixed, by that of query heads.
     pub(crate) kv_heads: Option<fn(u32) -> u32>,
 }
 
-/// The same in GGUF.
-pub(crate) struct GgufKeys<L> {
-    pub(crate) read: fn(&GgufLayers) -> Result<Option<L>, Error>,
-    /// Keys that are read, after the architecture.
-    pub(crate) known: &'static [&'static str],
-    /// The layers with the mixer are those without heads of keys and values.
-    pub(crate) headless: bool,
+type Read<L> = fn(&Keys, Sizes) -> Result<Option<L>, Error>;
+type Write<L> = fn(Option<&L>, Sizes, &mut Value);
+type ReadGguf<L> = fn(&GgufLayers) -> Result<Option<L>, Error>;
+
+impl<L> MixerKeys<L> {
+    pub(crate) const fn new(read: Read<L>, write: Write<L>) -> Self {
+        Self {
+            read,
+            write,
+            gguf: None,
+            facts: MixerFacts {
+                gguf_keys: &[],
+                headless: false,
+                head_dim: None,
+                kv_heads: None,
+            },
+        }
+    }
+
+    /// With these keys in GGUF.
+    pub(crate) const fn gguf(mut self, read: ReadGguf<L>, keys: &'static [&'static str]) -> Self {
+        self.gguf = Some(read);
+        self.facts.gguf_keys = keys;
+        self
+    }
+
+    /// The same; the layers are those without heads of keys and values.
+    pub(crate) const fn headless(self, read: ReadGguf<L>, keys: &'static [&'static str]) -> Self {
+        let mut own = self.gguf(read, keys);
+        own.facts.headless = true;
+        own
+    }
+
+    /// With such heads of keys and values.
+    pub(crate) const fn heads(
+        mut self,
+        head_dim: Option<HeadKeys>,
+        kv_heads: fn(u32) -> u32,
+    ) -> Self {
+        self.facts.head_dim = head_dim;
+        self.facts.kv_heads = Some(kv_heads);
+        self
+    }
 }
 
 /// Readers of the width of a head.
@@ -113,7 +178,7 @@ pub(crate) struct GgufLayers<'a> {
 impl GgufLayers<'_> {
     /// Refuses another number, in any layer.
     pub(crate) fn expect(&self, key: &str, expected: u32) -> Result<(), Error> {
-        let found = self.keys.metadata.uniform_u32(&self.keys.key(key))?;
+        let found = self.keys.uniform(key)?;
         match found.is_some_and(|found| found != expected) {
             true => Err(self.keys.bad(key, &expected.to_string())),
             false => Ok(()),

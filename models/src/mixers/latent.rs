@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::MixerKind;
-use super::keys::{GgufKeys, GgufLayers, HeadKeys, MixerKeys, MixerLayers, RoleShape, Sizes};
+use super::keys::{GgufLayers, HeadKeys, MixerKeys, MixerLayers, RoleShape, Sizes};
 use crate::error::Error;
 use crate::json::Keys;
 use crate::limits::{BadField, MAX_HEAD_DIM, MAX_WIDTH};
@@ -190,50 +190,30 @@ pub(crate) const GGUF_NAMES: Spellings = &[
 ];
 
 /// `modeling_deepseek_v3.py`: every layer has it.
-pub(crate) const DEEPSEEK: MixerKeys<LatentShape> = MixerKeys {
-    read: |keys, _| read(keys, false),
-    write,
-    gguf: Some(GgufKeys {
-        read: |file| {
-            // widths of the stored vectors; the converter of mixed models writes only those of keys
-            file.expect("attention.value_length", file.keys.need(GGUF_RANK)?)?;
-            file.expect("attention.head_count_kv", 1)?;
-            read_gguf(file, false)
-        },
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    head_dim: Some(HeadKeys {
-        hf: |keys| head_dim(keys, &["qk_head_dim", HEAD_DIM]),
-        gguf: gguf_head_dim,
-    }),
-    kv_heads: Some(|heads| heads),
-};
+pub(crate) const DEEPSEEK: MixerKeys<LatentShape> =
+    MixerKeys::new(|keys, _| read(keys, false), write)
+        .gguf(read_gguf_alone, GGUF_KEYS)
+        .heads(HEADS, |heads| heads);
 
 /// `modeling_kimi_linear.py`: beside layers with other mixers. The class ignores `head_dim`.
-pub(crate) const KIMI: MixerKeys<LatentShape> = MixerKeys {
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, false),
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    head_dim: Some(HeadKeys {
-        hf: |keys| head_dim(keys, &["qk_head_dim"]),
-        gguf: gguf_head_dim,
-    }),
-    ..DEEPSEEK
-};
+pub(crate) const KIMI: MixerKeys<LatentShape> = MixerKeys::new(|keys, _| read(keys, false), write)
+    .gguf(|file| read_gguf(file, false), GGUF_KEYS)
+    .heads(KIMI_HEADS, |heads| heads);
 
 /// `modeling_bailing_hybrid.py` (Ling 3): the same with gates; the query rank may be absent.
-pub(crate) const LING: MixerKeys<LatentShape> = MixerKeys {
-    read: |keys, _| read(keys, true),
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, true),
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    ..KIMI
-};
+pub(crate) const LING: MixerKeys<LatentShape> = MixerKeys::new(|keys, _| read(keys, true), write)
+    .gguf(|file| read_gguf(file, true), GGUF_KEYS)
+    .heads(KIMI_HEADS, |heads| heads);
+
+/// The width of a query.
+const HEADS: Option<HeadKeys> = Some(HeadKeys {
+    hf: |keys| head_dim(keys, &["qk_head_dim", HEAD_DIM]),
+    gguf: gguf_head_dim,
+});
+const KIMI_HEADS: Option<HeadKeys> = Some(HeadKeys {
+    hf: |keys| head_dim(keys, &["qk_head_dim"]),
+    gguf: gguf_head_dim,
+});
 
 /// Factor of the logarithm of YaRN's factor, in the root of the scores' factor: a tenth of the usual value of this key.
 pub(crate) const YARN_ALL: &str = "rope.scaling.yarn_log_multiplier";
@@ -306,6 +286,14 @@ fn gguf_head_dim(keys: &ArchKeys) -> Result<u32, Error> {
     let expected =
         "an integer; a file without it is from an old converter: convert the model again";
     (keys.u32(GGUF_HEAD_DIM)?).ok_or_else(|| keys.missing(GGUF_HEAD_DIM, expected))
+}
+
+/// Latent attention in every layer. The converter of models with other mixers does not write these widths of stored
+/// vectors.
+fn read_gguf_alone(file: &GgufLayers) -> Result<Option<LatentShape>, Error> {
+    file.expect("attention.value_length", file.keys.need(GGUF_RANK)?)?;
+    file.expect("attention.head_count_kv", 1)?;
+    read_gguf(file, false)
 }
 
 fn read_gguf(file: &GgufLayers, gated: bool) -> Result<Option<LatentShape>, Error> {

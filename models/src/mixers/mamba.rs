@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::MixerKind;
 use super::keys::{
-    GgufKeys, GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, gguf_sizes,
-    need_sizes, read_sizes, write_sizes,
+    GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, gguf_sizes, listed, need_sizes,
+    read_sizes, write_sizes,
 };
 use super::layers;
 use super::sublayers::{self, Sublayer};
@@ -84,13 +84,7 @@ impl MambaShape {
 }
 
 impl MixerLayers for MambaLayers {
-    fn names(&self) -> [&'static str; 2] {
-        ["mamba", "layers with Mamba"]
-    }
-
-    fn layers(&self) -> Option<&Vec<u32>> {
-        Some(&self.layers)
-    }
+    listed!("mamba", "layers with Mamba");
 
     fn kind(&self, _layer: u32) -> MixerKind {
         match self.beside {
@@ -108,20 +102,13 @@ impl MixerLayers for MambaLayers {
             ("groups of Mamba", mamba.groups, 1, MAX_COUNT),
             ("state of Mamba", mamba.state_dim, 1, MAX_HEAD_DIM),
         ];
-        if let Some(bad) = BadField::outside(&sizes) {
-            return Some(bad);
-        }
-        if !mamba.heads.is_multiple_of(mamba.groups) {
-            let expected = format!("a divisor of the {} heads", mamba.heads);
-            return BadField::some("groups of Mamba", &mamba.groups, expected);
-        }
-        let inputs = u32::try_from(mamba.inputs()).unwrap_or(u32::MAX);
-        BadField::outside(&[("inputs of Mamba", inputs, 1, MAX_WIDTH)])
-    }
-
-    fn alone(self, layer: u32) -> Option<Self> {
-        let layers = vec![0];
-        self.has(layer).then_some(Self { layers, ..self })
+        BadField::outside(&sizes)
+            .or_else(|| {
+                let expected = format!("a divisor of the {} heads", mamba.heads);
+                let divides = mamba.heads.is_multiple_of(mamba.groups);
+                BadField::unless(divides, "groups of Mamba", &mamba.groups, expected)
+            })
+            .or_else(|| BadField::above("inputs of Mamba", mamba.inputs(), MAX_WIDTH))
     }
 
     fn gguf(&self, _of: Sizes) -> Vec<(&'static str, u32)> {
@@ -180,74 +167,34 @@ pub(crate) const GGUF_NAMES: Spellings = &[
 const NORM: &str = "ssm_norm.weight";
 
 /// `modeling_granitemoehybrid.py` (Granite 4): layers are told by kind.
-pub(crate) const GRANITE: MixerKeys<MambaLayers> = MixerKeys {
-    read: |keys, sizes| {
+pub(crate) const GRANITE: MixerKeys<MambaLayers> = MixerKeys::new(
+    |keys, sizes| {
         let layers = layers::named(keys, KINDS, sizes.layers)?;
         instead(keys, sizes, layers)
     },
-    write: |of, sizes, config| {
+    |of, sizes, config| {
         let own = [KINDS[0][0], KINDS[1][0]];
         layers::write_names(of.map(|of| &of.layers), own, sizes.layers, config);
         write_instead(of, sizes, config);
     },
-    gguf: Some(GgufKeys {
-        read: |file| read_gguf(file, file.headless.to_vec()),
-        known: GGUF_KEYS,
-        headless: true,
-    }),
-    head_dim: None,
-    kv_heads: None,
-};
+)
+.headless(read_headless, GGUF_KEYS);
 
 /// `modeling_bamba.py`: a list has the layers with attention.
-pub(crate) const BAMBA: MixerKeys<MambaLayers> = MixerKeys {
-    read: |keys, sizes| {
+pub(crate) const BAMBA: MixerKeys<MambaLayers> = MixerKeys::new(
+    |keys, sizes| {
         let layers = layers::all_but(keys, ATTENTION, sizes.layers)?;
         instead(keys, sizes, layers)
     },
-    write: |of, sizes, config| {
-        let attention = layers::others(of.map(|of| &of.layers), sizes.layers);
-        config[ATTENTION] = json!(attention);
+    |of, sizes, config| {
+        config[ATTENTION] = json!(layers::others(of.map(|of| &of.layers), sizes.layers));
         write_instead(of, sizes, config);
     },
-    gguf: None,
-    ..GRANITE
-};
-
-/// `modeling_falcon_h1.py`: beside the attention of every layer. The factors of matrices are in the matrices.
-pub(crate) const FALCON_H1: MixerKeys<MambaLayers> = MixerKeys {
-    read: |keys, sizes| read_beside(keys, sizes).map(Some),
-    write: |of, _, config| {
-        let Some(shape) = of.map(|of| of.shape) else {
-            return;
-        };
-        write_sizes(HF_SIZES, shape, config);
-        config[HEAD_DIM] = json!(shape.head_dim);
-        config[BESIDE_WIDTH] = json!(shape.values());
-        config[NORMED] = json!(!shape.unnormed);
-        config[NORM_FIRST] = json!(false);
-    },
-    gguf: Some(GgufKeys {
-        read: |file| {
-            let found = read_gguf(file, (0..file.sizes.layers).collect())?;
-            Ok(found.map(|of| MambaLayers {
-                beside: true,
-                shape: MambaShape {
-                    unnormed: !file.tensors.contains(NORM),
-                    ..of.shape
-                },
-                ..of
-            }))
-        },
-        known: GGUF_KEYS,
-        headless: false,
-    }),
-    ..GRANITE
-};
+);
 
 /// `modeling_nemotron_h.py`: layers have one sublayer each, whose kinds are keys of the family.
-pub(crate) const NEMOTRON_H: MixerKeys<MambaLayers> = MixerKeys {
-    read: |keys, _| {
+pub(crate) const NEMOTRON_H: MixerKeys<MambaLayers> = MixerKeys::new(
+    |keys, _| {
         refuse_limits(keys)?;
         let layers = sublayers::layers_of(&sublayers::sublayers(keys)?, Sublayer::Mamba);
         let usual = MambaShape {
@@ -257,13 +204,17 @@ pub(crate) const NEMOTRON_H: MixerKeys<MambaLayers> = MixerKeys {
         };
         Ok(some(layers, read_sizes(keys, NEMOTRON_SIZES, usual)?))
     },
-    write: |of, _, config| {
+    |of, _, config| {
         if let Some(of) = of {
             write_sizes(NEMOTRON_SIZES, of.shape, config);
         }
     },
-    ..GRANITE
-};
+)
+.headless(read_headless, GGUF_KEYS);
+
+/// `modeling_falcon_h1.py`: beside the attention of every layer. The factors of matrices are in the matrices.
+pub(crate) const FALCON_H1: MixerKeys<MambaLayers> =
+    MixerKeys::new(read_beside, write_beside).gguf(read_gguf_beside, GGUF_KEYS);
 
 /// Keys that are read in GGUF.
 pub(crate) const GGUF_KEYS: &[&str] = &[
@@ -333,14 +284,20 @@ fn some(layers: Vec<u32>, shape: MambaShape) -> Option<MambaLayers> {
     })
 }
 
-/// The sizes of the layers `layers` of a GGUF file.
-fn read_gguf(file: &GgufLayers, layers: Vec<u32>) -> Result<Option<MambaLayers>, Error> {
+fn read_headless(file: &GgufLayers) -> Result<Option<MambaLayers>, Error> {
+    let layers = file.headless.to_vec();
     if layers.is_empty() {
         return Ok(None);
     }
-    let mut shape = need_sizes(file.keys, GGUF_SIZES, USUAL)?;
-    shape.head_dim = head_width(file.keys, shape.heads)?;
-    Ok(some(layers, shape))
+    Ok(some(layers, gguf_shape(file.keys)?))
+}
+
+fn gguf_shape(keys: ArchKeys<'_>) -> Result<MambaShape, Error> {
+    let shape = need_sizes(keys, GGUF_SIZES, USUAL)?;
+    Ok(MambaShape {
+        head_dim: head_width(keys, shape.heads)?,
+        ..shape
+    })
 }
 
 /// The width of a head in GGUF, of which there are `heads`.
@@ -377,7 +334,7 @@ fn write_instead(of: Option<&MambaLayers>, sizes: Sizes, config: &mut Value) {
     config[EXPAND] = json!(shape.values() / sizes.d_model as usize);
 }
 
-fn read_beside(keys: &Keys, sizes: Sizes) -> Result<MambaLayers, Error> {
+fn read_beside(keys: &Keys, sizes: Sizes) -> Result<Option<MambaLayers>, Error> {
     refuse_limits(keys)?;
     let width = match keys.u32(BESIDE_WIDTH)? {
         Some(width) => width,
@@ -389,14 +346,35 @@ fn read_beside(keys: &Keys, sizes: Sizes) -> Result<MambaLayers, Error> {
     if normed && keys.bool(NORM_FIRST)?.unwrap_or(true) {
         return Err(keys.unsupported(NORM_FIRST, "only false is implemented with mamba_rms_norm"));
     }
-    Ok(MambaLayers {
+    Ok(Some(beside(sizes, shape(keys, width)?, normed)))
+}
+
+fn write_beside(of: Option<&MambaLayers>, _sizes: Sizes, config: &mut Value) {
+    let Some(shape) = of.map(|of| of.shape) else {
+        return;
+    };
+    write_sizes(HF_SIZES, shape, config);
+    config[HEAD_DIM] = json!(shape.head_dim);
+    config[BESIDE_WIDTH] = json!(shape.values());
+    config[NORMED] = json!(!shape.unnormed);
+    config[NORM_FIRST] = json!(false);
+}
+
+fn read_gguf_beside(file: &GgufLayers) -> Result<Option<MambaLayers>, Error> {
+    let normed = file.tensors.contains(NORM);
+    Ok(Some(beside(file.sizes, gguf_shape(file.keys)?, normed)))
+}
+
+/// Mamba-2 beside the attention of every layer.
+fn beside(sizes: Sizes, shape: MambaShape, normed: bool) -> MambaLayers {
+    MambaLayers {
         layers: (0..sizes.layers).collect(),
         shape: MambaShape {
             unnormed: !normed,
-            ..shape(keys, width)?
+            ..shape
         },
         beside: true,
-    })
+    }
 }
 
 /// The width of all heads: a multiple of that of the residual stream.
@@ -512,7 +490,9 @@ mod tests {
 
     #[test]
     fn beside_attention_the_width_has_a_key_and_a_norm_comes_last() {
-        let read = |value: Value| keys_of(&value, |keys| read_beside(keys, sizes_of(36, 2)));
+        let read = |value: Value| {
+            keys_of(&value, |keys| read_beside(keys, sizes_of(36, 2))).map(Option::unwrap)
+        };
         let found = read(json!({"mamba_n_heads": 4, "mamba_d_ssm": 20})).unwrap();
         assert_eq!((found.layers, found.beside), (vec![0, 1], true));
         assert_eq!((found.shape.head_dim, found.shape.unnormed), (5, true));
@@ -554,7 +534,7 @@ mod tests {
             let sizes = sizes
                 .iter()
                 .map(|&(key, n)| (key, metadata::Value::Uint(n)));
-            let read = GRANITE.gguf.unwrap().read;
+            let read = GRANITE.gguf.unwrap();
             layers_of(sizes, sizes_of(36, 3), &[0, 2], read)
         };
         let sizes = [

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::MixerKind;
 use super::keys::{
-    GgufKeys, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, need_sizes, read_sizes,
+    GgufLayers, MixerKeys, MixerLayers, RoleShape, SizeKey, Sizes, listed, need_sizes, read_sizes,
     write_sizes,
 };
 use super::layers::{self, Periodic};
@@ -69,13 +69,7 @@ impl Mamba1Shape {
 }
 
 impl MixerLayers for Mamba1Layers {
-    fn names(&self) -> [&'static str; 2] {
-        ["mamba1", "layers with Mamba"]
-    }
-
-    fn layers(&self) -> Option<&Vec<u32>> {
-        Some(&self.layers)
-    }
+    listed!("mamba1", "layers with Mamba");
 
     fn kind(&self, _layer: u32) -> MixerKind {
         MixerKind::Mamba1(self.shape)
@@ -89,11 +83,6 @@ impl MixerLayers for Mamba1Layers {
             ("state of Mamba", mamba.state_dim, 1, MAX_HEAD_DIM),
             ("rank of Mamba's steps", mamba.rank, 1, MAX_WIDTH),
         ])
-    }
-
-    fn alone(self, layer: u32) -> Option<Self> {
-        let layers = vec![0];
-        self.has(layer).then_some(Self { layers, ..self })
     }
 }
 
@@ -119,22 +108,8 @@ pub(crate) const GGUF_NAMES: Spellings = &[
 ];
 
 /// `modeling_jamba.py`: all layers but periodic ones with attention.
-pub(crate) const JAMBA: MixerKeys<Mamba1Layers> = MixerKeys {
-    read,
-    write,
-    gguf: Some(GgufKeys {
-        read: |file| {
-            let layers = file.headless.to_vec();
-            let shape = || need_sizes(file.keys, GGUF_SIZES, USUAL);
-            let found = (!layers.is_empty()).then(shape).transpose()?;
-            Ok(found.map(|shape| Mamba1Layers { layers, shape }))
-        },
-        known: super::mamba::GGUF_KEYS,
-        headless: true,
-    }),
-    head_dim: None,
-    kv_heads: None,
-};
+pub(crate) const JAMBA: MixerKeys<Mamba1Layers> =
+    MixerKeys::new(read, write).headless(read_gguf, super::mamba::GGUF_KEYS);
 
 const GGUF_SIZES: &[SizeKey<Mamba1Shape>] = &[
     ("ssm.conv_kernel", |mamba| &mut mamba.taps),
@@ -193,6 +168,15 @@ fn write(of: Option<&Mamba1Layers>, sizes: Sizes, config: &mut Value) {
     write_sizes(HF_SIZES, shape, config);
     config[RANK] = json!(shape.rank);
     config[EXPAND] = json!(shape.channels / sizes.d_model);
+}
+
+fn read_gguf(file: &GgufLayers) -> Result<Option<Mamba1Layers>, Error> {
+    let layers = file.headless.to_vec();
+    if layers.is_empty() {
+        return Ok(None);
+    }
+    let shape = need_sizes(file.keys, GGUF_SIZES, USUAL)?;
+    Ok(Some(Mamba1Layers { layers, shape }))
 }
 
 #[cfg(test)]

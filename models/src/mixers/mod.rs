@@ -56,8 +56,7 @@ pub enum MixerKind {
 impl MixerKind {
     /// Whether it is attention or includes it.
     pub(crate) fn has_keys(self) -> bool {
-        let with_others = matches!(self, Self::Latent(_) | Self::Pooled(_));
-        with_others || self.has_attention()
+        self.has_attention() || matches!(self, Self::Latent(_) | Self::Pooled(_))
     }
 
     /// The same for plain attention.

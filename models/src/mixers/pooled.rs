@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::MixerKind;
-use super::keys::{GgufKeys, MixerKeys, MixerLayers, RoleShape, Sizes};
+use super::keys::{GgufLayers, MixerKeys, MixerLayers, RoleShape, Sizes};
 use crate::error::Error;
 use crate::json::Keys;
 use crate::limits::{BadField, MAX_HEAD_DIM, MAX_WIDTH};
@@ -240,47 +240,23 @@ pub(crate) const GGUF_NAMES: Spellings = &[
 ];
 
 /// `modeling_deepseek_v4.py`; in GGUF as read by llama.cpp's `src/models/deepseek4.cpp`.
-pub(crate) const DEEPSEEK4: MixerKeys<PooledAttention> = MixerKeys {
-    read,
-    write,
-    gguf: Some(GgufKeys {
-        read: |file| {
-            let (keys, layers) = (file.keys, file.sizes.layers as usize);
-            let mut pools = keys.metadata.u32s(&keys.key(GGUF_RATIOS))?;
-            if pools.len() < layers {
-                let expected = format!("a number for each of {layers} layers");
-                return Err(keys.bad(GGUF_RATIOS, &expected));
-            }
-            pools.truncate(layers);
-            file.expect("attention.head_count_kv", 1)?;
-            let overlapping = KINDS[OVERLAPPING].1;
-            Ok(Some(PooledAttention {
-                query_rank: keys.need("attention.q_lora_rank")?,
-                groups: keys.need("attention.output_group_count")?,
-                group_rank: keys.need("attention.output_lora_rank")?,
-                overlapping: if pools.contains(&overlapping) {
-                    overlapping
-                } else {
-                    0
-                },
-                pools,
-            }))
-        },
-        known: &[
-            "attention.q_lora_rank",
-            "attention.output_group_count",
-            "attention.output_lora_rank",
-            GGUF_RATIOS,
-            "attention.indexer.head_count",
-            "attention.indexer.key_length",
-            GGUF_CHOSEN,
-        ],
-        headless: false,
-    }),
-    head_dim: None,
-    kv_heads: Some(|_| 1),
-};
+pub(crate) const DEEPSEEK4: MixerKeys<PooledAttention> = MixerKeys::new(read, write)
+    .gguf(read_gguf, GGUF_KEYS)
+    .heads(None, |_| 1);
 
+/// Keys that are read in GGUF.
+const GGUF_KEYS: &[&str] = &[
+    QUERY_RANK,
+    GROUPS,
+    GROUP_RANK,
+    GGUF_RATIOS,
+    "attention.indexer.head_count",
+    "attention.indexer.key_length",
+    GGUF_CHOSEN,
+];
+const QUERY_RANK: &str = "attention.q_lora_rank";
+const GROUPS: &str = "attention.output_group_count";
+const GROUP_RANK: &str = "attention.output_lora_rank";
 const GGUF_RATIOS: &str = "attention.compress_ratios";
 const GGUF_CHOSEN: &str = "attention.indexer.top_k";
 
@@ -401,6 +377,25 @@ fn write(of: Option<&PooledAttention>, _sizes: Sizes, config: &mut Value) {
     }
     config[LIST] = pooled.pools.iter().map(|&pool| kind(pool)).collect();
     config[RATES] = Value::Object(rates);
+}
+
+fn read_gguf(file: &GgufLayers) -> Result<Option<PooledAttention>, Error> {
+    let (keys, layers) = (file.keys, file.sizes.layers as usize);
+    let mut pools = keys.u32s(GGUF_RATIOS)?;
+    if pools.len() < layers {
+        let expected = format!("a number for each of {layers} layers");
+        return Err(keys.bad(GGUF_RATIOS, &expected));
+    }
+    pools.truncate(layers);
+    file.expect("attention.head_count_kv", 1)?;
+    let overlapping = KINDS[OVERLAPPING].1;
+    Ok(Some(PooledAttention {
+        query_rank: keys.need(QUERY_RANK)?,
+        groups: keys.need(GROUPS)?,
+        group_rank: keys.need(GROUP_RANK)?,
+        overlapping: overlapping * u32::from(pools.contains(&overlapping)),
+        pools,
+    }))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Gated short convolutions (LFM2).
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::MixerKind;
-use super::keys::{GgufKeys, MixerKeys, MixerLayers, RoleShape, Sizes};
+use super::keys::{GgufLayers, MixerKeys, MixerLayers, RoleShape, Sizes, listed};
 use super::layers::{self, LINEAR};
 use crate::error::Error;
 use crate::json::Keys;
@@ -21,13 +21,7 @@ pub struct ShortConvs {
 }
 
 impl MixerLayers for ShortConvs {
-    fn names(&self) -> [&'static str; 2] {
-        ["short_conv", "layers with short convolutions"]
-    }
-
-    fn layers(&self) -> Option<&Vec<u32>> {
-        Some(&self.layers)
-    }
+    listed!("short_conv", "layers with short convolutions");
 
     fn kind(&self, _layer: u32) -> MixerKind {
         MixerKind::ShortConv { taps: self.taps }
@@ -35,11 +29,6 @@ impl MixerLayers for ShortConvs {
 
     fn bad(&self, _of: Sizes) -> Option<BadField> {
         BadField::outside(&[("taps", self.taps, 2, MAX_TAPS)])
-    }
-
-    fn alone(self, layer: u32) -> Option<Self> {
-        let layers = vec![0];
-        self.has(layer).then_some(Self { layers, ..self })
     }
 
     fn gguf(&self, _of: Sizes) -> Vec<(&'static str, u32)> {
@@ -71,28 +60,8 @@ pub(crate) const GGUF_NAMES: Spellings = &[
 ];
 
 /// `modeling_lfm2.py`.
-pub(crate) const LFM2: MixerKeys<ShortConvs> = MixerKeys {
-    read,
-    write: |of, sizes, config| {
-        let names = [NAME, LINEAR[1]];
-        layers::write_names(of.map(|of| &of.layers), names, sizes.layers, config);
-        if let Some(of) = of {
-            config[TAPS] = json!(of.taps);
-        }
-    },
-    gguf: Some(GgufKeys {
-        read: |file| {
-            let layers = file.headless.to_vec();
-            let taps = || file.keys.need(GGUF_TAPS);
-            let taps = (!layers.is_empty()).then(taps).transpose()?;
-            Ok(taps.map(|taps| ShortConvs { layers, taps }))
-        },
-        known: &[GGUF_TAPS],
-        headless: true,
-    }),
-    head_dim: None,
-    kv_heads: None,
-};
+pub(crate) const LFM2: MixerKeys<ShortConvs> =
+    MixerKeys::new(read, write).headless(read_gguf, &[GGUF_TAPS]);
 
 const GGUF_TAPS: &str = "shortconv.l_cache";
 const TAPS: &str = "conv_L_cache";
@@ -108,10 +77,25 @@ fn read(keys: &Keys, sizes: Sizes) -> Result<Option<ShortConvs>, Error> {
     Ok((!layers.is_empty()).then_some(ShortConvs { layers, taps }))
 }
 
+fn write(of: Option<&ShortConvs>, sizes: Sizes, config: &mut Value) {
+    let names = [NAME, LINEAR[1]];
+    layers::write_names(of.map(|of| &of.layers), names, sizes.layers, config);
+    if let Some(of) = of {
+        config[TAPS] = json!(of.taps);
+    }
+}
+
+fn read_gguf(file: &GgufLayers) -> Result<Option<ShortConvs>, Error> {
+    let layers = file.headless.to_vec();
+    if layers.is_empty() {
+        return Ok(None);
+    }
+    let taps = file.keys.need(GGUF_TAPS)?;
+    Ok(Some(ShortConvs { layers, taps }))
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
     use crate::testing::{keys_of, sizes_of};
 

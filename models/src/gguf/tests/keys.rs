@@ -88,7 +88,7 @@ fn read(dir: &Path, bytes: &[u8]) -> Result<ModelConfig, Error> {
 
 /// One file for each architecture, by llama.cpp's converter where there are others.
 fn files() -> Vec<PathBuf> {
-    let mut seen = BTreeSet::new();
+    let mut seen = std::collections::BTreeSet::new();
     let models = std::fs::read_dir(fixtures().join("models")).unwrap();
     let folders = models.map(|folder| folder.unwrap().path());
     let all = folders

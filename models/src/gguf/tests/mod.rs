@@ -522,18 +522,6 @@ fn the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row() {
 /// `conversion/gemma.py`), and llama.cpp reads that of Gemma 3, 0 for none (`gemma3.cpp`).
 #[test]
 fn caps_of_logits_are_read() {
-    let shape = form::Shape {
-        d_model: 8,
-        layers: 2,
-        heads: 2,
-        head_dim: 4,
-        ffn_bias: false,
-        qk_norm: false,
-        ffn_norm: true,
-        two_norms: false,
-        windowed: true,
-        streams: streams::Sizes::of(|_| None),
-    };
     let cap = |arch: &str, cap: Option<f64>| {
         let mut metadata = Metadata::new(Path::new("m.gguf"));
         let mut set = |key: &str, value| metadata.insert(format!("{arch}.{key}"), value).unwrap();
@@ -546,9 +534,9 @@ fn caps_of_logits_are_read() {
             set("final_logit_softcapping", Value::Float(cap));
         }
         let (family, arch) = families::find_arch(arch).unwrap();
-        form::form(&metadata, family, arch, shape)
-            .unwrap()
-            .logit_cap
+        let keys = arch.keys(&metadata);
+        let form = form::form(keys, family, arch, &Facts::default(), sizes_of(8, 2), true);
+        form.unwrap().logit_cap
     };
     for (arch, without) in [
         ("gemma2", Some(30.0)),

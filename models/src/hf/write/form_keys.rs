@@ -60,24 +60,7 @@ fn of_quirks(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Hyper, _) => hyper_keys::add(c, config),
             // the indexer is left out: in this context it would choose everything
             (Quirk::Indexed(key, _), _) => config[*key] = json!(c.max_context),
-            (
-                Quirk::OneKvHeadEach
-                | Quirk::Tied(_)
-                | Quirk::Unrotated
-                | Quirk::Gains
-                | Quirk::FullUnrotated
-                | Quirk::OriginalContextBeside
-                | Quirk::NtkAlpha
-                | Quirk::ChoiceRow
-                | Quirk::OneBase
-                | Quirk::TanhGelu
-                | Quirk::Xielu
-                | Quirk::Conv1d
-                | Quirk::Prefix(_)
-                | Quirk::OtherNames
-                | Quirk::OutputGate,
-                _,
-            ) => {}
+            _ => {}
         }
     }
 }
