@@ -8,43 +8,38 @@
 mod form;
 mod heads;
 mod hyper;
-mod kda;
-mod latent;
-mod mamba;
-mod mamba1;
+mod mixers;
 mod mixture;
 mod ngrams;
 mod norms;
-mod pooled;
 mod reach;
 mod rope;
 mod streams;
 mod sublayers;
 mod xielu;
 
-pub use form::{DeltaNetShape, DeltaNets, Form, MixerKind, Parallel, QueryScale, ShortConvs};
+pub(crate) use form::MixerField;
+pub use form::{Form, Parallel, QueryScale};
 pub use heads::{GlobalHeads, HeadShape};
 pub use hyper::{HyperConnections, MAX_STREAMS, Mixing};
-pub use kda::{KdaLayers, KdaShape};
-pub use latent::{LatentShape, LatentSizes};
-pub use mamba::{MambaLayers, MambaShape};
-pub use mamba1::{Mamba1Layers, Mamba1Shape};
 pub use mixture::{ExpertGroups, Mixture, Scoring};
 pub use ngrams::NGrams;
 pub use norms::LayerNorms;
-pub use pooled::{PooledAttention, PooledShape};
 pub use reach::Reach;
 pub(crate) use rope::yarn_attention;
 pub use rope::{Rope, RopeScaling};
 pub use streams::{LayerInputs, Streams};
 pub(crate) use xielu::XieluParameters;
 
-use std::fmt::Debug;
+pub use crate::mixers::*;
+
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+pub(crate) use crate::limits::MAX_COUNT;
+use crate::limits::{BadField, MAX_HEAD_DIM, MAX_WIDTH};
 
 /// Gate non-linearity of one FFN.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -207,18 +202,10 @@ pub struct ModelConfig {
     pub form: Form,
 }
 
-/// Maximum width of the residual stream, of an FFN or of a projection.
-const MAX_WIDTH: u32 = 1 << 22;
 /// Maximum vocabulary.
 const MAX_VOCAB: u32 = 1 << 24;
-/// Maximum layers, experts per layer, and heads.
-pub(crate) const MAX_COUNT: u32 = 1 << 12;
 /// Maximum banks of a model.
 const MAX_BANKS: u64 = 1 << 16;
-/// Maximum taps of a convolution, far above any release's.
-const MAX_TAPS: u32 = 64;
-/// Maximum head dimension.
-const MAX_HEAD_DIM: u32 = 1 << 12;
 
 impl ModelConfig {
     /// The mixture, if layer `layer` has one.
@@ -280,57 +267,6 @@ impl ModelConfig {
         local.unwrap_or(&self.rope)
     }
 
-    /// The token mixer of layer `layer`.
-    pub fn mixer_of(&self, layer: u32) -> MixerKind {
-        if !self.has_mixer(layer) {
-            return MixerKind::None;
-        }
-        let mambas = self.form.mamba.as_ref();
-        if let Some(of) = mambas.filter(|of| of.layers.binary_search(&layer).is_ok()) {
-            return match of.beside {
-                true => MixerKind::Beside(of.shape),
-                false => MixerKind::Mamba(of.shape),
-            };
-        }
-        let mamba1 = self.form.mamba1.as_ref();
-        if let Some(of) = mamba1.filter(|of| of.layers.binary_search(&layer).is_ok()) {
-            return MixerKind::Mamba1(of.shape);
-        }
-        let kda = self.form.kda.as_ref();
-        if let Some(of) = kda.filter(|of| of.layers.binary_search(&layer).is_ok()) {
-            return MixerKind::Kda(of.shape);
-        }
-        if let Some(pooled) = &self.form.pooled {
-            return MixerKind::Pooled(pooled.of(layer));
-        }
-        let convs = self.form.short_conv.as_ref();
-        let nets = self.form.delta_net.as_ref();
-        let conv = convs.filter(|convs| convs.layers.binary_search(&layer).is_ok());
-        let net = nets.filter(|nets| nets.layers.binary_search(&layer).is_ok());
-        match (conv, net, self.form.latent) {
-            (Some(conv), ..) => MixerKind::ShortConv { taps: conv.taps },
-            (None, Some(net), _) => MixerKind::DeltaNet(net.shape),
-            (None, None, Some(latent)) => MixerKind::Latent(latent),
-            (None, None, None) => MixerKind::Attention,
-        }
-    }
-
-    /// Whether layer `layer` has attention, and not a mixer of recurrent state.
-    pub(crate) fn has_keys(&self, layer: u32) -> bool {
-        match self.mixer_of(layer) {
-            MixerKind::Attention
-            | MixerKind::Latent(_)
-            | MixerKind::Pooled(_)
-            | MixerKind::Beside(_) => true,
-            MixerKind::ShortConv { .. }
-            | MixerKind::DeltaNet(_)
-            | MixerKind::Kda(_)
-            | MixerKind::Mamba(_)
-            | MixerKind::Mamba1(_)
-            | MixerKind::None => false,
-        }
-    }
-
     /// Whether neurons of layer `layer` that do not fire add exactly zero.
     pub fn is_sparse(&self, layer: u32) -> bool {
         let top = self.form.gate_top.get(layer as usize).copied();
@@ -388,10 +324,8 @@ impl ModelConfig {
             ("experts", self.experts, MAX_COUNT),
             ("max_context", self.max_context, u32::MAX),
         ];
-        for (key, value, limit) in bounded {
-            if value == 0 || value > limit {
-                return BadField::some(key, &value, format!("1 to {limit}"));
-            }
+        if let Some(bad) = BadField::outside(&bounded.map(|(key, n, most)| (key, n, 1, most))) {
+            return Some(bad);
         }
         let global = self.form.global_heads;
         let global = global.map(|of| ("kv_heads without a window", of.kv_heads));
@@ -423,8 +357,8 @@ impl ModelConfig {
 
     /// An epsilon or a threshold of the FFN out of range.
     fn bad_number(&self) -> Option<BadField> {
-        if !(self.rms_eps.is_finite() && self.rms_eps > 0.0 && self.rms_eps < 1.0) {
-            return BadField::some("rms_eps", &self.rms_eps, "above 0 and below 1");
+        if let Some(bad) = BadField::unless_share("rms_eps", self.rms_eps) {
+            return Some(bad);
         }
         if let Activation::FatRelu { threshold } = self.ffn_kind.activation
             && !(threshold.is_finite() && threshold >= 0.0)
@@ -511,74 +445,12 @@ impl ModelConfig {
         let bad = bad.or_else(|| norms::bad(self));
         let bad = (bad.or_else(|| self.bad_streams())).or_else(|| form.hyper?.bad(self));
         let bad = (bad.or_else(|| self.bad_layer_inputs())).or_else(|| self.bad_global_heads());
-        let bad = (bad.or_else(|| self.bad_short_conv())).or_else(|| self.bad_latent());
-        let bad = bad.or_else(|| form.mamba1.as_ref()?.bad(self));
-        let bad = (bad.or_else(|| form.mamba.as_ref()?.bad(self))).or_else(|| self.bad_kda());
-        let bad = (bad.or_else(|| form.pooled.as_ref()?.bad(self)))
-            .or_else(|| form.ngrams.as_ref()?.bad(self));
-        if let Some(bad) = bad.or_else(|| self.bad_delta_net()) {
+        let bad = bad.or_else(|| self.bad_mixers());
+        if let Some(bad) = bad.or_else(|| form.ngrams.as_ref()?.bad(self)) {
             return Some(bad);
         }
         if kind.ungated && kind.relu_on_up {
             return BadField::some("relu_on_up", &true, "an up projection to have it on");
-        }
-        None
-    }
-}
-
-impl ModelConfig {
-    /// Invalid short convolutions.
-    fn bad_short_conv(&self) -> Option<BadField> {
-        let convs = self.form.short_conv.as_ref()?;
-        if convs.taps < 2 || convs.taps > MAX_TAPS {
-            return BadField::some("taps", &convs.taps, format!("2 to {MAX_TAPS}"));
-        }
-        if convs.layers.is_empty() || !self.are_layers(&convs.layers) {
-            let expected = format!("layers below {}, ascending", self.layers);
-            return BadField::some("layers with short convolutions", &convs.layers, expected);
-        }
-        if self.form.shared_kv > 0 {
-            let expected = "absent, as layers share keys";
-            return BadField::some("short_conv", convs, expected);
-        }
-        None
-    }
-
-    /// Invalid gated DeltaNets.
-    fn bad_delta_net(&self) -> Option<BadField> {
-        let nets = self.form.delta_net.as_ref()?;
-        let net = nets.shape;
-        for (key, value, least, most) in [
-            ("taps of DeltaNets", net.taps, 2, MAX_TAPS),
-            ("key heads of DeltaNets", net.key_heads, 1, MAX_COUNT),
-            ("value heads of DeltaNets", net.value_heads, 1, MAX_COUNT),
-            ("key width of DeltaNets", net.key_dim, 1, MAX_HEAD_DIM),
-            ("value width of DeltaNets", net.value_dim, 1, MAX_HEAD_DIM),
-        ] {
-            if !(least..=most).contains(&value) {
-                return BadField::some(key, &value, format!("{least} to {most}"));
-            }
-        }
-        if !net.value_heads.is_multiple_of(net.key_heads) {
-            let expected = format!("a multiple of the {} key heads", net.key_heads);
-            return BadField::some("value heads of DeltaNets", &net.value_heads, expected);
-        }
-        if net.channels() > MAX_WIDTH as usize {
-            let expected = format!("at most {MAX_WIDTH}");
-            return BadField::some("channels of DeltaNets", &net.channels(), expected);
-        }
-        if nets.layers.is_empty() || !self.are_layers(&nets.layers) {
-            let expected = format!("layers below {}, ascending", self.layers);
-            return BadField::some("layers with DeltaNets", &nets.layers, expected);
-        }
-        if let Some(eps) = net.norm_eps
-            && !(eps.is_finite() && eps > 0.0 && eps < 1.0)
-        {
-            return BadField::some("epsilon of DeltaNets", &eps, "above 0 and below 1");
-        }
-        if self.form.shared_kv > 0 || self.form.short_conv.is_some() {
-            let expected = "absent, with shared keys or short convolutions";
-            return BadField::some("delta_net", nets, expected);
         }
         None
     }
@@ -599,21 +471,4 @@ fn bad_angles(rope: &Rope, head_dim: u32) -> Option<BadField> {
         return BadField::some("rope.scaling", &rope.scaling, expected);
     }
     None
-}
-
-/// An invalid field, without the file that it came from.
-struct BadField {
-    key: &'static str,
-    found: String,
-    expected: String,
-}
-
-impl BadField {
-    fn some(key: &'static str, found: &dyn Debug, expected: impl Into<String>) -> Option<Self> {
-        Some(Self {
-            key,
-            found: format!("{found:?}"),
-            expected: expected.into(),
-        })
-    }
 }

@@ -26,7 +26,7 @@ mod layers;
 mod lfm2;
 mod llama;
 mod llama4;
-mod mamba_names;
+mod mixers;
 mod mixtures;
 mod nemotron;
 mod olmo;
@@ -39,8 +39,12 @@ pub(crate) use self::experts::{Dense, Experts, Renormalise, ScoringBy, Shared};
 pub(crate) use self::gguf_names::{DOWN_T, DOWN_T_BIAS, POSITIONS};
 pub(crate) use self::keys::{Absent, By, Key};
 pub(crate) use self::layers::{EveryNth, FurtherTokens, Unrotated, Windows};
+pub(crate) use self::mixers::FamilyMixer;
 
 use crate::config::{Activation, Parallel};
+use crate::json::Aliases;
+use crate::metadata::{ArchKeys, Metadata};
+use crate::mixers::keys::HeadKeys;
 use crate::names::NameTable;
 
 /// All families, group by group.
@@ -68,9 +72,6 @@ const GROUPS: &[&[Family]] = &[
     &apertus::FAMILIES,
     &hybrids::FAMILIES,
 ];
-
-/// Alternative key names: (usual, alternative).
-pub(crate) type Aliases = &'static [(&'static str, &'static str)];
 
 /// A family, as differences from [`PLAIN`].
 pub(crate) struct Family {
@@ -171,6 +172,8 @@ pub(crate) struct Family {
     /// Rotary positions are scaled as given by keys.
     pub(crate) always_scaled: bool,
     pub(crate) experts: Option<Experts>,
+    /// Mixers other than attention.
+    pub(crate) mixers: &'static [&'static dyn FamilyMixer],
     /// Keys that set parts of the form.
     pub(crate) keys: &'static [Key],
     /// Keys with a single supported value.
@@ -281,15 +284,6 @@ pub(crate) enum Check {
     NotNull(&'static str),
 }
 
-/// Order of a DeltaNet's value heads as written by llama.cpp's converter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ValueHeads {
-    /// As in transformers: those of a key head are consecutive.
-    Grouped,
-    /// Those of a key head have a distance of `key_heads`.
-    Tiled,
-}
-
 /// Properties that no other field describes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quirk {
@@ -306,23 +300,16 @@ pub(crate) enum Quirk {
     GlobalHeads,
     /// Unless `sliding_window` is null, layers without a window have no rotary positions (Exaone 4).
     FullUnrotated,
-    /// Some layers have a short convolution instead of attention; the tied head has a second key
-    /// (LFM2).
-    ShortConv,
-    /// Some layers have a gated DeltaNet instead of attention, whose output has gates (Qwen3-Next).
-    DeltaNet(ValueHeads),
-    /// Some layers have a gated DeltaNet instead of attention; the others norm outputs instead of inputs (OLMo Hybrid).
-    OlmoHybrid,
-    /// Every layer with attention has latent attention (DeepSeek-V2).
-    Latent,
-    /// Every layer has attention over a window and over pools, and SiLU is clamped (DeepSeek-V4).
-    Pooled,
-    /// Some layers have Kimi Delta Attention instead of attention, and none has rotary positions (Kimi
-    /// Linear).
-    Kda,
-    /// In addition to [`Quirk::Kda`]: projections without low rank, bounded decays; the other layers have
-    /// rotary positions, and a gate for each head (Ling 3).
-    Bounded,
+    /// The tied head has this key in addition (LFM2).
+    Tied(&'static str),
+    /// Layers with attention norm outputs instead of inputs; a rotary base of null means no rotary positions (OLMo
+    /// Hybrid).
+    LateNorms,
+    /// Layers without pools have another rotary embedding, weights of residual streams are normed by Sinkhorn
+    /// iterations, and SiLU is clamped (DeepSeek-V4).
+    DeepSeek4,
+    /// No layer has rotary positions (Kimi Linear, Jamba).
+    Unrotated,
     /// Attention sees only the positions that an indexer chooses; these keys give their number in
     /// `config.json` and, after the architecture, in GGUF. Texts up to this length see all positions;
     /// only those are supported (DeepSeek-V3.2).
@@ -332,15 +319,9 @@ pub(crate) enum Quirk {
     Hyper,
     /// `alpha` of the type `dynamic` scales the base of the rotary frequencies (Hunyuan).
     NtkAlpha,
-    /// Some layers have Mamba-2 instead of attention (Granite 4 H).
-    Mamba,
-    /// All layers but those of this list have Mamba-2 instead of attention (Bamba).
-    MambaBut(&'static str),
-    /// Every layer has Mamba-2 beside attention, and keys give factors of matrices (Falcon-H1).
-    Beside,
-    /// Some layers have Mamba-1 instead of attention, and none has rotary positions (Jamba).
-    Mamba1,
-    /// Each layer is only a mixer or only an FFN, without rotary positions (Nemotron-H).
+    /// Keys give factors of matrices (Falcon-H1).
+    Gains,
+    /// Each layer is only a mixer, attention or Mamba-2, or only an FFN, without rotary positions (Nemotron-H).
     Sublayers,
     /// Queries and keys are rotated only if `position_embedding_type` is `rope` (Granite 4).
     RotatedByName,
@@ -430,6 +411,7 @@ pub(crate) const PLAIN: Family = Family {
     named_factors: false,
     always_scaled: false,
     experts: None,
+    mixers: &[],
     keys: &[],
     checks: &[],
     reads: &[],
@@ -480,7 +462,28 @@ pub(crate) fn find_arch(name: &str) -> Option<(&'static Family, &'static Arch)> 
         .find(|(_, arch)| arch.name == name)
 }
 
+impl Arch {
+    /// Its keys in a file.
+    pub(crate) fn keys<'a>(&self, metadata: &'a Metadata) -> ArchKeys<'a> {
+        ArchKeys {
+            metadata,
+            arch: self.name,
+        }
+    }
+}
+
 impl Family {
+    /// The number of heads of keys and values if a mixer fixes it, for so many query heads.
+    pub(crate) fn fixed_kv_heads(&self, heads: u32) -> Option<u32> {
+        let mut fixed = self.mixers.iter().filter_map(|of| of.facts().kv_heads);
+        fixed.next().map(|number| number(heads))
+    }
+
+    /// Keys of the width of a head, if they are a mixer's.
+    pub(crate) fn head_dim(&self) -> Option<HeadKeys> {
+        self.mixers.iter().find_map(|of| of.facts().head_dim)
+    }
+
     /// The architecture that llama.cpp uses for it.
     pub(crate) fn written_arch(&self) -> Option<&'static Arch> {
         let own = || self.gguf.as_ref().map(|arch| arch.name);
@@ -510,11 +513,6 @@ impl Family {
 
     pub(crate) fn has(&self, quirk: Quirk) -> bool {
         self.quirks.contains(&quirk)
-    }
-
-    /// Whether some of its layers are gated DeltaNets.
-    pub(crate) fn has_delta_nets(&self) -> bool {
-        (self.quirks.iter()).any(|quirk| matches!(quirk, Quirk::DeltaNet(_)))
     }
 
     /// Whether a key of `config.json` is read for it that other families refuse.

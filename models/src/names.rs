@@ -2,16 +2,17 @@
 //!
 //! A checkpoint's own names exist only in the readers' tables; all later code uses [`TensorId`].
 
-mod mixers;
+mod hyper;
 mod parts;
 mod stored;
 
 pub use crate::role::Role;
+pub(crate) use crate::role::Spellings;
 pub use crate::tensor_id::{TensorId, UnknownName};
 
-use crate::config::{Bank, MixerKind, Mixture, ModelConfig, NGrams, Parallel, Streams};
+use crate::config::{Bank, Mixture, ModelConfig, NGrams, Parallel, Streams};
 use crate::tensor_id::split_index;
-use mixers::{hyper_roles, of_kda, of_latent, of_mamba, of_mamba1, of_pooled};
+use hyper::hyper_roles;
 
 /// The names of one checkpoint format: the prefix of layers and the name of each role.
 pub(crate) struct NameTable {
@@ -80,9 +81,6 @@ impl Fused {
         }
     }
 }
-
-/// Roles and their names.
-pub(crate) type Spellings = &'static [(Role, &'static str)];
 
 /// The names of a mixture's experts inside a layer.
 pub(crate) struct ExpertNames {
@@ -389,43 +387,11 @@ fn of_mixer(config: &ModelConfig, layer: u32, list: &mut Vec<Required>) {
     if config.norms_of(layer).before && form.norm_bias {
         list.push(norm(Role::AttnNormBias));
     }
-    match config.mixer_of(layer) {
-        MixerKind::None => {}
-        MixerKind::Attention => of_attention(config, layer, list),
-        MixerKind::Latent(latent) => push_all(list, layer, &of_latent(config, latent)),
-        MixerKind::Pooled(pooled) => push_all(list, layer, &of_pooled(config, pooled)),
-        MixerKind::ShortConv { taps } => push_all(
-            list,
-            layer,
-            &[
-                (Role::ConvIn, 3 * d, d),
-                (Role::Conv, d, taps as usize),
-                (Role::ConvOut, d, d),
-            ],
-        ),
-        MixerKind::DeltaNet(net) => {
-            let [heads, dim, taps] = [net.value_heads, net.value_dim, net.taps].map(|n| n as usize);
-            let all = [
-                (Role::DeltaIn, net.channels(), d),
-                (Role::DeltaGate, net.values(), d),
-                (Role::DeltaBeta, heads, d),
-                (Role::DeltaDecay, heads, d),
-                (Role::DeltaStep, 1, heads),
-                (Role::DeltaRate, 1, heads),
-                (Role::DeltaConv, net.channels(), taps),
-                (Role::DeltaNorm, 1, dim),
-                (Role::DeltaOut, d, net.values()),
-            ];
-            push_all(list, layer, &all);
-        }
-        MixerKind::Kda(kda) => push_all(list, layer, &of_kda(kda, d)),
-        MixerKind::Mamba(mamba) => push_all(list, layer, &of_mamba(mamba, d)),
-        MixerKind::Mamba1(mamba) => push_all(list, layer, &of_mamba1(mamba, d)),
-        MixerKind::Beside(mamba) => {
-            of_attention(config, layer, list);
-            push_all(list, layer, &of_mamba(mamba, d));
-        }
+    let mixer = config.mixer_of(layer);
+    if mixer.has_attention() {
+        of_attention(config, layer, list);
     }
+    push_all(list, layer, &mixer.tensors(config.sizes()));
     if config.norms_of(layer).after {
         list.push(norm(Role::AttnPostNorm));
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::role::{Place, ROLES, Role};
+use crate::role::{Place, ROLES, Role, RoleFacts};
 
 /// One tensor of the decoder. Its text form is its name in the container:
 /// `embed`, `layers.3.attn.q`, `layers.3.ffn.0.gate`.
@@ -53,17 +53,13 @@ impl fmt::Display for TensorId {
             layer,
             expert,
         } = *self;
-        for (candidate, place, name) in &ROLES {
-            if *candidate == role {
-                return match place {
-                    Place::Global => f.write_str(name),
-                    Place::Numbered => write!(f, "{name}.{expert}"),
-                    Place::Layer => write!(f, "layers.{layer}.{name}"),
-                    Place::Expert => write!(f, "layers.{layer}.ffn.{expert}.{name}"),
-                };
-            }
+        let RoleFacts { place, name, .. } = role.facts();
+        match place {
+            Place::Global => f.write_str(name),
+            Place::Numbered => write!(f, "{name}.{expert}"),
+            Place::Layer => write!(f, "layers.{layer}.{name}"),
+            Place::Expert => write!(f, "layers.{layer}.ffn.{expert}.{name}"),
         }
-        Err(fmt::Error)
     }
 }
 
@@ -84,8 +80,8 @@ fn parse_id(text: &str) -> Option<TensorId> {
     let find = |spelling: &str, wanted: fn(&Place) -> bool| {
         ROLES
             .iter()
-            .find(|(_, place, name)| wanted(place) && *name == spelling)
-            .map(|r| r.0)
+            .find(|of| wanted(&of.place) && of.name == spelling)
+            .map(|of| of.role)
     };
     let Some(rest) = text.strip_prefix("layers.") else {
         if let Some((name, number)) = text.split_once('.') {
@@ -126,14 +122,15 @@ mod tests {
 
     #[test]
     fn every_role_is_spelled_once_and_reads_back() {
-        for (index, (role, ..)) in ROLES.iter().enumerate() {
-            assert_eq!(ROLES.iter().position(|r| r.0 == *role), Some(index));
-            let id = match ROLES[index].1 {
-                Place::Global => TensorId::global(*role),
-                Place::Numbered => TensorId::numbered(*role, 2),
-                Place::Layer => TensorId::layer(*role, 17),
+        for (index, facts) in ROLES.iter().enumerate() {
+            let role = facts.role;
+            assert_eq!(role as usize, index);
+            let id = match facts.place {
+                Place::Global => TensorId::global(role),
+                Place::Numbered => TensorId::numbered(role, 2),
+                Place::Layer => TensorId::layer(role, 17),
                 Place::Expert => TensorId {
-                    role: *role,
+                    role,
                     layer: 17,
                     expert: 5,
                 },

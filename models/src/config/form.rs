@@ -3,9 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Activation, GlobalHeads, HyperConnections, KdaLayers, KdaShape, LatentShape, LayerInputs,
-    Mamba1Layers, Mamba1Shape, MambaLayers, MambaShape, Mixing, NGrams, PooledAttention,
-    PooledShape, Rope, Streams,
+    Activation, GlobalHeads, HyperConnections, LayerInputs, Mixing, NGrams, Rope, Streams,
+};
+use crate::mixers::{
+    DeltaNets, KdaLayers, LatentShape, Mamba1Layers, MambaLayers, MixerLayers, PooledAttention,
+    ShortConvs,
 };
 
 /// Order of attention and FFN in a layer.
@@ -191,106 +193,6 @@ impl QueryScale {
     }
 }
 
-/// The token mixer of a layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum MixerKind {
-    /// Attention over keys and values.
-    Attention,
-    /// Attention over latent vectors.
-    Latent(LatentShape),
-    /// Attention over a window and over pools.
-    Pooled(PooledShape),
-    /// A gated causal convolution over `taps` tokens.
-    ShortConv {
-        /// Number of tokens, including the current one.
-        taps: u32,
-    },
-    /// A gated DeltaNet.
-    DeltaNet(DeltaNetShape),
-    /// Kimi Delta Attention.
-    Kda(KdaShape),
-    /// Mamba-2.
-    Mamba(MambaShape),
-    /// Mamba-1.
-    Mamba1(Mamba1Shape),
-    /// Attention and Mamba-2, whose outputs are added.
-    Beside(MambaShape),
-    /// None: the layer is only an FFN.
-    None,
-}
-
-/// Gated DeltaNets instead of attention.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DeltaNets {
-    /// The layers that have one, ascending.
-    pub layers: Vec<u32>,
-    /// Its sizes.
-    pub shape: DeltaNetShape,
-}
-
-/// Sizes of a gated DeltaNet.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct DeltaNetShape {
-    /// Taps of its convolution, including the current token.
-    pub taps: u32,
-    /// Heads of queries and keys.
-    pub key_heads: u32,
-    /// Heads of values, a multiple of them.
-    pub value_heads: u32,
-    /// Width of a query or a key.
-    pub key_dim: u32,
-    /// Width of a value.
-    pub value_dim: u32,
-    /// Value head `j` belongs to key head `j mod key_heads`, as in GGUF; otherwise consecutive value
-    /// heads share a key head.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub tiled: bool,
-    /// The output gates are sigmoids, not SiLU.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub sigmoid_gate: bool,
-    /// β is up to 2, not 1, so that the state's eigenvalues are from −1 to 1 (OLMo Hybrid).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub signed: bool,
-    /// Epsilon of the norm of its output, if it differs from that of the others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub norm_eps: Option<f32>,
-}
-
-impl DeltaNetShape {
-    /// Width of all keys, and of all queries.
-    pub fn keys(self) -> usize {
-        self.key_heads as usize * self.key_dim as usize
-    }
-
-    /// Width of all values.
-    pub fn values(self) -> usize {
-        self.value_heads as usize * self.value_dim as usize
-    }
-
-    /// Channels of the convolution: queries, keys, values.
-    pub fn channels(self) -> usize {
-        2 * self.keys() + self.values()
-    }
-
-    /// The key head of a value head.
-    pub fn key_head(self, value_head: u32) -> u32 {
-        if self.tiled {
-            value_head % self.key_heads
-        } else {
-            value_head / (self.value_heads / self.key_heads)
-        }
-    }
-}
-
-/// Short convolutions instead of attention.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShortConvs {
-    /// The layers that have one, ascending.
-    pub layers: Vec<u32>,
-    /// Taps of a convolution, including the current token.
-    pub taps: u32,
-}
-
 fn is_zero(count: &u32) -> bool {
     *count == 0
 }
@@ -344,6 +246,54 @@ impl Default for Form {
             ngrams: None,
         }
     }
+}
+
+/// Layers with a mixer, for which a form has a field.
+pub(crate) trait MixerField: MixerLayers + Sized + 'static {
+    /// The field.
+    fn of(form: &Form) -> &Option<Self>;
+    /// Sets the field.
+    fn put(form: &mut Form, layers: Option<Self>);
+}
+
+macro_rules! mixers {
+    ($($field:ident: $layers:ty,)*) => {
+        $(impl MixerField for $layers {
+            fn of(form: &Form) -> &Option<Self> {
+                &form.$field
+            }
+
+            fn put(form: &mut Form, layers: Option<Self>) {
+                form.$field = layers;
+            }
+        })*
+
+        impl Form {
+            /// The fields of mixers, in order of precedence.
+            pub(crate) const MIXERS: &[&str] = &[$(stringify!($field)),*];
+
+            /// The mixers that are set.
+            pub(crate) fn mixers(&self) -> impl Iterator<Item = &dyn MixerLayers> {
+                let all = [$(self.$field.as_ref().map(|of| of as &dyn MixerLayers)),*];
+                all.into_iter().flatten()
+            }
+
+            /// The mixers of layer `layer` alone, which becomes the first.
+            pub fn keep_mixer(&mut self, layer: u32) {
+                $(self.$field = self.$field.take().and_then(|of| of.alone(layer));)*
+            }
+        }
+    };
+}
+
+mixers! {
+    mamba: MambaLayers,
+    mamba1: Mamba1Layers,
+    kda: KdaLayers,
+    pooled: PooledAttention,
+    short_conv: ShortConvs,
+    delta_net: DeltaNets,
+    latent: LatentShape,
 }
 
 impl Form {

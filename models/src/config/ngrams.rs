@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadField, MAX_TAPS, MAX_WIDTH, ModelConfig};
+use super::{BadField, MAX_WIDTH, ModelConfig};
+use crate::limits::MAX_TAPS;
 
 /// Rows selected by hashes of the last two, three, … tokens, whose values are added to all streams
 /// before one layer (Qwen3.8-Flash-Next). A hash is the exclusive or of each token times a factor,

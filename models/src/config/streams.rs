@@ -49,21 +49,15 @@ impl ModelConfig {
     pub(super) fn bad_streams(&self) -> Option<BadField> {
         let streams = self.form.streams?;
         let widest = self.d_model.min(MAX_WIDTH / self.layers);
+        let rows = streams.per_layer_vocab;
         let bounded = [
             ("streams", streams.count, 2, 8),
             ("laurel", streams.laurel, 1, self.d_model),
             ("inputs by layer", streams.per_layer, 1, widest),
-            (
-                "rows of inputs by layer",
-                streams.per_layer_vocab,
-                1,
-                MAX_VOCAB,
-            ),
+            ("rows of inputs by layer", rows, 1, MAX_VOCAB),
         ];
-        for (key, value, least, most) in bounded {
-            if value < least || value > most {
-                return BadField::some(key, &value, format!("{least} to {most}"));
-            }
+        if let Some(bad) = BadField::outside(&bounded) {
+            return Some(bad);
         }
         let plain = self.mixture.is_none() && !self.form.parallel.is_parallel();
         if !(plain && self.form.pre_norm && self.form.residual_scale == 1.0) {

@@ -43,11 +43,7 @@ impl ModelConfig {
         if let Some(layer) = mixerless.iter().find(|&&layer| !self.has_ffn(layer)) {
             return BadField::some("layers without mixers", layer, "a layer with an FFN");
         }
-        let convs = form.short_conv.as_ref().map(|of| &of.layers);
-        let nets = form.delta_net.as_ref().map(|of| &of.layers);
-        let mambas = form.mamba.as_ref().map(|of| &of.layers);
-        let mixing = [convs, nets, mambas];
-        let mut mixing = mixing.into_iter().flatten().flatten();
+        let mut mixing = form.mixers().filter_map(|of| of.layers()).flatten();
         if let Some(layer) = mixing.find(|&&layer| !self.has_mixer(layer)) {
             let expected = "a layer that has no other mixer either";
             return BadField::some("layers without mixers", layer, expected);

@@ -3,6 +3,7 @@
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk};
 use super::{Windows, gguf_names, hf_names};
+use crate::mixers::latent;
 use crate::names::{ExpertNames, NameTable};
 
 /// GGUF keys of these experts.
@@ -53,7 +54,7 @@ const LATENT: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent],
+    mixers: &[&latent::DEEPSEEK],
     ..PLAIN
 };
 
@@ -97,10 +98,7 @@ const INDEXED: Family = Family {
     further_tokens: FurtherTokens::PastLastOr(".indexer."),
     windows: Windows::None,
     experts: Some(INDEXED_EXPERTS),
-    quirks: &[
-        Quirk::Latent,
-        Quirk::Indexed("index_topk", "attention.indexer.top_k"),
-    ],
+    quirks: &[Quirk::Indexed("index_topk", "attention.indexer.top_k")],
     ..DEEPSEEK_V3
 };
 
@@ -224,7 +222,7 @@ const MISTRAL4: Family = Family {
         ..EXPERTS
     }),
     checks: &[INTERLEAVED, NOT_NULL[0], NOT_NULL[1]],
-    quirks: &[Quirk::Latent, Quirk::QueryScale],
+    quirks: &[Quirk::QueryScale],
     ..LATENT
 };
 

@@ -3,6 +3,7 @@
 use super::experts::{Experts, Renormalise, SIGMOID, ScoringBy};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names};
 use crate::config::Scoring;
+use crate::mixers::pooled;
 use crate::names::{ExpertNames, NameTable, Role, Stack};
 
 /// `modeling_deepseek_v4.py`: attention over a window and over pools, hyper-connections, the first layers'
@@ -49,7 +50,8 @@ const DEEPSEEK_V4: Family = Family {
         "swiglu_limit",
         "mlp_bias",
     ],
-    quirks: &[Quirk::Pooled],
+    mixers: &[&pooled::DEEPSEEK4],
+    quirks: &[Quirk::DeepSeek4],
     ..PLAIN
 };
 
@@ -71,6 +73,8 @@ const NAMES: NameTable = NameTable {
     ],
     numbered: &[],
     layers: &[
+        pooled::HF_NAMES,
+        pooled::CLASS_NAMES,
         &[
             (Role::AttnNorm, "attn_norm.weight"),
             (Role::FfnNorm, "ffn_norm.weight"),
@@ -80,19 +84,6 @@ const NAMES: NameTable = NameTable {
             (Role::HyperFfnMix, "hc_ffn_fn"),
             (Role::HyperFfnBase, "hc_ffn_base"),
             (Role::HyperFfnScale, "hc_ffn_scale"),
-            (Role::Sinks, "attn.attn_sink"),
-            (Role::LatentQ, "attn.wq_a.weight"),
-            (Role::LatentQNorm, "attn.q_norm.weight"),
-            (Role::Q, "attn.wq_b.weight"),
-            (Role::LatentKv, "attn.wkv.weight"),
-            (Role::LatentKvNorm, "attn.kv_norm.weight"),
-            (Role::LatentKvNorm, "attn.norm.weight"),
-            (Role::PooledOut, "attn.wo_a.weight"),
-            (Role::O, "attn.wo_b.weight"),
-            (Role::PoolKv, "attn.compressor.wkv.weight"),
-            (Role::PoolGate, "attn.compressor.wgate.weight"),
-            (Role::PoolBias, "attn.compressor.ape"),
-            (Role::PoolNorm, "attn.compressor.norm.weight"),
             (Role::Router, "ffn.gate.weight"),
             (Role::ChoiceBias, "ffn.gate.bias"),
             (Role::TokenExperts, "ffn.gate.tid2eid"),
@@ -106,18 +97,6 @@ const NAMES: NameTable = NameTable {
             (Role::HyperFfnMix, "ffn_hc.fn"),
             (Role::HyperFfnBase, "ffn_hc.base"),
             (Role::HyperFfnScale, "ffn_hc.scale"),
-            (Role::Sinks, "self_attn.sinks"),
-            (Role::LatentQ, "self_attn.q_a_proj.weight"),
-            (Role::LatentQNorm, "self_attn.q_a_norm.weight"),
-            (Role::Q, "self_attn.q_b_proj.weight"),
-            (Role::LatentKv, "self_attn.kv_proj.weight"),
-            (Role::LatentKvNorm, "self_attn.kv_norm.weight"),
-            (Role::PooledOut, "self_attn.o_a_proj.weight"),
-            (Role::O, "self_attn.o_b_proj.weight"),
-            (Role::PoolKv, "self_attn.compressor.kv_proj.weight"),
-            (Role::PoolGate, "self_attn.compressor.gate_proj.weight"),
-            (Role::PoolBias, "self_attn.compressor.position_bias"),
-            (Role::PoolNorm, "self_attn.compressor.kv_norm.weight"),
             (Role::Router, "mlp.gate.weight"),
             (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
             (Role::TokenExperts, "mlp.gate.tid2eid"),
@@ -162,31 +141,22 @@ const GGUF_NAMES: NameTable = NameTable {
         (Role::HyperHeadScale, "output_hc_scale.weight"),
     ],
     numbered: &[],
-    layers: &[&[
-        (Role::AttnNorm, "attn_norm.weight"),
-        (Role::FfnNorm, "ffn_norm.weight"),
-        (Role::HyperMixerMix, "hc_attn_fn.weight"),
-        (Role::HyperMixerBase, "hc_attn_base.weight"),
-        (Role::HyperMixerScale, "hc_attn_scale.weight"),
-        (Role::HyperFfnMix, "hc_ffn_fn.weight"),
-        (Role::HyperFfnBase, "hc_ffn_base.weight"),
-        (Role::HyperFfnScale, "hc_ffn_scale.weight"),
-        (Role::Sinks, "attn_sinks.weight"),
-        (Role::LatentQ, "attn_q_a.weight"),
-        (Role::LatentQNorm, "attn_q_a_norm.weight"),
-        (Role::Q, "attn_q_b.weight"),
-        (Role::LatentKv, "attn_kv.weight"),
-        (Role::LatentKvNorm, "attn_kv_a_norm.weight"),
-        (Role::PooledOut, "attn_output_a.weight"),
-        (Role::O, "attn_output_b.weight"),
-        (Role::PoolKv, "attn_compressor_kv.weight"),
-        (Role::PoolGate, "attn_compressor_gate.weight"),
-        (Role::PoolBias, "attn_compressor_ape.weight"),
-        (Role::PoolNorm, "attn_compressor_norm.weight"),
-        (Role::Router, "ffn_gate_inp.weight"),
-        (Role::ChoiceBias, "exp_probs_b.bias"),
-        (Role::TokenExperts, "ffn_gate_tid2eid.weight"),
-    ]],
+    layers: &[
+        pooled::GGUF_NAMES,
+        &[
+            (Role::AttnNorm, "attn_norm.weight"),
+            (Role::FfnNorm, "ffn_norm.weight"),
+            (Role::HyperMixerMix, "hc_attn_fn.weight"),
+            (Role::HyperMixerBase, "hc_attn_base.weight"),
+            (Role::HyperMixerScale, "hc_attn_scale.weight"),
+            (Role::HyperFfnMix, "hc_ffn_fn.weight"),
+            (Role::HyperFfnBase, "hc_ffn_base.weight"),
+            (Role::HyperFfnScale, "hc_ffn_scale.weight"),
+            (Role::Router, "ffn_gate_inp.weight"),
+            (Role::ChoiceBias, "exp_probs_b.bias"),
+            (Role::TokenExperts, "ffn_gate_tid2eid.weight"),
+        ],
+    ],
     experts: ExpertNames {
         shared: gguf_names::PLAIN.experts.shared,
         stacked: gguf_names::PLAIN.experts.stacked,

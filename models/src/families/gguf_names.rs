@@ -1,6 +1,8 @@
 //! Names of tensors in GGUF.
 
-use super::mamba_names;
+use crate::mixers::attention::GGUF_GATED;
+pub(super) use crate::mixers::attention::GGUF_NAMES as ATTENTION;
+use crate::mixers::{delta_net, kda, latent, mamba, short_conv};
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 /// PowerInfer's name for the transposed Down.
@@ -24,19 +26,6 @@ const OUTSIDE: Spellings = &[
     (Role::Head, "output.weight"),
     (Role::FinalNorm, "output_norm.weight"),
     (Role::FinalNormBias, "output_norm.bias"),
-];
-
-pub(super) const ATTENTION: Spellings = &[
-    (Role::Q, "attn_q.weight"),
-    (Role::K, "attn_k.weight"),
-    (Role::V, "attn_v.weight"),
-    (Role::O, "attn_output.weight"),
-    (Role::QBias, "attn_q.bias"),
-    (Role::KBias, "attn_k.bias"),
-    (Role::VBias, "attn_v.bias"),
-    (Role::OBias, "attn_output.bias"),
-    (Role::QNorm, "attn_q_norm.weight"),
-    (Role::KNorm, "attn_k_norm.weight"),
 ];
 
 pub(super) const POST_NORMS: Spellings = &[
@@ -226,48 +215,13 @@ pub(super) const ROUTED: NameTable = NameTable {
 
 /// Latent attention, with or without experts chosen by scores plus biases.
 pub(super) const LATENT: NameTable = NameTable {
-    layers: &[
-        NORMS,
-        FFN,
-        ROUTER,
-        &[
-            (Role::Q, "attn_q.weight"),
-            (Role::LatentQ, "attn_q_a.weight"),
-            (Role::LatentQNorm, "attn_q_a_norm.weight"),
-            (Role::Q, "attn_q_b.weight"),
-            (Role::LatentKv, "attn_kv_a_mqa.weight"),
-            (Role::LatentKvNorm, "attn_kv_a_norm.weight"),
-            (Role::LatentKeys, "attn_k_b.weight"),
-            (Role::LatentValues, "attn_v_b.weight"),
-            (Role::O, "attn_output.weight"),
-        ],
-    ],
+    layers: &[NORMS, FFN, ROUTER, latent::GGUF_NAMES],
     ..PLAIN
 };
 
 /// The same with Kimi Delta Attention in other layers.
 pub(super) const KIMI_LINEAR: NameTable = NameTable {
-    layers: &[
-        NORMS,
-        FFN,
-        ROUTER,
-        LATENT.layers[3],
-        &[
-            (Role::K, "attn_k.weight"),
-            (Role::V, "attn_v.weight"),
-            (Role::DeltaConvQ, "ssm_conv1d_q.weight"),
-            (Role::DeltaConvK, "ssm_conv1d_k.weight"),
-            (Role::DeltaConvV, "ssm_conv1d_v.weight"),
-            (Role::DeltaBeta, "ssm_beta.weight"),
-            (Role::DeltaDecayIn, "ssm_f_a.weight"),
-            (Role::DeltaDecay, "ssm_f_b.weight"),
-            (Role::DeltaStep, "ssm_dt.bias"),
-            (Role::DeltaRate, "ssm_a"),
-            (Role::DeltaGateIn, "ssm_g_a.weight"),
-            (Role::DeltaGate, "ssm_g_b.weight"),
-            (Role::DeltaNorm, "ssm_norm.weight"),
-        ],
-    ],
+    layers: &[NORMS, FFN, ROUTER, latent::GGUF_NAMES, kda::GGUF_NAMES],
     ..LATENT
 };
 
@@ -277,13 +231,9 @@ pub(super) const BAILING_HYBRID: NameTable = NameTable {
         NORMS,
         FFN,
         ROUTER,
-        LATENT.layers[3],
-        &[
-            (Role::QGate, "attn_gate.weight"),
-            (Role::QGate, "ssm_g_a.weight"),
-            (Role::DeltaDecays, "ssm_f_a.weight"),
-        ],
-        KIMI_LINEAR.layers[4],
+        latent::GGUF_NAMES,
+        kda::GGUF_DIRECT,
+        kda::GGUF_NAMES,
     ],
     ..LATENT
 };
@@ -313,10 +263,8 @@ pub(super) const LFM2: NameTable = NameTable {
         ATTENTION,
         NORMS,
         FFN,
+        short_conv::GGUF_NAMES,
         &[
-            (Role::ConvIn, "shortconv.in_proj.weight"),
-            (Role::Conv, "shortconv.conv.weight"),
-            (Role::ConvOut, "shortconv.out_proj.weight"),
             (Role::Router, "ffn_gate_inp.weight"),
             (Role::ChoiceBias, "exp_probs_b.bias"),
         ],
@@ -334,7 +282,7 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
         ATTENTION,
         NORMS,
         FFN,
-        mamba_names::GGUF,
+        mamba::GGUF_NAMES,
         &[(Role::Router, "ffn_gate_inp.weight")],
     ],
     ..PLAIN
@@ -347,7 +295,7 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
         NORMS,
         TWO_MATRICES,
         ROUTER,
-        mamba_names::GGUF,
+        mamba::GGUF_NAMES,
         &[
             (Role::ExpertsIn, "ffn_latent_down.weight"),
             (Role::ExpertsOut, "ffn_latent_up.weight"),
@@ -367,31 +315,16 @@ pub(super) const NEMOTRON_H: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Attention without a separate Q, which is stored with the output gates.
-pub(super) const GATED_ATTENTION: Spellings = &[
-    (Role::K, "attn_k.weight"),
-    (Role::V, "attn_v.weight"),
-    (Role::O, "attn_output.weight"),
-    (Role::QNorm, "attn_q_norm.weight"),
-    (Role::KNorm, "attn_k_norm.weight"),
-];
-
-pub(super) const DELTA_NET: Spellings = &[
+/// Norms in files with DeltaNets, and the gate of the shared expert.
+pub(super) const DELTA_NORMS: Spellings = &[
     (Role::AttnNorm, "attn_norm.weight"),
     (Role::FfnNorm, "post_attention_norm.weight"),
-    (Role::DeltaIn, "attn_qkv.weight"),
-    (Role::DeltaGate, "attn_gate.weight"),
-    (Role::DeltaConv, "ssm_conv1d.weight"),
-    (Role::DeltaStep, "ssm_dt.bias"),
-    (Role::DeltaRate, "ssm_a"),
-    (Role::DeltaNorm, "ssm_norm.weight"),
-    (Role::DeltaOut, "ssm_out.weight"),
     (Role::SharedGate, "ffn_gate_inp_shexp.weight"),
 ];
 
 /// β and the decay in one tensor, key head by key head.
 pub(super) const QWEN3_NEXT: NameTable = NameTable {
-    layers: &[GATED_ATTENTION, DELTA_NET, FFN, ROUTER],
+    layers: &[GGUF_GATED, DELTA_NORMS, delta_net::GGUF_NAMES, FFN, ROUTER],
     fused: &[
         (Fused::GatedQ, "attn_q.weight"),
         (Fused::DeltaBa, "ssm_ba.weight"),
@@ -399,15 +332,16 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Separate tensors.
-/// Projections of a DeltaNet to one number per head.
-pub(super) const DELTA_SHARES: Spellings = &[
-    (Role::DeltaBeta, "ssm_beta.weight"),
-    (Role::DeltaDecay, "ssm_alpha.weight"),
-];
-
+/// The same in separate tensors.
 pub(super) const QWEN3_5: NameTable = NameTable {
-    layers: &[GATED_ATTENTION, DELTA_NET, FFN, ROUTER, DELTA_SHARES],
+    layers: &[
+        GGUF_GATED,
+        DELTA_NORMS,
+        delta_net::GGUF_NAMES,
+        FFN,
+        ROUTER,
+        delta_net::GGUF_SHARES,
+    ],
     fused: &[(Fused::GatedQ, "attn_q.weight")],
     ..PLAIN
 };

@@ -3,10 +3,10 @@
 use super::Preset::{Float, Int, Text};
 use super::experts::{EXPERTS, Experts, Renormalise, Shared};
 use super::keys::{By, Key, Sets, Spelled};
-use super::mamba_names::GGUF_KEYS;
 use super::{
     Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names, hf_names,
 };
+use crate::mixers::mamba;
 
 const OF_EMBEDDINGS: Key = Key::new(
     Sets::EmbeddingScale,
@@ -40,7 +40,7 @@ const GRANITE: Family = Family {
         interleaved: true,
         rotated_by_key: true,
         // in files of Granite 4 without Mamba-2 layers
-        reads: GGUF_KEYS,
+        reads: mamba::GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
@@ -79,7 +79,7 @@ const GRANITE_MOE_SHARED: Family = Family {
         interleaved: true,
         rotated_by_key: true,
         // in files of Granite 4 without Mamba-2 layers
-        reads: GGUF_KEYS,
+        reads: mamba::GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
@@ -123,7 +123,6 @@ const GRANITE_HYBRID: Family = Family {
         // in files of Bamba
         part_rotated: true,
         rotated_by_key: true,
-        reads: GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     bias: OPTIONAL_BIAS,
@@ -142,7 +141,8 @@ const GRANITE_HYBRID: Family = Family {
         Check::Flag("mamba_proj_bias", false),
     ],
     reads: &["position_embedding_type"],
-    quirks: &[Quirk::Mamba, Quirk::RotatedByName],
+    mixers: &[&mamba::GRANITE],
+    quirks: &[Quirk::RotatedByName],
     ..PLAIN
 };
 

@@ -1,6 +1,8 @@
 //! Names of tensors in safetensors.
 
-use super::mamba_names;
+use crate::mixers::attention::HF_GATED;
+pub(super) use crate::mixers::attention::HF_NAMES as ATTENTION;
+use crate::mixers::{delta_net, kda, latent, mamba, short_conv};
 use crate::names::{ExpertNames, Fused, NameTable, Role, Spellings, Stack};
 
 const OUTSIDE: Spellings = &[
@@ -9,19 +11,6 @@ const OUTSIDE: Spellings = &[
     (Role::HeadBias, "lm_head.bias"),
     (Role::FinalNorm, "model.norm.weight"),
     (Role::FinalNormBias, "model.norm.bias"),
-];
-
-pub(super) const ATTENTION: Spellings = &[
-    (Role::Q, "self_attn.q_proj.weight"),
-    (Role::K, "self_attn.k_proj.weight"),
-    (Role::V, "self_attn.v_proj.weight"),
-    (Role::O, "self_attn.o_proj.weight"),
-    (Role::QBias, "self_attn.q_proj.bias"),
-    (Role::KBias, "self_attn.k_proj.bias"),
-    (Role::VBias, "self_attn.v_proj.bias"),
-    (Role::OBias, "self_attn.o_proj.bias"),
-    (Role::QNorm, "self_attn.q_norm.weight"),
-    (Role::KNorm, "self_attn.k_norm.weight"),
 ];
 
 pub(super) const FOUR_NORMS: Spellings = &[
@@ -339,21 +328,7 @@ pub(super) const ROUTED: NameTable = NameTable {
 
 /// [`ROUTED`] with latent attention.
 pub(super) const LATENT: NameTable = NameTable {
-    layers: &[
-        NORMS,
-        FFN,
-        &[
-            (Role::Q, "self_attn.q_proj.weight"),
-            (Role::LatentQ, "self_attn.q_a_proj.weight"),
-            (Role::LatentQNorm, "self_attn.q_a_layernorm.weight"),
-            (Role::Q, "self_attn.q_b_proj.weight"),
-            (Role::LatentKv, "self_attn.kv_a_proj_with_mqa.weight"),
-            (Role::LatentKvNorm, "self_attn.kv_a_layernorm.weight"),
-            (Role::O, "self_attn.o_proj.weight"),
-            (Role::Router, "mlp.gate.weight"),
-            (Role::ChoiceBias, "mlp.gate.e_score_correction_bias"),
-        ],
-    ],
+    layers: &[NORMS, FFN, latent::HF_NAMES, ROUTED.layers[3]],
     fused: &[(Fused::LatentKeysValues, "self_attn.kv_b_proj.weight")],
     ..ROUTED
 };
@@ -362,23 +337,12 @@ pub(super) const LATENT: NameTable = NameTable {
 /// DeepSeek-V3's.
 pub(super) const KIMI_LINEAR: NameTable = NameTable {
     layers: &[
-        LATENT.layers[2],
+        latent::HF_NAMES,
+        ROUTED.layers[3],
         NORMS,
         FFN,
+        kda::HF_NAMES,
         &[
-            (Role::K, "self_attn.k_proj.weight"),
-            (Role::V, "self_attn.v_proj.weight"),
-            (Role::DeltaConvQ, "self_attn.q_conv1d.weight"),
-            (Role::DeltaConvK, "self_attn.k_conv1d.weight"),
-            (Role::DeltaConvV, "self_attn.v_conv1d.weight"),
-            (Role::DeltaBeta, "self_attn.b_proj.weight"),
-            (Role::DeltaDecayIn, "self_attn.f_a_proj.weight"),
-            (Role::DeltaDecay, "self_attn.f_b_proj.weight"),
-            (Role::DeltaStep, "self_attn.dt_bias"),
-            (Role::DeltaRate, "self_attn.A_log"),
-            (Role::DeltaGateIn, "self_attn.g_a_proj.weight"),
-            (Role::DeltaGate, "self_attn.g_b_proj.weight"),
-            (Role::DeltaNorm, "self_attn.o_norm.weight"),
             (Role::Router, "block_sparse_moe.gate.weight"),
             (
                 Role::ChoiceBias,
@@ -500,9 +464,6 @@ pub(super) const LFM2: NameTable = NameTable {
             (Role::O, "self_attn.out_proj.weight"),
             (Role::QNorm, "self_attn.q_layernorm.weight"),
             (Role::KNorm, "self_attn.k_layernorm.weight"),
-            (Role::ConvIn, "conv.in_proj.weight"),
-            (Role::Conv, "conv.conv.weight"),
-            (Role::ConvOut, "conv.out_proj.weight"),
             (Role::FfnNorm, "ffn_norm.weight"),
             (Role::Gate, "feed_forward.w1.weight"),
             (Role::Up, "feed_forward.w3.weight"),
@@ -510,6 +471,7 @@ pub(super) const LFM2: NameTable = NameTable {
             (Role::Router, "feed_forward.gate.weight"),
             (Role::ChoiceBias, "feed_forward.expert_bias"),
         ],
+        short_conv::HF_NAMES,
         ATTENTION,
     ],
     experts: ExpertNames {
@@ -536,7 +498,7 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     layers: &[
         ATTENTION,
         NORMS,
-        mamba_names::HF,
+        mamba::HF_NAMES,
         &[
             (Role::Down, "shared_mlp.output_linear.weight"),
             (Role::Router, "block_sparse_moe.router.layer.weight"),
@@ -560,23 +522,6 @@ pub(super) const GRANITE_HYBRID: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Attention without a separate Q, which is stored with the output gates.
-pub(super) const GATED_ATTENTION: Spellings = &[
-    (Role::K, "self_attn.k_proj.weight"),
-    (Role::V, "self_attn.v_proj.weight"),
-    (Role::O, "self_attn.o_proj.weight"),
-    (Role::QNorm, "self_attn.q_norm.weight"),
-    (Role::KNorm, "self_attn.k_norm.weight"),
-];
-
-pub(super) const DELTA_NET: Spellings = &[
-    (Role::DeltaConv, "linear_attn.conv1d.weight"),
-    (Role::DeltaStep, "linear_attn.dt_bias"),
-    (Role::DeltaRate, "linear_attn.A_log"),
-    (Role::DeltaNorm, "linear_attn.norm.weight"),
-    (Role::DeltaOut, "linear_attn.out_proj.weight"),
-];
-
 pub(super) const ROUTER: Spellings = &[
     (Role::Router, "mlp.gate.weight"),
     (Role::SharedGate, "mlp.shared_expert_gate.weight"),
@@ -584,7 +529,7 @@ pub(super) const ROUTER: Spellings = &[
 
 /// A DeltaNet's projections in one tensor, key head by key head.
 pub(super) const QWEN3_NEXT: NameTable = NameTable {
-    layers: &[GATED_ATTENTION, NORMS, FFN, DELTA_NET, ROUTER],
+    layers: &[HF_GATED, NORMS, FFN, delta_net::HF_NAMES, ROUTER],
     fused: &[
         (Fused::GatedQ, "self_attn.q_proj.weight"),
         (Fused::DeltaQkvz, "linear_attn.in_proj_qkvz.weight"),
@@ -593,16 +538,16 @@ pub(super) const QWEN3_NEXT: NameTable = NameTable {
     ..PLAIN
 };
 
-/// Projections of a DeltaNet in separate tensors.
-pub(super) const DELTA_INPUTS: Spellings = &[
-    (Role::DeltaIn, "linear_attn.in_proj_qkv.weight"),
-    (Role::DeltaGate, "linear_attn.in_proj_z.weight"),
-    (Role::DeltaBeta, "linear_attn.in_proj_b.weight"),
-    (Role::DeltaDecay, "linear_attn.in_proj_a.weight"),
-];
-
+/// The same in separate tensors.
 pub(super) const QWEN3_5: NameTable = NameTable {
-    layers: &[GATED_ATTENTION, NORMS, FFN, DELTA_NET, ROUTER, DELTA_INPUTS],
+    layers: &[
+        HF_GATED,
+        NORMS,
+        FFN,
+        delta_net::HF_NAMES,
+        ROUTER,
+        delta_net::HF_INPUTS,
+    ],
     fused: &[(Fused::GatedQ, "self_attn.q_proj.weight")],
     ..PLAIN
 };

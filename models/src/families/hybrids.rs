@@ -4,8 +4,9 @@ use super::experts::{Dense, EXPERTS, Experts};
 use super::keys::{Key, Sets, Spelled};
 use super::{
     Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows, gguf_names,
-    hf_names, mamba_names,
+    hf_names,
 };
+use crate::mixers::{delta_net, mamba, mamba1};
 use crate::names::{ExpertNames, NameTable, Role, Spellings, Stack};
 
 /// Norms and FFN of a layer.
@@ -26,7 +27,7 @@ const NAMES: NameTable = NameTable {
         (Role::Head, "lm_head.weight"),
         (Role::FinalNorm, "model.final_layernorm.weight"),
     ],
-    layers: &[hf_names::ATTENTION, FEED_FORWARD, mamba_names::HF],
+    layers: &[hf_names::ATTENTION, FEED_FORWARD, mamba::HF_NAMES],
     experts: hf_names::NO_EXPERTS,
     ..hf_names::PLAIN
 };
@@ -49,7 +50,7 @@ const BAMBA: Family = Family {
         // the class takes no other from here
         Check::Number("partial_rotary_factor", 0.5),
     ],
-    quirks: &[Quirk::MambaBut("attn_layer_indices")],
+    mixers: &[&mamba::BAMBA],
     ..PLAIN
 };
 
@@ -65,14 +66,13 @@ const FALCON_H1: Family = Family {
                 gguf_names::ATTENTION,
                 gguf_names::NORMS,
                 gguf_names::FFN,
-                mamba_names::GGUF,
+                mamba::GGUF_NAMES,
                 // spelled so by the converter
                 &[(Role::FfnNorm, "ffn_norm")],
             ],
             experts: gguf_names::NO_EXPERTS,
             ..gguf_names::PLAIN
         },
-        reads: mamba_names::GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     act_default: Some("silu"),
@@ -95,7 +95,8 @@ const FALCON_H1: Family = Family {
         Check::Flag("mamba_proj_bias", false),
         Check::Flag("projectors_bias", false),
     ],
-    quirks: &[Quirk::Beside],
+    mixers: &[&mamba::FALCON_H1],
+    quirks: &[Quirk::Gains],
     ..PLAIN
 };
 
@@ -111,25 +112,11 @@ const OLMO_HYBRID_NAMES: NameTable = NameTable {
             (Role::FfnPostNorm, "post_feedforward_layernorm.weight"),
             (Role::AttnNorm, "attention_layer_norm.weight"),
             (Role::FfnNorm, "feedforward_layer_norm.weight"),
-            (Role::DeltaGate, "linear_attn.g_proj.weight"),
-            (Role::DeltaBeta, "linear_attn.b_proj.weight"),
-            (Role::DeltaDecay, "linear_attn.a_proj.weight"),
-            (Role::DeltaStep, "linear_attn.dt_bias"),
-            (Role::DeltaRate, "linear_attn.A_log"),
-            (Role::DeltaConv, "linear_attn.conv1d.weight"),
-            (Role::DeltaNorm, "linear_attn.o_norm.weight"),
-            (Role::DeltaOut, "linear_attn.o_proj.weight"),
         ],
+        delta_net::OLMO_NAMES,
     ],
     experts: hf_names::NO_EXPERTS,
-    parts: &[
-        (Role::DeltaIn, 0, "linear_attn.q_proj.weight"),
-        (Role::DeltaIn, 1, "linear_attn.k_proj.weight"),
-        (Role::DeltaIn, 2, "linear_attn.v_proj.weight"),
-        (Role::DeltaConv, 0, "linear_attn.q_conv1d.weight"),
-        (Role::DeltaConv, 1, "linear_attn.k_conv1d.weight"),
-        (Role::DeltaConv, 2, "linear_attn.v_conv1d.weight"),
-    ],
+    parts: delta_net::OLMO_PARTS,
     ..hf_names::PLAIN
 };
 
@@ -144,7 +131,8 @@ const OLMO_HYBRID: Family = Family {
     qk_norm: QkNorm::Whole,
     kv_heads_default: true,
     windows: Windows::None,
-    quirks: &[Quirk::OlmoHybrid, Quirk::NoPadding],
+    mixers: &[&delta_net::OLMO],
+    quirks: &[Quirk::LateNorms, Quirk::NoPadding],
     ..PLAIN
 };
 
@@ -156,8 +144,8 @@ const JAMBA: Family = Family {
         layers: &[
             hf_names::ATTENTION,
             FEED_FORWARD,
-            mamba_names::HF1,
-            mamba_names::HF,
+            mamba1::HF_NAMES,
+            mamba::HF_NAMES,
             &[(Role::Router, "feed_forward.router.weight")],
         ],
         experts: ExpertNames {
@@ -185,12 +173,11 @@ const JAMBA: Family = Family {
                 gguf_names::NORMS,
                 gguf_names::FFN,
                 gguf_names::ROUTER,
-                mamba_names::GGUF1,
-                mamba_names::GGUF,
+                mamba1::GGUF_NAMES,
+                mamba::GGUF_NAMES,
             ],
             ..gguf_names::PLAIN
         },
-        reads: mamba_names::GGUF_KEYS,
         ..PLAIN_ARCH
     }),
     act_default: Some("silu"),
@@ -207,7 +194,8 @@ const JAMBA: Family = Family {
         // the class ignores this key
         Check::Flag("norm_topk_prob", false),
     ],
-    quirks: &[Quirk::Mamba1],
+    mixers: &[&mamba1::JAMBA],
+    quirks: &[Quirk::Unrotated],
     ..PLAIN
 };
 

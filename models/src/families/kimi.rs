@@ -3,6 +3,7 @@
 use super::experts::{Dense, Experts, SIGMOID, Shared};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
 use super::{gguf_names, hf_names};
+use crate::mixers::{kda, latent};
 use crate::names::{Fused, NameTable, Role};
 
 /// `modeling_kimi_linear.py`: Kimi Delta Attention, and latent attention without rotary positions.
@@ -24,8 +25,6 @@ const KIMI_LINEAR: Family = Family {
         name: "kimi-linear",
         names: &gguf_names::KIMI_LINEAR,
         reads: &[
-            "kda.head_dim",
-            "ssm.conv_kernel",
             "leading_dense_block_count",
             "expert_shared_count",
             "expert_group_count",
@@ -57,7 +56,8 @@ const KIMI_LINEAR: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::NoPadding],
+    mixers: &[&latent::KIMI, &kda::KIMI],
+    quirks: &[Quirk::Unrotated, Quirk::NoPadding],
     ..PLAIN
 };
 
@@ -71,26 +71,9 @@ const BAILING_NAMES: NameTable = NameTable {
     layers: &[
         hf_names::NORMS,
         hf_names::FFN,
+        latent::LING_NAMES,
+        kda::LING_NAMES,
         &[
-            (Role::Q, "attention.q_proj.weight"),
-            (Role::LatentQ, "attention.q_a_proj.weight"),
-            (Role::LatentQNorm, "attention.q_a_layernorm.weight"),
-            (Role::Q, "attention.q_b_proj.weight"),
-            (Role::LatentKv, "attention.kv_a_proj_with_mqa.weight"),
-            (Role::LatentKvNorm, "attention.kv_a_layernorm.weight"),
-            (Role::O, "attention.dense.weight"),
-            (Role::QGate, "attention.g_proj.weight"),
-            (Role::K, "attention.k_proj.weight"),
-            (Role::V, "attention.v_proj.weight"),
-            (Role::O, "attention.o_proj.weight"),
-            (Role::DeltaConvQ, "attention.q_conv1d.weight"),
-            (Role::DeltaConvK, "attention.k_conv1d.weight"),
-            (Role::DeltaConvV, "attention.v_conv1d.weight"),
-            (Role::DeltaBeta, "attention.b_proj.weight"),
-            (Role::DeltaDecays, "attention.f_proj.weight"),
-            (Role::DeltaStep, "attention.dt_bias"),
-            (Role::DeltaRate, "attention.A_log"),
-            (Role::DeltaNorm, "attention.o_norm.weight"),
             (Role::Router, "mlp.gate.weight"),
             (Role::ChoiceBias, "mlp.gate.expert_bias"),
         ],
@@ -110,10 +93,6 @@ const BAILING_HYBRID: Family = Family {
         names: &gguf_names::BAILING_HYBRID,
         interleaved: true,
         reads: &[
-            "kda.head_dim",
-            "kda.safe_gate",
-            "kda.gate_lower_bound",
-            "ssm.conv_kernel",
             "leading_dense_block_count",
             "expert_shared_count",
             "expert_group_count",
@@ -154,7 +133,8 @@ const BAILING_HYBRID: Family = Family {
         "topk_method",
         "moe_layer_freq",
     ],
-    quirks: &[Quirk::Latent, Quirk::Kda, Quirk::Bounded, Quirk::NoPadding],
+    mixers: &[&latent::LING, &kda::LING],
+    quirks: &[Quirk::NoPadding],
     ..KIMI_LINEAR
 };
 

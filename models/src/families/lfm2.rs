@@ -2,6 +2,7 @@
 
 use super::experts::{Dense, Experts, SIGMOID};
 use super::{Arch, Check, Family, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows, gguf_names, hf_names};
+use crate::mixers::short_conv;
 
 /// A dense FFN whose size is two thirds of the key's value, rounded up.
 const LFM2: Family = Family {
@@ -11,7 +12,6 @@ const LFM2: Family = Family {
     gguf: Some(Arch {
         name: "lfm2",
         names: &gguf_names::LFM2,
-        reads: &["shortconv.l_cache"],
         ..PLAIN_ARCH
     }),
     qk_norm: QkNorm::Head,
@@ -22,7 +22,8 @@ const LFM2: Family = Family {
     windows: Windows::None,
     theta: 1_000_000.0,
     checks: &[Check::Flag("conv_bias", false)],
-    quirks: &[Quirk::ShortConv, Quirk::AdjustedFfn],
+    mixers: &[&short_conv::LFM2],
+    quirks: &[Quirk::Tied("tie_embedding"), Quirk::AdjustedFfn],
     ..PLAIN
 };
 
@@ -33,7 +34,7 @@ const LFM2_MOE: Family = Family {
     gguf: Some(Arch {
         name: "lfm2moe",
         names: &gguf_names::LFM2,
-        reads: &["shortconv.l_cache", "leading_dense_block_count"],
+        reads: &["leading_dense_block_count"],
         ..PLAIN_ARCH
     }),
     experts: Some(Experts {
@@ -50,7 +51,7 @@ const LFM2_MOE: Family = Family {
         Check::Flag("use_expert_bias", true),
     ],
     reads: &["use_expert_bias"],
-    quirks: &[Quirk::ShortConv],
+    quirks: &[Quirk::Tied("tie_embedding")],
     ..LFM2
 };
 

@@ -6,18 +6,14 @@ use super::keys::{Key, Sets};
 use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
 use super::{gguf_names, hf_names};
 use crate::config::{Activation, Parallel};
+use crate::mixers::mamba;
 use crate::names::{ExpertNames, NameTable, Role, Stack};
 
 /// Key of the experts' width in both formats.
 const WIDTH: &str = "moe_latent_size";
 
-/// Keys of Mamba-2 layers and of experts in GGUF.
-const GGUF_KEYS: &[&str] = &[
-    "ssm.conv_kernel",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-    "ssm.group_count",
+/// Keys of experts in GGUF.
+const EXPERT_KEYS: &[&str] = &[
     "expert_shared_count",
     "expert_group_count",
     "expert_group_used_count",
@@ -34,29 +30,24 @@ const HF_NAMES: NameTable = NameTable {
         (Role::Head, "lm_head.weight"),
         (Role::FinalNorm, "backbone.norm_f.weight"),
     ],
-    layers: &[&[
-        (Role::AttnNorm, "norm.weight"),
-        (Role::Q, "mixer.q_proj.weight"),
-        (Role::K, "mixer.k_proj.weight"),
-        (Role::V, "mixer.v_proj.weight"),
-        (Role::O, "mixer.o_proj.weight"),
-        (Role::MambaIn, "mixer.in_proj.weight"),
-        (Role::MambaConv, "mixer.conv1d.weight"),
-        (Role::MambaConvBias, "mixer.conv1d.bias"),
-        (Role::MambaStep, "mixer.dt_bias"),
-        (Role::MambaRate, "mixer.A_log"),
-        (Role::MambaSkip, "mixer.D"),
-        (Role::MambaNorm, "mixer.norm.weight"),
-        (Role::MambaOut, "mixer.out_proj.weight"),
-        (Role::Gate, "mixer.up_proj.weight"),
-        (Role::GateBias, "mixer.up_proj.bias"),
-        (Role::Down, "mixer.down_proj.weight"),
-        (Role::DownBias, "mixer.down_proj.bias"),
-        (Role::Router, "mixer.gate.weight"),
-        (Role::ChoiceBias, "mixer.gate.e_score_correction_bias"),
-        (Role::ExpertsIn, "mixer.fc1_latent_proj.weight"),
-        (Role::ExpertsOut, "mixer.fc2_latent_proj.weight"),
-    ]],
+    layers: &[
+        mamba::NEMOTRON_NAMES,
+        &[
+            (Role::AttnNorm, "norm.weight"),
+            (Role::Q, "mixer.q_proj.weight"),
+            (Role::K, "mixer.k_proj.weight"),
+            (Role::V, "mixer.v_proj.weight"),
+            (Role::O, "mixer.o_proj.weight"),
+            (Role::Gate, "mixer.up_proj.weight"),
+            (Role::GateBias, "mixer.up_proj.bias"),
+            (Role::Down, "mixer.down_proj.weight"),
+            (Role::DownBias, "mixer.down_proj.bias"),
+            (Role::Router, "mixer.gate.weight"),
+            (Role::ChoiceBias, "mixer.gate.e_score_correction_bias"),
+            (Role::ExpertsIn, "mixer.fc1_latent_proj.weight"),
+            (Role::ExpertsOut, "mixer.fc2_latent_proj.weight"),
+        ],
+    ],
     experts: ExpertNames {
         one: (
             "mixer.experts.",
@@ -83,7 +74,7 @@ const ARCH: Arch = Arch {
     // although nothing is rotated, so that sums have the same order as in other files
     interleaved: true,
     act: Activation::Relu2,
-    reads: GGUF_KEYS,
+    reads: EXPERT_KEYS,
     ..PLAIN_ARCH
 };
 
@@ -130,6 +121,7 @@ const NEMOTRON_H: Family = Family {
         Check::AtMost("time_step_min", MOST_TIME_STEP_MIN),
     ],
     reads: &["n_shared_experts", "use_bias"],
+    mixers: &[&mamba::NEMOTRON_H],
     quirks: &[Quirk::Sublayers],
     ..PLAIN
 };

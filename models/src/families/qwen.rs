@@ -4,7 +4,7 @@ use super::Preset::{Int, Text};
 use super::experts::{Dense, EXPERTS, Experts, Renormalise, Shared};
 use super::{
     Arch, Bias, Check, Family, FurtherTokens, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk,
-    ValueHeads, Windows, gguf_names, hf_names, qwen_names,
+    Windows, gguf_names, hf_names, qwen_names,
 };
 
 const QWEN2: Family = Family {
@@ -18,6 +18,7 @@ const QWEN2: Family = Family {
     windows: Windows::ByLayer,
     ..PLAIN
 };
+use crate::mixers::delta_net;
 
 const QWEN3: Family = Family {
     name: "qwen3",
@@ -101,7 +102,8 @@ const QWEN3_NEXT: Family = Family {
         Check::Flag("attn_output_gate", true),
         Check::Words("output_gate_type", &["swish", "silu"]),
     ],
-    quirks: &[Quirk::DeltaNet(ValueHeads::Grouped)],
+    mixers: &[&delta_net::QWEN3_NEXT],
+    quirks: &[Quirk::OutputGate],
     ..PLAIN
 };
 
@@ -118,7 +120,7 @@ const QWEN3_5: Family = Family {
         ..PLAIN_ARCH
     }),
     experts: None,
-    quirks: &[Quirk::DeltaNet(ValueHeads::Tiled)],
+    mixers: &[&delta_net::QWEN3_5],
     ..QWEN3_NEXT
 };
 
@@ -191,8 +193,9 @@ const QWEN4_EXP: Family = Family {
         Check::Words("output_gate_type", &["sigmoid", "silu"]),
         Check::One("indexer_kv_heads"),
     ],
+    mixers: &[&delta_net::QWEN4],
     quirks: &[
-        Quirk::DeltaNet(ValueHeads::Tiled),
+        Quirk::OutputGate,
         Quirk::Hyper,
         Quirk::Indexed("indexer_budget", "attention.indexer.top_k"),
     ],

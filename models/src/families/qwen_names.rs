@@ -1,6 +1,7 @@
 //! Names of the tensors of Qwen3.8-Flash-Next.
 
 use super::{gguf_names, hf_names};
+use crate::mixers::{attention, delta_net};
 use crate::names::{NameTable, Role};
 
 /// In safetensors.
@@ -22,11 +23,11 @@ pub(super) const HF: NameTable = NameTable {
         ),
     ],
     layers: &[
-        hf_names::GATED_ATTENTION,
+        attention::HF_GATED,
         hf_names::FFN,
-        hf_names::DELTA_NET,
+        delta_net::HF_NAMES,
         hf_names::ROUTER,
-        hf_names::DELTA_INPUTS,
+        delta_net::HF_INPUTS,
         &[
             (Role::HyperMixerNorm, "attn_hyper_connection.hc_norm.weight"),
             (
@@ -76,11 +77,12 @@ pub(super) const GGUF: NameTable = NameTable {
         (Role::NGramTable, "per_layer_token_embd.weight"),
     ],
     layers: &[
-        gguf_names::GATED_ATTENTION,
-        gguf_names::DELTA_NET,
+        attention::GGUF_GATED,
+        gguf_names::DELTA_NORMS,
+        delta_net::GGUF_NAMES,
         gguf_names::FFN,
         gguf_names::ROUTER,
-        gguf_names::DELTA_SHARES,
+        delta_net::GGUF_SHARES,
         &[
             (Role::HyperMixerNorm, "hc_attn_norm.weight"),
             (Role::HyperMixerDown, "hc_attn_down.weight"),

@@ -1,24 +1,21 @@
 //! GGUF metadata → [`ModelConfig`].
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::delta_net;
+use super::deepseek4;
 use super::experts;
-use super::form::{self, Shape};
+use super::facts::Facts;
+use super::form;
 use super::gemma4;
-use super::kda::kda_layers;
-use super::latent::{self, latent};
-use super::mamba::{mamba_layers, mamba1_layers};
-use super::pooled;
+use super::latent;
 use super::rope::ropes;
-use super::streams;
 use super::sublayers;
-use super::value::Metadata;
-use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope, ShortConvs};
+use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope};
 use crate::error::Error;
 use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
-use crate::store::indexed_context;
+use crate::metadata::{ArchKeys, Metadata};
+use crate::mixers::Sizes;
+use crate::mixers::keys::GgufLayers;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -46,8 +43,8 @@ pub(super) fn family_of(
             supported: archs.collect::<Vec<_>>().join(", "),
         }
     })?;
-    let sigmoids = experts::by_sigmoids(metadata, arch, facts.has_choice_bias)?;
-    let window = metadata.u32(&format!("{}.{WINDOW}", arch.name))?;
+    let sigmoids = experts::by_sigmoids(arch.keys(metadata), facts.has_choice_bias)?;
+    let window = arch.keys(metadata).u32(WINDOW)?;
     let windowed = arch
         .windowed
         .filter(|_| window.is_some_and(|size| size > 0));
@@ -64,91 +61,6 @@ fn name_of(family: &Family, has_experts: bool, kind: FfnKind) -> &'static str {
     with_experts.map_or(family.name, |other| other.name)
 }
 
-/// Configuration facts from the tensors and the vocabulary.
-pub(super) struct Facts {
-    /// PowerInfer wrote the file for sparse inference.
-    pub(super) powerinfer: bool,
-    pub(super) vocab: u32,
-    pub(super) has_qkv_bias: bool,
-    pub(super) has_o_bias: bool,
-    pub(super) has_ffn_bias: bool,
-    pub(super) has_qk_norm: bool,
-    /// There is a second norm before attention.
-    pub(super) two_norms: bool,
-    /// There is a norm before the FFN.
-    pub(super) has_ffn_norm: bool,
-    /// The output of Mamba-2 has norms.
-    pub(super) mamba_norm: bool,
-    pub(super) has_head: bool,
-    /// Experts are chosen by scores plus biases.
-    pub(super) has_choice_bias: bool,
-    /// Layers with a router.
-    pub(super) routers: BTreeSet<u32>,
-    /// Rows of the table of learned positions.
-    pub(super) positions: Option<u32>,
-    /// Sizes of the residual streams.
-    pub(super) streams: streams::Sizes,
-    /// Properties of Gemma 4 from the tensors.
-    pub(super) gemma4: gemma4::Gemma4Facts,
-}
-
-impl Facts {
-    /// The context. A file with learned positions declares the rows of their table, or fewer.
-    fn max_context(
-        &self,
-        metadata: &Metadata,
-        family: &Family,
-        arch: &Arch,
-        form: &Form,
-    ) -> Result<u32, Error> {
-        let need = |rest: &str| {
-            let key = format!("{}.{rest}", arch.name);
-            let value = metadata.uniform_u32(&key)?;
-            value.ok_or_else(|| metadata.missing(&key, "an integer"))
-        };
-        let declared = need("context_length")?;
-        if let Some(of) = &form.pooled {
-            let (key, chosen) = pooled::chosen(metadata, arch)?;
-            let most = of.most_positions(chosen);
-            let context = most.map(|most| indexed_context(metadata.path(), &key, declared, most));
-            return Ok(context.unwrap_or(declared));
-        }
-        if let Some([_, chosen]) = family.indexed() {
-            let most = need(chosen)?;
-            return Ok(indexed_context(metadata.path(), chosen, declared, most));
-        }
-        let rows = self.positions.unwrap_or(u32::MAX);
-        Ok(declared.min(rows.saturating_sub(family.learned_positions.unwrap_or(0))))
-    }
-
-    /// Whether queries and keys are normed.
-    fn qk_norm(&self, family: &Family) -> bool {
-        match family.qk_norm {
-            QkNorm::HeadBy(_) | QkNorm::LayersBy(_) => self.has_qk_norm,
-            QkNorm::PlainUnless(_) => false,
-            norm => norm != QkNorm::No,
-        }
-    }
-
-    /// Properties of the form from the tensors; `sizes` are `d_model`, layers, heads, `head_dim`.
-    fn shape(&self, sizes: [u32; 4], windowed: bool) -> Shape {
-        let [d_model, layers, heads, head_dim] = sizes;
-        Shape {
-            d_model,
-            layers,
-            heads,
-            head_dim,
-            ffn_bias: self.has_ffn_bias,
-            qk_norm: self.has_qk_norm,
-            two_norms: self.two_norms,
-            ffn_norm: self.has_ffn_norm,
-            mamba_norm: self.mamba_norm,
-            windowed,
-            streams: self.streams,
-        }
-    }
-}
-
 /// Translates the metadata. `name` applies if the file does not name the model. The caller handles
 /// special tokens other than the declared ids.
 pub(super) fn model_config(
@@ -158,29 +70,38 @@ pub(super) fn model_config(
     facts: &Facts,
     name: String,
 ) -> Result<ModelConfig, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let need = |rest: &str| -> Result<u32, Error> {
-        metadata
-            .uniform_u32(&key(rest))?
-            .ok_or_else(|| metadata.missing(&key(rest), "an integer"))
-    };
+    let keys = arch.keys(metadata);
+    let need = |rest: &str| keys.need_uniform(rest);
     refuse_unknown(metadata, family, arch)?;
-    let layers = layer_count(metadata, arch, need("block_count")?)?;
+    let layers = layer_count(keys, need("block_count")?)?;
     let d_model = need("embedding_length")?;
     let heads = need("attention.head_count")?;
-    let head_dim = head_dim(metadata, family, arch, d_model, heads)?;
-    let experts = experts::read(metadata, family, arch, layers, &facts.routers)?;
+    let head_dim = head_dim(keys, family, d_model, heads)?;
+    let experts = experts::read(keys, family, layers, &facts.routers)?;
     let window = Window::read(metadata, arch, layers)?;
     let ffn_kind = ffn_kind(metadata, family, arch, facts)?;
-    let of_expert = metadata.u32(&key("expert_feed_forward_length"))?;
+    let of_expert = keys.u32("expert_feed_forward_length")?;
     let of_expert = of_expert.filter(|_| experts.is_some());
-    let shape = facts.shape([d_model, layers, heads, head_dim], window.size > 0);
     let (mut rope, local_rope) = ropes(metadata, family, arch, head_dim, window.size > 0)?;
-    let mut form = form::form(metadata, family, arch, shape)?;
+    let sizes = Sizes {
+        d_model,
+        layers,
+        heads,
+        head_dim,
+        rotated: rope.dims,
+    };
+    let mut form = form::form(keys, family, arch, facts, sizes, window.size > 0)?;
     form.local_rope = local_rope;
-    of_mixers(metadata, family, arch, shape, &mut rope, &mut form)?;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let (kv_heads, ffn) = by_layer(metadata, family, arch, facts, &window, &mut form)?;
+    let of_layers = by_layer(metadata, family, arch, facts, &window, &mut form)?;
+    let file = GgufLayers {
+        keys,
+        sizes,
+        headless: &of_layers.headless,
+        tensors: &facts.layer_tensors,
+    };
+    of_mixers(&file, family, &mut rope, &mut form)?;
+    let kv_heads = family.fixed_kv_heads(heads).or(of_layers.kv_heads);
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -191,21 +112,21 @@ pub(super) fn model_config(
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: match of_expert.or(ffn) {
+        ffn: match of_expert.or(of_layers.ffn) {
             Some(ffn) => ffn,
-            None if family.has(Quirk::Sublayers) => sublayers::ffn(metadata, arch, layers)?,
+            None if family.has(Quirk::Sublayers) => sublayers::ffn(keys, layers)?,
             None => need("feed_forward_length")?,
         },
         experts: experts.as_ref().map_or(1, |experts| experts.0),
         ffn_kind,
-        rms_eps: epsilon(metadata, family, arch)?,
+        rms_eps: epsilon(keys, family, arch)?,
         rope,
         window,
         qkv_bias: family.always_has_qkv_bias() || facts.has_qkv_bias,
         o_bias: facts.has_o_bias,
         qk_norm: facts.qk_norm(family),
         tied_head: !facts.has_head,
-        max_context: facts.max_context(metadata, family, arch, &form)?,
+        max_context: facts.max_context(keys, family, &form)?,
         bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
         add_bos: false,
         eos: ends(metadata)?,
@@ -214,34 +135,43 @@ pub(super) fn model_config(
             .or(facts.powerinfer.then_some(0.0)),
         mixture: experts.map(|experts| experts.1),
         qk_norm_whole: family.qk_norm == QkNorm::Whole,
-        clip_qkv: (metadata.f32(&key("attention.clamp_kqv"))?).filter(|clip| *clip != 0.0),
+        clip_qkv: (keys.f32("attention.clamp_kqv")?).filter(|clip| *clip != 0.0),
         form,
     })
 }
 
-/// Latent attention, or attention over pools, if every layer has it.
+/// Mixers other than attention.
 fn of_mixers(
-    metadata: &Metadata,
+    file: &GgufLayers,
     family: &Family,
-    arch: &Arch,
-    shape: Shape,
     rope: &mut Rope,
     form: &mut Form,
 ) -> Result<(), Error> {
-    if family.has(Quirk::Latent) {
-        let mixed = family.has(Quirk::Kda);
-        latent(metadata, arch, rope, shape.head_dim, form, mixed)?;
+    for of in family.mixers {
+        of.read_gguf(file, form)?;
     }
-    if family.has(Quirk::Pooled) {
-        pooled::form(metadata, arch, shape, form)?;
-        let [with_pools, without] = pooled::ropes(metadata, arch, rope.clone())?;
+    if form.latent.is_some() {
+        latent::scale_scores(file.keys, rope, file.sizes.head_dim, form)?;
+    }
+    if family.has(Quirk::DeepSeek4) {
+        deepseek4::form(file.keys, file.sizes, form)?;
+        let [with_pools, without] = deepseek4::ropes(file.keys, rope.clone())?;
         *rope = with_pools;
         form.local_rope = Some(without);
     }
     Ok(())
 }
 
-/// The heads of keys and values, and the FFN's neurons if layers differ.
+/// What lists by layer say.
+struct OfLayers {
+    /// Heads of keys and values.
+    kv_heads: Option<u32>,
+    /// The FFN's neurons, if layers differ.
+    ffn: Option<u32>,
+    /// The layers without heads of keys and values.
+    headless: Vec<u32>,
+}
+
 fn by_layer(
     metadata: &Metadata,
     family: &Family,
@@ -249,37 +179,41 @@ fn by_layer(
     facts: &Facts,
     window: &[u32],
     form: &mut Form,
-) -> Result<(Option<u32>, Option<u32>), Error> {
+) -> Result<OfLayers, Error> {
+    let (keys, layers) = (arch.keys(metadata), window.len() as u32);
     if family.has(Quirk::GlobalHeads) {
-        return gemma4::form(metadata, arch, facts.gemma4, window, form);
+        let (kv_heads, ffn) = gemma4::form(keys, facts.gemma4, window, form)?;
+        let headless = Vec::new();
+        return Ok(OfLayers {
+            kv_heads,
+            ffn,
+            headless,
+        });
     }
-    let kv_heads = kv_heads(metadata, family, arch, window.len() as u32, form)?;
-    Ok((kv_heads, None))
+    let (kv_heads, headless) = if family.has(Quirk::Sublayers) {
+        sublayers::sublayers(keys, layers, form)?
+    } else if family.mixers.iter().any(|of| of.facts().headless) {
+        kv_heads(keys, arch, layers)?
+    } else {
+        (keys.uniform(KV_HEADS)?, Vec::new())
+    };
+    Ok(OfLayers {
+        kv_heads,
+        headless,
+        ffn: None,
+    })
 }
 
-/// The heads of keys and values. Layers without any are short convolutions in LFM2, Mamba-2 in Granite 4 H, Mamba-1 in
-/// Jamba, and KDA in Kimi Linear.
+/// Heads of keys and values.
+const KV_HEADS: &str = "attention.head_count_kv";
+
+/// The heads of keys and values, and the layers without any.
 fn kv_heads(
-    metadata: &Metadata,
-    family: &Family,
+    keys: ArchKeys<'_>,
     arch: &Arch,
     layers: u32,
-    form: &mut Form,
-) -> Result<Option<u32>, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let heads = key("attention.head_count_kv");
-    if family.has(Quirk::Sublayers) {
-        return sublayers::sublayers(metadata, arch, layers, form);
-    }
-    let recurrent = [Quirk::ShortConv, Quirk::Mamba, Quirk::Mamba1, Quirk::Kda];
-    let Some(recurrent) = recurrent.into_iter().find(|&quirk| family.has(quirk)) else {
-        return if family.has(Quirk::Latent) {
-            Ok(None)
-        } else {
-            metadata.uniform_u32(&heads)
-        };
-    };
-    let mut list = metadata.u32s(&heads)?;
+) -> Result<(Option<u32>, Vec<u32>), Error> {
+    let mut list = keys.u32s(KV_HEADS)?;
     if arch.reads.contains(&"nextn_predict_layers") {
         list.truncate(layers as usize);
     }
@@ -287,64 +221,32 @@ fn kv_heads(
     let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
     if list.len() != layers as usize || !alike {
         let expected = format!("0 or the same number for each of {layers} layers");
-        return Err(metadata.bad(&heads, &expected));
+        return Err(keys.bad(KV_HEADS, &expected));
     }
     let without = (0..).zip(list).filter(|(_, heads)| *heads == 0);
-    let without: Vec<u32> = without.map(|(layer, _)| layer).collect();
-    if recurrent == Quirk::Mamba && !without.is_empty() {
-        form.mamba = Some(mamba_layers(metadata, arch, without)?);
-        return Ok(own);
-    }
-    if recurrent == Quirk::Mamba1 {
-        form.nope_layers = (0..layers).collect();
-        let some = (!without.is_empty()).then(|| mamba1_layers(metadata, arch, without));
-        form.mamba1 = some.transpose()?;
-        return Ok(own);
-    }
-    if recurrent == Quirk::Kda {
-        let bounded = family.has(Quirk::Bounded);
-        if !bounded {
-            form.nope_layers = (0..layers).collect();
-        }
-        form.latent.iter_mut().for_each(|of| of.gated = bounded);
-        form.kda = kda_layers(metadata, arch, without, bounded)?;
-        return Ok(None);
-    }
-    let taps = key("shortconv.l_cache");
-    form.short_conv = match (without.is_empty(), metadata.u32(&taps)?) {
-        (true, _) => None,
-        (false, None) => return Err(metadata.missing(&taps, "an integer")),
-        (false, Some(taps)) => Some(ShortConvs {
-            layers: without,
-            taps,
-        }),
-    };
-    Ok(own)
+    Ok((own, without.map(|(layer, _)| layer).collect()))
 }
 
 /// The epsilon of the norms.
-fn epsilon(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<f32, Error> {
-    let key = format!("{}.{}", arch.name, arch.eps);
+fn epsilon(keys: ArchKeys<'_>, family: &Family, arch: &Arch) -> Result<f32, Error> {
     let other = if family.has(Quirk::Sublayers) {
-        metadata.f32(&format!("{}.attention.layer_norm_epsilon", arch.name))?
+        keys.f32("attention.layer_norm_epsilon")?
     } else {
         None
     };
-    match (metadata.f32(&key)?, other.or(arch.usual_eps)) {
-        (Some(eps), _) | (None, Some(eps)) => Ok(eps),
-        (None, None) => metadata.need_f32(&key),
+    match keys.f32(arch.eps)?.or(other).or(arch.usual_eps) {
+        Some(eps) => Ok(eps),
+        None => keys.need_f32(arch.eps),
     }
 }
 
 /// The number of layers without those for multi-token prediction, if valid.
-fn layer_count(metadata: &Metadata, arch: &Arch, blocks: u32) -> Result<u32, Error> {
-    let further = metadata.u32(&format!("{}.nextn_predict_layers", arch.name))?;
-    let layers = blocks.saturating_sub(further.unwrap_or(0));
-    if layers > MAX_COUNT {
-        let key = format!("{}.block_count", arch.name);
-        return Err(metadata.bad(&key, &format!("at most {MAX_COUNT}")));
+fn layer_count(keys: ArchKeys<'_>, blocks: u32) -> Result<u32, Error> {
+    let further = keys.u32("nextn_predict_layers")?;
+    match blocks.saturating_sub(further.unwrap_or(0)) {
+        layers if layers <= MAX_COUNT => Ok(layers),
+        _ => Err(keys.bad("block_count", &format!("at most {MAX_COUNT}"))),
     }
-    Ok(layers)
 }
 
 /// Keys of an architecture that are read here, or do not affect the result.
@@ -391,13 +293,13 @@ const OF_OTHER_INPUTS: [&str; 3] = ["vision.", "audio.", "mm."];
 /// has no effect.
 fn refuse_unknown(metadata: &Metadata, family: &Family, arch: &Arch) -> Result<(), Error> {
     let prefix = format!("{}.", arch.name);
+    let is_mixers = |rest| (family.mixers.iter()).any(|of| of.facts().gguf_keys.contains(&rest));
     for rest in metadata.under(&prefix) {
         let key = format!("{prefix}{rest}");
         let passes = match rest {
             _ if arch.reads.contains(&rest) => true,
-            _ if family.has(Quirk::Pooled) && pooled::KEYS.contains(&rest) => true,
-            _ if family.has(Quirk::Latent) && latent::KEYS.contains(&rest) => true,
-            _ if family.has_delta_nets() && delta_net::KEYS.contains(&rest) => true,
+            _ if family.has(Quirk::DeepSeek4) && deepseek4::KEYS.contains(&rest) => true,
+            _ if is_mixers(rest) => true,
             _ if family.keys.iter().any(|key| key.gguf.name == rest) => true,
             _ if OF_OTHER_INPUTS.iter().any(|part| rest.starts_with(part)) => true,
             "attention.causal" => metadata.bool(&key)? == Some(true),
@@ -427,7 +329,7 @@ fn ffn_kind(
     let relu = facts.powerinfer || arch.relu;
     let activation = match metadata.text(HIDDEN_ACT)?.as_deref() {
         None if relu => Activation::Relu,
-        None if family.has(Quirk::Pooled) => pooled::activation(metadata, arch)?,
+        None if family.has(Quirk::DeepSeek4) => deepseek4::activation(arch.keys(metadata))?,
         None => arch.act,
         Some("relu") => Activation::Relu,
         Some(_) if relu => {
@@ -452,37 +354,25 @@ fn ffn_kind(
     })
 }
 
-fn head_dim(
-    metadata: &Metadata,
-    family: &Family,
-    arch: &Arch,
-    d_model: u32,
-    heads: u32,
-) -> Result<u32, Error> {
-    if family.has(Quirk::Latent) {
-        return latent::head_dim(metadata, arch);
+fn head_dim(keys: ArchKeys<'_>, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
+    const VALUES: &str = "attention.value_length";
+    if let Some(of) = family.head_dim() {
+        return (of.gguf)(&keys);
     }
-    let key = |rest: &str| format!("{}.attention.{rest}", arch.name);
-    let head_dim = match metadata.u32(&key("key_length"))? {
-        Some(_) if family.has(Quirk::GlobalHeads) => {
-            let key = format!("{}.{}", arch.name, gemma4::LOCAL_LENGTH);
-            let local = metadata.u32(&key)?;
-            return local.ok_or_else(|| metadata.missing(&key, "an integer"));
-        }
+    let head_dim = match keys.u32("attention.key_length")? {
+        Some(_) if family.has(Quirk::GlobalHeads) => return keys.need(gemma4::LOCAL_LENGTH),
         Some(length) => length,
         None if heads > 0 && d_model.is_multiple_of(heads) => d_model / heads,
         None => {
-            return Err(metadata.bad(
-                &key("head_count"),
-                &format!("a divisor of embedding_length = {d_model}"),
-            ));
+            let expected = format!("a divisor of embedding_length = {d_model}");
+            return Err(keys.bad("attention.head_count", &expected));
         }
     };
-    match metadata.u32(&key("value_length"))? {
-        Some(length) if length != head_dim => Err(metadata.unsupported(
-            &key("value_length"),
-            &format!("only {head_dim}, the keys' length, is implemented"),
-        )),
+    match keys.u32(VALUES)? {
+        Some(length) if length != head_dim => {
+            let why = format!("only {head_dim}, the keys' length, is implemented");
+            Err(keys.unsupported(VALUES, &why))
+        }
         _ => Ok(head_dim),
     }
 }
@@ -508,10 +398,10 @@ fn ends(metadata: &Metadata) -> Result<Vec<u32>, Error> {
 /// Interval of layers without a window: a number, or a list of flags by layer, as written by llama.cpp's
 /// converter for Gemma 3n and Exaone 4.
 fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<u32, Error> {
-    let key = format!("{}.{PATTERN}", arch.name);
-    if let Some(windowed) = metadata.flags(&key)? {
+    let keys = arch.keys(metadata);
+    if let Some(windowed) = metadata.flags(&keys.key(PATTERN))? {
         if windowed.len() != layers as usize {
-            return Err(metadata.bad(&key, &format!("a flag for each of {layers} layers")));
+            return Err(keys.bad(PATTERN, &format!("a flag for each of {layers} layers")));
         }
         let fits = |&nth: &u32| {
             (1..)
@@ -528,11 +418,11 @@ fn pattern(metadata: &Metadata, arch: &Arch, usual: u32, layers: u32) -> Result<
             let why = format!(
                 "only layers without a window at equal distances ({usual}) are implemented"
             );
-            metadata.unsupported(&key, &why)
+            keys.unsupported(PATTERN, &why)
         });
     }
-    match metadata.u32(&key)? {
-        Some(0) => Err(metadata.bad(&key, "1 and more")),
+    match keys.u32(PATTERN)? {
+        Some(0) => Err(keys.bad(PATTERN, "1 and more")),
         pattern => Ok(pattern.unwrap_or(usual)),
     }
 }
@@ -547,16 +437,16 @@ struct Window {
 
 impl Window {
     fn read(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Self, Error> {
-        let key = format!("{}.{WINDOW}", arch.name);
-        match metadata.u32(&key)? {
+        let keys = arch.keys(metadata);
+        match keys.u32(WINDOW)? {
             Some(size) if matches!(arch.windows, Windows::Chunks(_)) => {
                 let why =
                     format!("only chunks are implemented, and {size} asks for others or none");
-                Err(metadata.unsupported(&key, &why))
+                Err(keys.unsupported(WINDOW, &why))
             }
             Some(size) if size > 0 && arch.windows == Windows::Never => {
-                Err(metadata
-                    .unsupported(&key, "the file does not say which layers have the window"))
+                let why = "the file does not say which layers have the window";
+                Err(keys.unsupported(WINDOW, why))
             }
             size => Ok(Self {
                 size: match arch.windows {
@@ -588,7 +478,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::value::Value;
+    use crate::metadata::Value;
 
     /// `attention.sliding_window_pattern` as written by converters: a number, or a flag for each
     /// layer.

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::pooled::by_token;
-use super::value::Metadata;
+use super::deepseek4::by_token;
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
-use crate::families::{Arch, Dense, Experts, Family, ScoringBy, Shared};
+use crate::families::{Dense, Experts, Family, ScoringBy, Shared};
+use crate::metadata::ArchKeys;
+use crate::mixers::layers::all_but_nth;
 
-/// `expert_gating_func` of a softmax and of sigmoids; 0 means the architecture's default.
+/// How scores are computed.
+const FUNCTION: &str = "expert_gating_func";
+/// [`FUNCTION`] of a softmax and of sigmoids; 0 means the architecture's default.
 pub(super) const SOFTMAX: u32 = 1;
 /// See [`SOFTMAX`].
 pub(super) const SIGMOID: u32 = 2;
@@ -32,14 +35,12 @@ fn experts_of(family: &'static Family) -> (Option<&'static Experts>, bool) {
 
 /// The number of experts and their mixture; `layers`: those with a router. `None` without experts.
 pub(super) fn read(
-    metadata: &Metadata,
+    keys: ArchKeys<'_>,
     family: &'static Family,
-    arch: &Arch,
     layers: u32,
     routers: &BTreeSet<u32>,
 ) -> Result<Option<(u32, Mixture)>, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let count = metadata.u32(&key("expert_count"))?.filter(|&n| n > 0);
+    let count = keys.u32("expert_count")?.filter(|&n| n > 0);
     let (of, count) = match (experts_of(family), count) {
         // files of Jamba with dense FFNs alone have 1 expert
         ((Some(of), _), Some(1)) if matches!(of.dense, Dense::Periodic(_)) => return Ok(None),
@@ -47,46 +48,37 @@ pub(super) fn read(
         ((Some(of), true), None) if of.optional || of.parallel_dense.is_some() => return Ok(None),
         ((None, _), Some(_)) => {
             let why = "experts are not known for this architecture";
-            return Err(metadata.unsupported(&key("expert_count"), why));
+            return Err(keys.unsupported("expert_count", why));
         }
         ((Some(of), _), Some(count)) => (of, count),
-        ((_, true), None) => return Err(metadata.missing(&key("expert_count"), "an integer")),
+        ((_, true), None) => return Err(keys.missing("expert_count", "an integer")),
     };
-    let dense = dense(metadata, arch, of, layers, routers)?;
-    let mut mixture = mixture(metadata, arch, of, dense)?;
+    let dense = dense(keys, of, layers, routers)?;
+    let mut mixture = mixture(keys, of, dense)?;
     if of.by_token.is_some() {
-        mixture.by_token = by_token(metadata, arch, layers)?;
+        mixture.by_token = by_token(keys, layers)?;
     }
     Ok(Some((count, mixture)))
 }
 
 /// The mixture of a model; `layers`: those without experts.
-fn mixture(
-    metadata: &Metadata,
-    arch: &Arch,
-    of: &Experts,
-    dense_layers: Vec<u32>,
-) -> Result<Mixture, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let scoring = scoring(metadata, arch, of)?;
-    let scale = scale(metadata, arch, of)?;
-    let need = |rest: &str| {
-        let found = match rest {
-            "feed_forward_length" => metadata.uniform_u32(&key(rest))?,
-            _ => metadata.u32(&key(rest))?,
-        };
-        found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
+fn mixture(keys: ArchKeys<'_>, of: &Experts, dense_layers: Vec<u32>) -> Result<Mixture, Error> {
+    let scoring = scoring(keys, of)?;
+    let scale = scale(keys, of)?;
+    let need = |rest: &str| match rest {
+        "feed_forward_length" => keys.need_uniform(rest),
+        _ => keys.need(rest),
     };
     Ok(Mixture {
         chosen: need("expert_used_count")?,
-        renormalise: metadata
-            .bool(&key("expert_weights_norm"))?
+        renormalise: keys
+            .bool("expert_weights_norm")?
             .unwrap_or(of.gguf_renormalise),
         shared: match of.shared {
             Some(Shared::Gated(_)) => need("expert_shared_feed_forward_length")?,
             Some(Shared::Experts(..)) => {
-                let size = metadata.u32(&key("expert_shared_feed_forward_length"))?;
-                match metadata.u32(&key("expert_shared_count"))? {
+                let size = keys.u32("expert_shared_feed_forward_length")?;
+                match keys.u32("expert_shared_count")? {
                     // the converter of Hunyuan 3 writes only their size
                     None => size.unwrap_or(0),
                     Some(0) => 0,
@@ -94,9 +86,7 @@ fn mixture(
                 }
             }
             Some(Shared::Plain(_)) if of.parallel_dense.is_some() => need("feed_forward_length")?,
-            Some(Shared::Plain(_)) => metadata
-                .u32(&key("expert_shared_feed_forward_length"))?
-                .unwrap_or(0),
+            Some(Shared::Plain(_)) => keys.u32("expert_shared_feed_forward_length")?.unwrap_or(0),
             Some(Shared::AsOthers) => need("expert_feed_forward_length")?,
             None => 0,
         },
@@ -110,7 +100,7 @@ fn mixture(
         dense_layers,
         choice_bias: of.choice_bias,
         groups: if of.grouped {
-            groups(metadata, arch, of.best_of_groups)?
+            groups(keys, of.best_of_groups)?
         } else {
             None
         },
@@ -121,7 +111,7 @@ fn mixture(
         router_bias: of.router_bias,
         scales_input: of.scales_input,
         width: match of.width {
-            Some(rest) => metadata.u32(&key(rest))?.unwrap_or(0),
+            Some(rest) => keys.u32(rest)?.unwrap_or(0),
             None => 0,
         },
         ..Mixture::default()
@@ -130,15 +120,14 @@ fn mixture(
 
 /// The layers without experts, given the layers with a router (`routers`).
 fn dense(
-    metadata: &Metadata,
-    arch: &Arch,
+    keys: ArchKeys<'_>,
     of: &Experts,
     layers: u32,
     routers: &BTreeSet<u32>,
 ) -> Result<Vec<u32>, Error> {
-    let leading = metadata.u32(&format!("{}.leading_dense_block_count", arch.name))?;
+    let leading = keys.u32("leading_dense_block_count")?;
     Ok(match (of.dense, leading) {
-        (Dense::But(..), _) => every_nth_has_experts(metadata, arch, layers)?,
+        (Dense::But(..), _) => every_nth_has_experts(keys, layers)?,
         (Dense::First(..) | Dense::Kinds(..) | Dense::Outside(..), Some(count)) => {
             (0..count.min(layers)).collect()
         }
@@ -151,43 +140,34 @@ fn dense(
 }
 
 /// The layers without experts, if every n-th has experts.
-fn every_nth_has_experts(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<Vec<u32>, Error> {
-    let key = format!("{}.{EXPERT_STEP}", arch.name);
-    let step = metadata.u32(&key)?;
-    match step.ok_or_else(|| metadata.missing(&key, "an integer"))? {
-        0 => Err(metadata.bad(&key, "1 or more")),
-        step => Ok((0..layers)
-            .filter(|layer| !(layer + 1).is_multiple_of(step))
-            .collect()),
+fn every_nth_has_experts(keys: ArchKeys<'_>, layers: u32) -> Result<Vec<u32>, Error> {
+    match keys.need(EXPERT_STEP)? {
+        0 => Err(keys.bad(EXPERT_STEP, "1 or more")),
+        step => Ok(all_but_nth(step, layers)),
     }
 }
 
 /// The factor of the weights; 0 means none.
-fn scale(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<f32, Error> {
-    let key = format!("{}.expert_weights_scale", arch.name);
-    match metadata.f32(&key)?.filter(|scale| *scale != 0.0) {
+fn scale(keys: ArchKeys<'_>, of: &Experts) -> Result<f32, Error> {
+    const KEY: &str = "expert_weights_scale";
+    match keys.f32(KEY)?.filter(|scale| *scale != 0.0) {
         Some(scale) if scale != 1.0 && of.scale.is_none() => {
-            Err(metadata.unsupported(&key, "only 1 is implemented"))
+            Err(keys.unsupported(KEY, "only 1 is implemented"))
         }
         scale => Ok(scale.unwrap_or(1.0)),
     }
 }
 
 /// Whether a file's experts are chosen by sigmoids; without a key, those with biases are.
-pub(super) fn by_sigmoids(
-    metadata: &Metadata,
-    arch: &Arch,
-    has_choice_bias: bool,
-) -> Result<bool, Error> {
-    let given = metadata.u32(&format!("{}.expert_gating_func", arch.name))?;
+pub(super) fn by_sigmoids(keys: ArchKeys<'_>, has_choice_bias: bool) -> Result<bool, Error> {
+    let given = keys.u32(FUNCTION)?;
     let given = given.filter(|function| *function != 0);
     Ok(given.map_or(has_choice_bias, |function| function == SIGMOID))
 }
 
 /// Scoring of a file's experts.
-fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Error> {
-    let key = format!("{}.expert_gating_func", arch.name);
-    let given = metadata.u32(&key)?.filter(|function| *function != 0);
+fn scoring(keys: ArchKeys<'_>, of: &Experts) -> Result<Scoring, Error> {
+    let given = keys.u32(FUNCTION)?.filter(|function| *function != 0);
     match (given, of.scoring) {
         (None | Some(SIGMOID), ScoringBy::Always(Scoring::Sigmoid)) => Ok(Scoring::Sigmoid),
         (Some(SQRT_SOFTPLUS), ScoringBy::Always(Scoring::SqrtSoftplus)) => {
@@ -195,33 +175,29 @@ fn scoring(metadata: &Metadata, arch: &Arch, of: &Experts) -> Result<Scoring, Er
         }
         (_, ScoringBy::Always(Scoring::SqrtSoftplus)) => {
             let why = "implemented for this architecture: 4, roots of softplus";
-            Err(metadata.unsupported(&key, why))
+            Err(keys.unsupported(FUNCTION, why))
         }
         (_, ScoringBy::Always(Scoring::Sigmoid)) => {
-            Err(metadata.unsupported(&key, "implemented for this architecture: 2, sigmoid"))
+            Err(keys.unsupported(FUNCTION, "implemented for this architecture: 2, sigmoid"))
         }
         (None | Some(SOFTMAX), _) => Ok(Scoring::Softmax),
         (Some(SIGMOID), ScoringBy::SoftmaxIf(_)) => Ok(Scoring::Sigmoid),
         (Some(_), _) => {
             let why = "implemented: 1, softmax; for smallthinker 2 too, sigmoid";
-            Err(metadata.unsupported(&key, why))
+            Err(keys.unsupported(FUNCTION, why))
         }
     }
 }
 
 /// The groups from which experts are chosen, if more than one.
-fn groups(metadata: &Metadata, arch: &Arch, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let count = metadata.u32(&key("expert_group_count"))?.unwrap_or(0);
+fn groups(keys: ArchKeys<'_>, by_best: bool) -> Result<Option<ExpertGroups>, Error> {
+    let count = keys.u32("expert_group_count")?.unwrap_or(0);
     if count <= 1 {
         return Ok(None);
     }
-    let used = key("expert_group_used_count");
-    let chosen = metadata.u32(&used)?;
-    let chosen = chosen.ok_or_else(|| metadata.missing(&used, "an integer"))?;
     Ok(Some(ExpertGroups {
         count,
-        chosen,
+        chosen: keys.need("expert_group_used_count")?,
         by_best,
     }))
 }

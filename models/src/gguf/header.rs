@@ -16,10 +16,10 @@
 use std::collections::BTreeSet;
 use std::io::{BufReader, Read};
 
-use super::value::{Metadata, Value};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::metadata::{Metadata, Value};
 use crate::store::shape_text;
 
 /// Maximum header length in bytes; vocabularies take a few MiB.

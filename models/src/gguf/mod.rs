@@ -5,16 +5,14 @@
 //! support one more architecture, OPT.
 
 mod config;
-mod delta_net;
+mod deepseek4;
 mod experts;
+mod facts;
 mod form;
 mod gemma4;
 mod header;
-mod kda;
 mod latent;
-mod mamba;
 mod ngrams;
-mod pooled;
 mod rope;
 mod sampling;
 mod split;
@@ -22,27 +20,25 @@ mod streams;
 mod sublayers;
 #[cfg(test)]
 mod tests;
-mod value;
 pub(crate) mod write;
 mod xielu;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use self::config::Facts;
-use self::gemma4::Gemma4Facts;
+use self::facts::Facts;
 use self::header::{Header, Raw};
 use self::rope::{LONG_FACTORS, ROPE_FACTORS, long_rope, read_factors, scale_rope};
 use self::split::Set;
-use self::value::Metadata;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::families::{self, Arch, DOWN_T, DOWN_T_BIAS, Family, POSITIONS, Quirk};
+use crate::families::{Arch, DOWN_T, DOWN_T_BIAS, Family};
 use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
+use crate::metadata::Metadata;
 use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
@@ -77,7 +73,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let path: &Path = &files[0].path;
     let powerinfer = magic == *POWERINFER;
     let vocab = vocabulary(&mut metadata)?;
-    let facts = facts(powerinfer, &vocab, &tensors);
+    let facts = Facts::of(powerinfer, &vocab, &tensors);
     let (family, arch) = config::family_of(path, &metadata, &facts)?;
     let two_norms = arch.names_of_two_norms.filter(|_| facts.two_norms);
     let names = two_norms.unwrap_or(arch.names);
@@ -114,7 +110,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         }
     }
     warn_of_left_out(path, left_out);
-    long_rope(&mut config, &metadata, arch, long_factors)?;
+    long_rope(&mut config, arch.keys(&metadata), long_factors)?;
     let about = About {
         path: path.to_owned(),
         config_path: path.to_owned(),
@@ -141,54 +137,6 @@ fn is_of_other_inputs(name: &str) -> bool {
         .iter()
         .any(|part| name.starts_with(part));
     encoder || name.ends_with(".exp_probs_b_vl.bias")
-}
-
-/// Configuration facts from the tensors and the vocabulary.
-fn facts(powerinfer: bool, vocab: &GgufVocab, tensors: &[Raw]) -> Facts {
-    let has = |name: &str| tensors.iter().any(|raw| raw.name == name);
-    // in any layer: not all have attention
-    let some_has = |end: &str| {
-        let of_layer = |raw: &Raw| raw.name.starts_with("blk.") && raw.name.ends_with(end);
-        tensors.iter().any(of_layer)
-    };
-    let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
-    let rows_of = |name: &str| {
-        let raw = tensors.iter().find(|raw| raw.name == name);
-        let rows = raw.and_then(|raw| raw.shape.first().copied());
-        rows.map_or(0, |rows| u32::try_from(rows).unwrap_or(u32::MAX))
-    };
-    Facts {
-        powerinfer,
-        vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
-        has_qkv_bias: some_has(".attn_q.bias") || some_has(".attn_qkv.bias"),
-        has_qk_norm: has("blk.0.attn_q_norm.weight"),
-        has_o_bias: some_has(".attn_output.bias"),
-        has_ffn_bias: some_has(".ffn_up.bias") || some_has(".ffn_up_exps.bias"),
-        two_norms: has("blk.0.attn_norm_2.weight"),
-        has_ffn_norm: has("blk.0.ffn_norm.weight"),
-        mamba_norm: some_has(".ssm_norm.weight"),
-        has_head: has("output.weight"),
-        has_choice_bias: (tensors.iter()).any(|raw| raw.name.ends_with(".exp_probs_b.bias")),
-        routers: (tensors.iter())
-            .filter_map(|raw| split_index(raw.name.strip_prefix("blk.")?))
-            .filter(|(_, rest)| *rest == "ffn_gate_inp.weight")
-            .map(|(layer, _)| layer)
-            .collect(),
-        positions: tensors
-            .iter()
-            .find(|raw| raw.name == POSITIONS)
-            .map(|raw| u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)),
-        streams: streams::Sizes::of(|name| {
-            let raw = tensors.iter().find(|raw| raw.name == name);
-            raw.map(|raw| &raw.shape[..])
-        }),
-        gemma4: Gemma4Facts {
-            rows: rows_of("per_layer_token_embd.weight"),
-            key_is_value: count(".attn_k.weight") > count(".attn_v.weight"),
-            layer_scale: some_has(".layer_output_scale.weight"),
-            rope_factors: has(ROPE_FACTORS),
-        },
-    }
 }
 
 /// Tensors without effect on the result: the plain rotary frequencies in old files, and
@@ -289,6 +237,12 @@ fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
     })
 }
 
+/// The rows of a vector that llama.cpp stores as a matrix.
+fn stored_rows(config: &ModelConfig, role: Role) -> Option<usize> {
+    let mut mixers = config.form.mixers();
+    Some(mixers.find_map(|of| of.gguf_rows(role))? as usize)
+}
+
 /// The shape of a tensor without meaningless dimensions, with heads stacked.
 fn shape_of(role: Role, shape: Vec<usize>, config: &ModelConfig) -> Vec<usize> {
     match shape[..] {
@@ -305,10 +259,7 @@ fn shape_of(role: Role, shape: Vec<usize>, config: &ModelConfig) -> Vec<usize> {
         // a kernel, or a number, per channel
         [1, channels, 1, taps] if role.is_conv() => vec![channels, taps],
         [1, 1, heads, 1] | [heads, 1] if role == Role::DeltaRate => vec![heads],
-        [outer, inner] => match mamba::vector_len(role, [outer, inner], config) {
-            Some(len) => vec![len],
-            None => shape,
-        },
+        [rows, cols] if stored_rows(config, role) == Some(rows) => vec![rows.saturating_mul(cols)],
         _ => shape,
     }
 }
@@ -339,7 +290,10 @@ fn identify(
     }
     let layout = match id.role {
         Role::Down if !raw.name.ends_with(DOWN_T) => Layout::Transposed,
-        Role::DeltaRate if families::of(&config.family).has(Quirk::Bounded) => Layout::Negative,
+        // of full-rank projections
+        Role::DeltaRate if (config.form.kda.as_ref()).is_some_and(|of| of.shape.direct) => {
+            Layout::Negative
+        }
         _ => rotary_order(id, config)
             .filter(|_| arch.interleaved)
             .unwrap_or(Layout::AsIs),

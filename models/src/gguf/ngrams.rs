@@ -1,46 +1,33 @@
 //! Qwen3.8-Flash-Next: hyper-connections and n-gram rows.
 
 use super::streams;
-use super::value::{Metadata, Value};
 use crate::config::{Form, HyperConnections, Mixing, NGrams};
 use crate::error::Error;
+use crate::metadata::{ArchKeys, Metadata, Value};
 
 /// Reads the deviations of Qwen3.8-Flash-Next.
-pub(super) fn form(
-    metadata: &Metadata,
-    arch: &str,
-    table: streams::Sizes,
-    form: &mut Form,
-) -> Result<(), Error> {
-    let key = |rest: &str| format!("{arch}.{rest}");
-    let need = |rest: &str| {
-        let found = metadata.u32(&key(rest))?;
-        found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
-    };
+pub(super) fn form(of: ArchKeys<'_>, table: streams::Sizes, form: &mut Form) -> Result<(), Error> {
+    let need = |rest: &str| of.need(rest);
     form.hyper = Some(HyperConnections {
         count: need("hyper_connection.count")?,
         mixing: Mixing::Gated {
             rank: need("hyper_connection.low_rank")?,
         },
     });
-    if let Some(nets) = &mut form.delta_net {
-        // in every file
-        nets.shape.sigmoid_gate = true;
-    }
-    let layer = match metadata.u32s(&key("ple.layers"))?[..] {
+    let layer = match of.u32s("ple.layers")?[..] {
         [] => return Ok(()),
         [layer] => layer,
         _ => {
             let why = "only one such layer is implemented";
-            return Err(metadata.unsupported(&key("ple.layers"), why));
+            return Err(of.unsupported("ple.layers", why));
         }
     };
     let numbers = |rest: &str, count: u32| {
-        let list = metadata.u64s(&key(rest))?;
+        let list = of.metadata.u64s(&of.key(rest))?;
         if list.len() == count as usize {
             Ok(list)
         } else {
-            Err(metadata.bad(&key(rest), &format!("a list of {count} integers")))
+            Err(of.bad(rest, &format!("a list of {count} integers")))
         }
     };
     let longest = need("ple.ngram_size")?;

@@ -1,12 +1,12 @@
 //! Rotary parameters: keys of the metadata, and tensors of divisors.
 
 use super::header::Raw;
-use super::value::Metadata;
 use crate::config::{ModelConfig, Rope, RopeScaling, yarn_attention};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::families::{self, Arch, Family, Quirk};
 use crate::file::DataFile;
+use crate::metadata::{ArchKeys, Metadata};
 use crate::store::shape_text;
 
 /// The tensor with a divisor for each rotary frequency.
@@ -20,7 +20,7 @@ const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 /// Factor of queries and keys with LongRoPE, whose divisors are tensors.
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 /// Factor of the logarithm of YaRN's factor, in the divisor of its query and key factor.
-const YARN_ALL: &str = "scaling.yarn_log_multiplier";
+const YARN_ALL: &str = "rope.scaling.yarn_log_multiplier";
 /// Base of the rotary frequencies in layers with a window.
 const LOCAL_BASE: &str = "rope.freq_base_swa";
 
@@ -33,9 +33,9 @@ pub(super) fn ropes(
     head_dim: u32,
     windowed: bool,
 ) -> Result<(Rope, Option<Rope>), Error> {
-    let key = format!("{}.attention.key_length", arch.name);
+    let keys = arch.keys(metadata);
     let global = if family.has(Quirk::GlobalHeads) {
-        metadata.u32(&key)?
+        keys.u32("attention.key_length")?
     } else {
         None
     };
@@ -46,44 +46,41 @@ pub(super) fn ropes(
     } else {
         DEFAULT_ROPE_THETA
     };
-    let local = (family.two_ropes && windowed).then(|| local_rope(metadata, arch, dims, usual));
+    let local = (family.two_ropes && windowed).then(|| local_rope(keys, dims, usual));
     Ok((full, local.transpose()?))
 }
 
 fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Result<Rope, Error> {
-    let key = |rest: &str| format!("{}.rope.{rest}", arch.name);
+    let keys = arch.keys(metadata);
     let head_dim = head_dim * u32::from(family.rotates());
     // files have the key even if nothing is rotated
-    let dims = metadata.u32(&key("dimension_count"))?;
+    let dims = keys.u32("rope.dimension_count")?;
     let dims = dims.filter(|_| family.rotates()).unwrap_or(head_dim);
     if dims != head_dim && family.rotated.is_none() && !arch.part_rotated {
         let why = format!("only {head_dim}, the whole head, is implemented");
-        return Err(metadata.unsupported(&key("dimension_count"), &why));
+        return Err(keys.unsupported("rope.dimension_count", &why));
     }
-    let factor = match metadata.f32(&key("scaling.factor"))? {
+    let factor = match keys.f32("rope.scaling.factor")? {
         Some(factor) => Some(factor),
-        None => metadata.f32(&key("scale_linear"))?,
+        None => keys.f32("rope.scale_linear")?,
     };
     // A factor of 0 means none; one without a type is linear.
     let factor = factor.filter(|factor| *factor != 0.0);
-    let scaling = match metadata.text(&key("scaling.type"))?.as_deref() {
+    let scaling = match metadata.text(&keys.key("rope.scaling.type"))?.as_deref() {
         Some("none") => RopeScaling::None,
         Some("linear") | None => {
             factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor })
         }
         Some("yarn") => {
-            let given = |rest: &str| Ok(metadata.f32(&key(rest))?.filter(|beta| *beta != 0.0));
-            let original = key("scaling.original_context_length");
+            let given = |rest: &str| Ok(keys.f32(rest)?.filter(|beta| *beta != 0.0));
             let Some(factor) = factor else {
-                return Err(metadata.missing(&key("scaling.factor"), "a number"));
+                return Err(keys.missing("rope.scaling.factor", "a number"));
             };
             RopeScaling::Yarn {
                 factor,
-                beta_fast: given("scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                beta_slow: given("scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                original_context: metadata
-                    .u32(&original)?
-                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+                beta_fast: given("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: given("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_context: keys.need("rope.scaling.original_context_length")?,
                 attention_factor: yarn_attention(factor, 1.0)
                     / given(YARN_ALL)?.map_or(1.0, |all| yarn_attention(factor, all)),
                 truncate: arch.yarn_truncate,
@@ -91,13 +88,11 @@ fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Res
         }
         Some(_) => {
             let why = "implemented: none, linear, yarn";
-            return Err(metadata.unsupported(&key("scaling.type"), why));
+            return Err(keys.unsupported("rope.scaling.type", why));
         }
     };
     Ok(Rope {
-        theta: metadata
-            .f32(&key("freq_base"))?
-            .unwrap_or(DEFAULT_ROPE_THETA),
+        theta: keys.f32("rope.freq_base")?.unwrap_or(DEFAULT_ROPE_THETA),
         dims,
         scaling,
     })
@@ -105,10 +100,9 @@ fn rope(metadata: &Metadata, family: &Family, arch: &Arch, head_dim: u32) -> Res
 
 /// The parameters of layers with a window, which are never scaled; `usual` is the base of files without its
 /// key.
-fn local_rope(metadata: &Metadata, arch: &Arch, dims: u32, usual: f32) -> Result<Rope, Error> {
-    let theta = metadata.f32(&format!("{}.{}", arch.name, LOCAL_BASE))?;
+fn local_rope(keys: ArchKeys<'_>, dims: u32, usual: f32) -> Result<Rope, Error> {
     Ok(Rope {
-        theta: theta.unwrap_or(usual),
+        theta: keys.f32(LOCAL_BASE)?.unwrap_or(usual),
         dims,
         scaling: RopeScaling::None,
     })
@@ -191,38 +185,32 @@ pub(super) fn read_factors(
 /// The scaling of LongRoPE, if the file has its divisors, short contexts first.
 pub(super) fn long_rope(
     config: &mut ModelConfig,
-    metadata: &Metadata,
-    arch: &Arch,
+    keys: ArchKeys<'_>,
     factors: [Option<Vec<f32>>; 2],
 ) -> Result<(), Error> {
-    let key = |rest: &str| format!("{}.{rest}", arch.name);
-    let attention = key(ATTENTION_FACTOR);
-    let attention_factor = metadata.f32(&attention)?.filter(|factor| *factor != 0.0);
+    let attention_factor = keys.f32(ATTENTION_FACTOR)?.filter(|factor| *factor != 0.0);
     let [short, long] = factors;
     match (short, long) {
         (None, None) => match attention_factor {
             Some(factor) if factor != 1.0 => {
-                Err(metadata.unsupported(&attention, "there are no divisors of the frequencies"))
+                Err(keys.unsupported(ATTENTION_FACTOR, "there are no divisors of the frequencies"))
             }
             _ => Ok(()),
         },
         (Some(short), Some(long)) if config.rope.scaling == RopeScaling::None => {
-            let original = key("rope.scaling.original_context_length");
             config.rope.scaling = RopeScaling::Long {
                 short,
                 long,
                 attention_factor: attention_factor.unwrap_or(1.0),
                 long_attention_factor: None,
-                original_context: metadata
-                    .u32(&original)?
-                    .ok_or_else(|| metadata.missing(&original, "an integer"))?,
+                original_context: keys.need("rope.scaling.original_context_length")?,
             };
             Ok(())
         }
         _ => {
             let why = "one of the tensors rope_factors_short.weight and rope_factors_long.weight is \
                        missing, or the metadata asks for another rotary scaling";
-            Err(metadata.unsupported(&key("rope.scaling.type"), why))
+            Err(keys.unsupported("rope.scaling.type", why))
         }
     }
 }

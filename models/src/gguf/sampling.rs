@@ -1,8 +1,8 @@
 //! Recommended sampling (`general.sampling.*`), and tokens that are never generated.
 
-use super::value::Metadata;
 use crate::checkpoint::SamplingDefaults;
 use crate::error::Error;
+use crate::metadata::Metadata;
 use crate::rules::TextRules;
 
 /// Keys that change texts and are not supported.

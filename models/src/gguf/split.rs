@@ -18,9 +18,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::header::{self, Header};
-use super::value::Metadata;
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::metadata::Metadata;
 
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";

@@ -1,9 +1,9 @@
 //! Gemma 3n's additions to its layers: keys, and tensors of several matrices.
 
-use super::value::Metadata;
 use crate::config::{Form, ModelConfig, Streams};
 use crate::error::Error;
 use crate::file::DataFile;
+use crate::metadata::ArchKeys;
 use crate::names::{Role, TensorId};
 use crate::store::{Found, shape_text};
 
@@ -49,38 +49,32 @@ impl Sizes {
 
 /// Reads the deviations of Gemma 3n.
 pub(super) fn form(
-    metadata: &Metadata,
-    arch: &str,
+    of: ArchKeys<'_>,
     layers: u32,
     sizes: Sizes,
     form: &mut Form,
 ) -> Result<(), Error> {
-    let key = |rest: &str| format!("{arch}.{rest}");
-    let need = |rest: &str| {
-        let found = metadata.u32(&key(rest))?;
-        found.ok_or_else(|| metadata.missing(&key(rest), "an integer"))
-    };
-    if need(ACTIVE)? != 0 {
-        return Err(metadata.unsupported(&key(ACTIVE), "only 0 is implemented"));
+    if of.need(ACTIVE)? != 0 {
+        return Err(of.unsupported(ACTIVE, "only 0 is implemented"));
     }
-    let multiples = metadata.numbers(&key(TOP))?;
+    let multiples = of.metadata.numbers(&of.key(TOP))?;
     if multiples.len() != layers as usize {
         let expected = format!("one number for each of {layers} layers");
-        return Err(metadata.bad(&key(TOP), &expected));
+        return Err(of.bad(TOP, &expected));
     }
     let share = |multiple: f32| 0.5 * libm::erfc(-f64::from(multiple) / std::f64::consts::SQRT_2);
     let shares = multiples.into_iter().map(|multiple| share(multiple) as f32);
     let shares: Vec<f32> = shares.collect();
-    form.shared_kv = need(SHARED_KV)?;
+    form.shared_kv = of.need(SHARED_KV)?;
     form.gate_top = if shares.iter().all(|&share| share == 0.0) {
         Vec::new()
     } else {
         shares
     };
     form.streams = Some(Streams {
-        count: need(STREAMS)?,
+        count: of.need(STREAMS)?,
         laurel: sizes.laurel,
-        per_layer: need(PER_LAYER)?,
+        per_layer: of.need(PER_LAYER)?,
         per_layer_vocab: sizes.rows,
         scaled: true,
     });

@@ -1,10 +1,9 @@
 //! The layers of Nemotron-H, which have a single sublayer each.
 
-use super::mamba::mamba_layers;
-use super::value::Metadata;
 use crate::config::Form;
 use crate::error::Error;
-use crate::families::Arch;
+use crate::metadata::ArchKeys;
+use crate::mixers::layers::others;
 
 /// Neurons of FFNs or of experts, layer by layer.
 const FFN: &str = "feed_forward_length";
@@ -12,57 +11,41 @@ const FFN: &str = "feed_forward_length";
 const KV_HEADS: &str = "attention.head_count_kv";
 
 /// The one nonzero number in a list with one number per layer, and the layers with it.
-fn listed(
-    metadata: &Metadata,
-    arch: &Arch,
-    rest: &str,
-    layers: u32,
-) -> Result<(Option<u32>, Vec<u32>), Error> {
-    let key = format!("{}.{rest}", arch.name);
-    let list = metadata.u32s(&key)?;
+fn listed(of: ArchKeys<'_>, key: &str, layers: u32) -> Result<(Option<u32>, Vec<u32>), Error> {
+    let list = of.u32s(key)?;
     let own = list.iter().copied().find(|&number| number != 0);
     let alike = list.iter().all(|&n| n == 0 || Some(n) == own);
     // layers for multi-token prediction follow
     if list.len() < layers as usize || !alike {
         let expected = format!("0 or the same number for each of {layers} layers");
-        return Err(metadata.bad(&key, &expected));
+        return Err(of.bad(key, &expected));
     }
     let with = (0..layers).zip(list).filter(|(_, number)| *number != 0);
     Ok((own, with.map(|(layer, _)| layer).collect()))
 }
 
 /// The number of an FFN's neurons.
-pub(super) fn ffn(metadata: &Metadata, arch: &Arch, layers: u32) -> Result<u32, Error> {
-    let key = format!("{}.{FFN}", arch.name);
-    let (ffn, _) = listed(metadata, arch, FFN, layers)?;
-    ffn.ok_or_else(|| metadata.bad(&key, "a number above 0 for some layers"))
+pub(super) fn ffn(of: ArchKeys<'_>, layers: u32) -> Result<u32, Error> {
+    let (ffn, _) = listed(of, FFN, layers)?;
+    ffn.ok_or_else(|| of.bad(FFN, "a number above 0 for some layers"))
 }
 
-/// Sets the layers in the form: those without keys, values and neurons are Mamba-2. Returns the heads
-/// of keys and values.
+/// Sets the layers in the form. Returns the heads of keys and values, and the layers without them and without neurons.
 pub(super) fn sublayers(
-    metadata: &Metadata,
-    arch: &Arch,
+    of: ArchKeys<'_>,
     layers: u32,
     form: &mut Form,
-) -> Result<Option<u32>, Error> {
-    let (heads, attention) = listed(metadata, arch, KV_HEADS, layers)?;
-    let (_, fed) = listed(metadata, arch, FFN, layers)?;
+) -> Result<(Option<u32>, Vec<u32>), Error> {
+    let (heads, attention) = listed(of, KV_HEADS, layers)?;
+    let (_, fed) = listed(of, FFN, layers)?;
     if let Some(layer) = fed.iter().find(|layer| attention.contains(layer)) {
         let expected = format!("0 for layer {layer}, which has an FFN");
-        return Err(metadata.bad(&format!("{}.{KV_HEADS}", arch.name), &expected));
+        return Err(of.bad(KV_HEADS, &expected));
     }
-    let without = |list: &[u32]| -> Vec<u32> {
-        let others = (0..layers).filter(|layer| !list.contains(layer));
-        others.collect()
-    };
-    form.without_ffn = without(&fed);
-    let recurrent = without(&[&fed[..], &attention].concat());
-    if !recurrent.is_empty() {
-        form.mamba = Some(mamba_layers(metadata, arch, recurrent)?);
-    }
+    form.without_ffn = others(Some(&fed), layers);
+    let headless = others(Some(&[&fed[..], &attention].concat()), layers);
     form.without_mixer = fed;
-    Ok(heads)
+    Ok((heads, headless))
 }
 
 #[cfg(test)]
@@ -71,9 +54,9 @@ mod tests {
 
     use super::*;
     use crate::families;
-    use crate::gguf::value::Value;
+    use crate::metadata::{Metadata, Value};
 
-    fn read(heads: &[u64], ffn: &[u64]) -> Result<Form, Error> {
+    fn read(heads: &[u64], ffn: &[u64]) -> Result<(Form, Vec<u32>), Error> {
         let (_, arch) = families::find_arch("nemotron_h").unwrap();
         let mut metadata = Metadata::new(Path::new("model.gguf"));
         for (key, list) in [(KV_HEADS, heads), (FFN, ffn)] {
@@ -81,27 +64,18 @@ mod tests {
             let key = format!("nemotron_h.{key}");
             metadata.insert(key, Value::List(list)).unwrap();
         }
-        for key in [
-            "conv_kernel",
-            "inner_size",
-            "state_size",
-            "time_step_rank",
-            "group_count",
-        ] {
-            let key = format!("nemotron_h.ssm.{key}");
-            metadata.insert(key, Value::Uint(4)).unwrap();
-        }
         let mut form = Form::default();
-        sublayers(&metadata, arch, 4, &mut form).map(|_| form)
+        let (_, headless) = sublayers(arch.keys(&metadata), 4, &mut form)?;
+        Ok((form, headless))
     }
 
     #[test]
     fn layers_are_told_by_their_heads_and_neurons() {
         // the fifth is for multi-token prediction
-        let form = read(&[0, 2, 0, 0, 2], &[0, 0, 7, 0, 7]).unwrap();
+        let (form, headless) = read(&[0, 2, 0, 0, 2], &[0, 0, 7, 0, 7]).unwrap();
         assert_eq!(form.without_ffn, [0, 1, 3]);
         assert_eq!(form.without_mixer, [2]);
-        assert_eq!(form.mamba.unwrap().layers, [0, 3]);
+        assert_eq!(headless, [0, 3]);
         for (heads, ffn) in [
             ([0, 2, 0, 3], [0, 0, 7, 0]),
             ([0, 2, 0, 0], [0, 0, 7, 8]),

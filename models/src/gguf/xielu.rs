@@ -1,8 +1,8 @@
 //! The parameters of xIELU, lists with a number for each layer.
 
-use super::value::Metadata;
 use crate::config::{Activation, XieluParameters};
 use crate::error::Error;
+use crate::metadata::Metadata;
 
 /// The function of each layer.
 pub(super) fn activations(metadata: &Metadata, layers: u32) -> Result<Vec<Activation>, Error> {

@@ -11,9 +11,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::json::{self, Keys, MAX_CONFIG};
 use crate::error::Error;
 use crate::file::read_text;
+use crate::json::{self, Keys, MAX_CONFIG};
 
 /// Keys of named tokens, in the order in which they get ids.
 const NAMED: [&str; 7] = [

@@ -7,25 +7,25 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::deepseek4;
 use super::experts;
 use super::foreign;
 use super::form;
 use super::gemma4;
-use super::json::Keys;
 use super::latent;
-use super::pooled;
+use super::lfm2::adjusted_ffn;
 use super::rope::ropes;
 use super::scales;
-use super::short_conv::adjusted_ffn;
-use super::sublayers::sublayers;
 use super::text_part::text_part;
-use super::values::Sizes;
 use super::windows::windows;
 use crate::config::{
     Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope, SWIGLU_ALPHA, SWIGLU_LIMIT,
 };
 use crate::error::Error;
 use crate::families::{self, Bias, Family, QkNorm, Quirk};
+use crate::json::Keys;
+use crate::mixers::sublayers::sublayers;
+use crate::mixers::{Sizes, pooled};
 use crate::store::indexed_context;
 
 /// The limit of every published DeepSeek-V4.
@@ -46,12 +46,14 @@ pub(super) fn model_config(path: &Path, value: &Value, name: String) -> Result<M
     let d_model = keys.need_u32("hidden_size")?;
     let layers = layer_count(&keys, family)?;
     let heads = keys.need_u32("num_attention_heads")?;
+    let head_dim = head_dim(&keys, family, d_model, heads)?;
     let sizes = Sizes {
         d_model,
         layers,
         heads,
+        head_dim,
+        rotated: 0,
     };
-    let head_dim = head_dim(&keys, family, d_model, heads)?;
     let experts = match &family.experts {
         Some(of) => experts::read(&keys, of, layers)?,
         None => None,
@@ -114,7 +116,7 @@ fn layer_windows(
     form: &Form,
 ) -> Result<Vec<u32>, Error> {
     match form.pooled {
-        Some(_) => Ok(vec![pooled::window(keys)?; layers as usize]),
+        Some(_) => Ok(vec![deepseek4::window(keys)?; layers as usize]),
         None => windows(keys, family.windows, layers, form),
     }
 }
@@ -127,7 +129,7 @@ fn both_ropes(
     form: &Form,
 ) -> Result<(Rope, Option<Rope>), Error> {
     if form.pooled.is_some() {
-        let [rope, local] = pooled::ropes(keys, family, head_dim)?;
+        let [rope, local] = deepseek4::ropes(keys, family, head_dim)?;
         return Ok((rope, Some(local)));
     }
     ropes(keys, family, rotated(keys, family, head_dim, form)?)
@@ -173,12 +175,11 @@ fn max_context(path: &Path, keys: &Keys, family: &Family, form: &Form) -> Result
 
 /// Whether the head is tied to the embedding.
 fn tied_head(keys: &Keys, family: &Family) -> Result<bool, Error> {
-    let first = if family.has(Quirk::ShortConv) {
-        keys.bool("tie_embedding")?
-    } else {
-        None
-    };
-    let tied = first.or(keys.bool("tie_word_embeddings")?);
+    let other = family.quirks.iter().find_map(|quirk| match quirk {
+        Quirk::Tied(key) => keys.bool(key).transpose(),
+        _ => None,
+    });
+    let tied = other.transpose()?.or(keys.bool("tie_word_embeddings")?);
     Ok(tied.unwrap_or(family.tied))
 }
 
@@ -279,8 +280,8 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
 }
 
 fn head_dim(keys: &Keys, family: &Family, d_model: u32, heads: u32) -> Result<u32, Error> {
-    if family.has(Quirk::Latent) {
-        return latent::head_dim(keys, family.has(Quirk::Kda));
+    if let Some(of) = family.head_dim() {
+        return (of.hf)(keys);
     }
     match keys.u32("head_dim")? {
         Some(head_dim) => Ok(head_dim),
@@ -309,7 +310,7 @@ fn ffn_kind(path: &Path, keys: &Keys, family: &Family) -> Result<FfnKind, Error>
             limit: keys.f32("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT),
             alpha: keys.f32("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA),
         },
-        "silu" if family.has(Quirk::Pooled) => Activation::ClampedSilu {
+        "silu" if family.has(Quirk::DeepSeek4) => Activation::ClampedSilu {
             limit: keys.f32("swiglu_limit")?.unwrap_or(CLAMPED_SILU_LIMIT),
         },
         "xielu" if family.has(Quirk::Xielu) => Activation::XIELU,

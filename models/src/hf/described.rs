@@ -4,7 +4,6 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::json::{self, Keys, MAX_CONFIG};
 use super::text_part::text_part;
 use super::{config, model_name};
 use crate::checkpoint::TensorInfo;
@@ -12,6 +11,7 @@ use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::need_text;
+use crate::json::{self, Keys, MAX_CONFIG};
 use crate::names::{Role, TensorId, required};
 use crate::store::source_bytes;
 

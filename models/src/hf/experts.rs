@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::json::Keys;
-use super::mamba1::Periodic;
-use super::sublayers::{Sublayer, layers_of, sublayers};
 use crate::config::{ExpertGroups, Mixture, Scoring};
 use crate::error::Error;
 use crate::families::{Dense, Experts, Renormalise, ScoringBy, Shared};
+use crate::json::Keys;
+use crate::mixers::layers::Periodic;
+use crate::mixers::sublayers::{Sublayer, layers_of, sublayers};
 
 /// `router_jitter_noise` of PhiMoE if the key is absent.
 const JITTER: f32 = 0.01;

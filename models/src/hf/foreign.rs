@@ -6,9 +6,9 @@
 
 use serde_json::Value;
 
-use super::json::Keys;
 use crate::error::Error;
 use crate::families::{Family, QkNorm, Quirk};
+use crate::json::Keys;
 
 /// Values of a foreign key without effect; null never has one.
 #[derive(Clone, Copy)]

@@ -2,22 +2,18 @@
 
 use serde_json::Value;
 
-use super::delta_net::{delta_nets, olmo_hybrid};
+use super::deepseek4::hyper_connections;
 use super::experts::switches;
-use super::json::Keys;
-use super::kda::{bounded_kda, kda_layers};
-use super::latent::latent;
-use super::mamba::{beside, is_rotated, mamba_layers};
-use super::mamba1::mamba1_layers;
 use super::ngrams;
-use super::pooled::{hyper_connections, pooled};
-use super::short_conv::short_convs;
+use super::olmo_hybrid::olmo_hybrid;
 use super::streams::streams;
 use super::sublayers;
-use super::values::{Sizes, factor, must_be};
+use super::values::{factor, must_be};
 use crate::config::{Form, Parallel, QueryScale};
 use crate::error::Error;
 use crate::families::{self, Absent, Check, Family, Key, QkNorm, Quirk, Unrotated, Windows};
+use crate::json::Keys;
+use crate::mixers::Sizes;
 use crate::names::Role;
 
 /// Whether checkpoints of the family store this tensor minus one.
@@ -82,6 +78,9 @@ pub(super) fn form(keys: &Keys, family: &Family, sizes: Sizes) -> Result<Form, E
     for key in family.keys.iter().filter(|key| !key.hf.name.is_empty()) {
         read(keys, key, sizes, &mut form)?;
     }
+    for of in family.mixers {
+        of.read(keys, sizes, &mut form)?;
+    }
     of_quirks(keys, family, sizes, &mut form)?;
     Ok(form)
 }
@@ -95,36 +94,16 @@ fn of_quirks(keys: &Keys, family: &Family, sizes: Sizes, form: &mut Form) -> Res
                 form.parallel = Parallel::No;
             }
             Quirk::Streams => streams(keys, sizes, form)?,
-            Quirk::ShortConv => form.short_conv = short_convs(keys, sizes.layers)?,
             Quirk::QueryScale => form.query_scale = Some(query_scale(keys)?),
             Quirk::Temperature => form.query_scale = temperature(keys)?,
-            Quirk::Latent => latent(keys, form, family.has(Quirk::Bounded))?,
-            Quirk::Pooled => {
-                form.pooled = Some(pooled(keys, sizes.layers)?);
-                form.hyper = Some(hyper_connections(keys)?);
-            }
-            Quirk::DeltaNet(_) => {
-                form.delta_net = delta_nets(keys, sizes.layers, family.indexed().is_some())?;
-                form.output_gate = true;
-            }
-            Quirk::OlmoHybrid => olmo_hybrid(keys, sizes, form)?,
-            Quirk::Kda if family.has(Quirk::Bounded) => form.kda = bounded_kda(keys, sizes)?,
+            Quirk::DeepSeek4 => form.hyper = Some(hyper_connections(keys)?),
+            Quirk::LateNorms => olmo_hybrid(keys, sizes.layers, form)?,
             Quirk::Hyper => ngrams::form(keys, sizes, form)?,
-            Quirk::Kda => {
-                form.kda = kda_layers(keys, sizes.layers)?;
-                form.nope_layers = (0..sizes.layers).collect();
-            }
+            Quirk::Unrotated => form.nope_layers = (0..sizes.layers).collect(),
             Quirk::OutputGate => form.output_gate = true,
             Quirk::WidthScaleBy(key) if !keys.bool(key)?.unwrap_or(false) => {
                 form.embedding_scale = 1.0;
             }
-            Quirk::Mamba => form.mamba = mamba_layers(keys, sizes, None)?,
-            Quirk::MambaBut(list) => form.mamba = mamba_layers(keys, sizes, Some(*list))?,
-            Quirk::Mamba1 => {
-                form.mamba1 = mamba1_layers(keys, sizes)?;
-                form.nope_layers = (0..sizes.layers).collect();
-            }
-            Quirk::Beside => form.mamba = Some(beside(keys, sizes)?),
             Quirk::Sublayers => sublayers::read(keys, form)?,
             Quirk::RotatedByName if !is_rotated(keys)? => {
                 form.nope_layers = (0..sizes.layers).collect();
@@ -133,6 +112,16 @@ fn of_quirks(keys: &Keys, family: &Family, sizes: Sizes, form: &mut Form) -> Res
         }
     }
     Ok(())
+}
+
+/// Whether queries and keys are rotated.
+fn is_rotated(keys: &Keys) -> Result<bool, Error> {
+    const KEY: &str = "position_embedding_type";
+    match keys.str(KEY)? {
+        Some("rope") => Ok(true),
+        None | Some("nope") => Ok(false),
+        Some(_) => Err(keys.unsupported(KEY, "implemented for this family: rope, nope")),
+    }
 }
 
 /// Scaling of queries by position, from the rotary parameters.
@@ -250,19 +239,10 @@ pub(super) fn fixed_kv_heads(
     if family.has(Quirk::OneKvHeadEach) {
         return Ok(Some(heads));
     }
-    if family.has(Quirk::Pooled) {
+    if let Some(fixed) = family.fixed_kv_heads(heads) {
         return match keys.u32(family.kv_heads)? {
-            Some(given) if given != 1 => Err(keys.bad(family.kv_heads, "1")),
-            _ => Ok(Some(1)),
-        };
-    }
-    if family.has(Quirk::Latent) {
-        return match keys.u32(family.kv_heads)? {
-            Some(given) if given != heads => {
-                let expected = format!("{heads}, as num_attention_heads");
-                Err(keys.bad(family.kv_heads, &expected))
-            }
-            _ => Ok(Some(heads)),
+            Some(given) if given != fixed => Err(keys.bad(family.kv_heads, &fixed.to_string())),
+            _ => Ok(Some(fixed)),
         };
     }
     if !family.has(Quirk::Falcon) || new_falcon(keys)? {

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::json::Keys;
 use super::text_part::text_part;
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::families::{self, Quirk};
+use crate::json::Keys;
 use crate::names::Role;
 use crate::store::{Found, Gains};
 
@@ -22,7 +22,7 @@ impl RoleGains {
     pub(super) fn read(path: &Path, value: &Value, config: &ModelConfig) -> Result<Self, Error> {
         let mambas = config.form.mamba.as_ref();
         let mamba = match mambas.map(|of| of.shape) {
-            Some(shape) if families::of(&config.family).has(Quirk::Beside) => shape,
+            Some(shape) if families::of(&config.family).has(Quirk::Gains) => shape,
             _ => return Ok(Self(BTreeMap::new())),
         };
         let (part, prefix) = text_part(path, value)?;

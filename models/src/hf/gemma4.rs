@@ -1,8 +1,8 @@
 //! Gemma 4's additions to Gemma 3, in `config.json`.
 
-use super::json::Keys;
 use crate::config::{Form, GlobalHeads, LayerInputs};
 use crate::error::Error;
+use crate::json::Keys;
 
 /// Elements of a head of a layer without a window, if no key is given.
 const GLOBAL_DIM: u32 = 512;

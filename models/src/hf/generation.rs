@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::json::{self, Keys, MAX_CONFIG};
 use crate::checkpoint::SamplingDefaults;
 use crate::error::Error;
 use crate::file::read_text;
+use crate::json::{self, Keys, MAX_CONFIG};
 use crate::rules::TextRules;
 
 /// Content of the file.

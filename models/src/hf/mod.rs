@@ -2,7 +2,7 @@
 
 mod added;
 mod config;
-mod delta_net;
+mod deepseek4;
 mod described;
 mod experts;
 mod foreign;
@@ -10,17 +10,13 @@ mod form;
 mod gains;
 mod gemma4;
 mod generation;
-mod json;
-mod kda;
 mod latent;
-mod mamba;
-mod mamba1;
+mod lfm2;
 mod ngrams;
-mod pooled;
+mod olmo_hybrid;
 mod rope;
 mod safetensors;
 mod scales;
-mod short_conv;
 mod streams;
 mod sublayers;
 #[cfg(test)]
@@ -37,8 +33,6 @@ use std::path::{Path, PathBuf};
 pub use self::described::Description;
 pub(crate) use self::described::{describe, describe_text};
 use self::gains::RoleGains;
-use self::json::MAX_CONFIG;
-pub(crate) use self::latent::NORM_EPS as LATENT_EPS;
 use self::safetensors::DTYPES;
 use self::scales::ScaleTensors;
 use self::text_part::text_name;
@@ -49,6 +43,7 @@ use crate::error::Error;
 use crate::families::{self, Quirk};
 use crate::file::{DataFile, need_text};
 use crate::fused;
+use crate::json::{self, MAX_CONFIG};
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
 use crate::store::{About, Found, Layout, Scales, Store, rotary_order, warn_of_left_out};
@@ -261,7 +256,7 @@ fn layout_of(id: TensorId, config: &ModelConfig) -> Layout {
     match id.role {
         Role::O | Role::Gate if transposed => Layout::Transposed,
         Role::Down if !transposed => Layout::Transposed,
-        Role::DeltaRate | Role::MambaRate | Role::MambaRates => Layout::NegativeLog,
+        role if role.is_rate() => Layout::NegativeLog,
         role if form::is_less_one(&config.family, role) => Layout::PlusOne,
         _ => Layout::AsIs,
     }

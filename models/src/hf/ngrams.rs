@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use super::json::Keys;
 use super::safetensors::Raw;
-use super::values::Sizes;
 use crate::config::{Form, HyperConnections, Mixing, ModelConfig, NGrams};
 use crate::error::Error;
 use crate::families;
 use crate::file::DataFile;
+use crate::json::Keys;
+use crate::mixers::Sizes;
 use crate::names::{Role, TensorId};
 
 /// Added to the seed, and factors of `splitmix64`.

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::json::Keys;
 use crate::config::{Rope, RopeScaling, yarn_attention};
 use crate::error::Error;
 use crate::families::{Family, Quirk};
+use crate::json::Keys;
 
 /// Key of the context length before scaling.
 const ORIGINAL: &str = "original_max_position_embeddings";

@@ -12,9 +12,9 @@ use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::json::json_error;
 use crate::error::Error;
 use crate::file::{DataFile, read_text};
+use crate::json::json_error;
 use crate::store::shape_text;
 
 /// The supported element types.

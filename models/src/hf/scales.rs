@@ -7,13 +7,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::json::Keys;
 use super::safetensors::Raw;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::families;
 use crate::file::DataFile;
+use crate::json::Keys;
 use crate::store::{ScaleKind, Scales, shape_text};
 
 /// Suffixes of four-bit blocks, and of their scales.

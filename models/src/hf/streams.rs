@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::json::Keys;
-use super::values::Sizes;
 use crate::config::{Form, Streams};
 use crate::error::Error;
+use crate::json::Keys;
+use crate::mixers::Sizes;
 
 /// `modeling_gemma3n.py`: last layers that share the keys and values of earlier ones, gates by
 /// Gaussian top-k, several streams, per-layer inputs.

@@ -1,84 +1,9 @@
-//! The layers of Nemotron-H, which have a single sublayer each, and the sizes of its Mamba-2.
+//! The layers of Nemotron-H, which have a single sublayer each.
 
-use serde_json::Value;
-
-use super::json::Keys;
-use super::mamba::refuse_limits;
-use crate::config::{Form, MambaLayers, MambaShape};
+use crate::config::Form;
 use crate::error::Error;
-
-/// The sublayer of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sublayer {
-    Mamba,
-    Attention,
-    Ffn,
-    Experts,
-}
-
-/// A letter for each layer, in releases.
-const PATTERN: &str = "hybrid_override_pattern";
-/// A name for each layer, under either key.
-const LISTS: [&str; 2] = ["layers_block_type", "layer_types"];
-
-impl Sublayer {
-    fn of_letter(letter: char) -> Option<Self> {
-        match letter {
-            'M' => Some(Self::Mamba),
-            '*' => Some(Self::Attention),
-            '-' => Some(Self::Ffn),
-            'E' => Some(Self::Experts),
-            _ => None,
-        }
-    }
-
-    fn of_name(name: &Value) -> Option<Self> {
-        match name.as_str()? {
-            "mamba" | "linear_attention" => Some(Self::Mamba),
-            "attention" | "full_attention" => Some(Self::Attention),
-            "mlp" => Some(Self::Ffn),
-            "moe" => Some(Self::Experts),
-            _ => None,
-        }
-    }
-}
-
-/// The sublayer of each layer.
-pub(super) fn sublayers(keys: &Keys) -> Result<Vec<Sublayer>, Error> {
-    let letters = keys.read(PATTERN, "M, *, - or E for each layer", |value| {
-        let letters = value.as_str()?.chars().map(Sublayer::of_letter);
-        letters.collect::<Option<Vec<_>>>()
-    })?;
-    let mut found = letters;
-    for key in LISTS {
-        let expected = "mamba, attention, mlp or moe for each layer";
-        let named = keys.read(key, expected, |value| {
-            let names = value.as_array()?.iter().map(Sublayer::of_name);
-            names.collect::<Option<Vec<_>>>()
-        })?;
-        if let (Some(named), Some(other)) = (&named, &found)
-            && named != other
-        {
-            return Err(keys.bad(key, "the same layers as the other keys of them"));
-        }
-        found = found.or(named);
-    }
-    let found = found.ok_or_else(|| keys.missing(PATTERN, "a letter for each layer"))?;
-    const COUNT: &str = "num_hidden_layers";
-    match keys.u32(COUNT)? {
-        Some(count) if count as usize != found.len() => {
-            let expected = format!("{}, as there are so many kinds of layers", found.len());
-            Err(keys.bad(COUNT, &expected))
-        }
-        _ => Ok(found),
-    }
-}
-
-/// The layers of one kind.
-pub(super) fn layers_of(of: &[Sublayer], kind: Sublayer) -> Vec<u32> {
-    let layers = (0..).zip(of).filter(|(_, sublayer)| **sublayer == kind);
-    layers.map(|(layer, _)| layer).collect()
-}
+use crate::json::Keys;
+use crate::mixers::sublayers::{Sublayer, sublayers};
 
 /// Sets the layers in the form.
 pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
@@ -87,7 +12,6 @@ pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
     if keys.u32(OLD)?.is_some_and(|dim| Some(dim) != own) {
         return Err(keys.bad(OLD, "the same as head_dim, or 128 without it"));
     }
-    refuse_limits(keys)?;
     let all = sublayers(keys)?;
     let is_mixer = |of: &Sublayer| matches!(of, Sublayer::Mamba | Sublayer::Attention);
     let layers = |mixers: bool| {
@@ -96,75 +20,26 @@ pub(super) fn read(keys: &Keys, form: &mut Form) -> Result<(), Error> {
     };
     form.without_ffn = layers(true);
     form.without_mixer = layers(false);
-    let with = layers_of(&all, Sublayer::Mamba);
-    if with.is_empty() {
-        return Ok(());
-    }
-    let size = |key, usual| Ok::<_, Error>(keys.u32(key)?.unwrap_or(usual));
-    form.mamba = Some(MambaLayers {
-        layers: with,
-        shape: MambaShape {
-            taps: size("conv_kernel", 4)?,
-            heads: size("mamba_num_heads", 128)?,
-            head_dim: size("mamba_head_dim", 64)?,
-            groups: size("n_groups", 8)?,
-            state_dim: size("ssm_state_size", 128)?,
-            unnormed: false,
-        },
-        beside: false,
-    });
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
-
-    fn with<T>(value: Value, read: impl Fn(&Keys) -> Result<T, Error>) -> Result<T, Error> {
-        read(&Keys::new(Path::new("config.json"), &value)?)
-    }
-
-    #[test]
-    fn layers_are_letters_or_names_which_agree() {
-        use Sublayer::*;
-        let expected = [Mamba, Experts, Attention, Ffn];
-        let old = ["mamba", "moe", "attention", "mlp"];
-        let new = ["linear_attention", "moe", "full_attention", "mlp"];
-        for good in [
-            json!({"hybrid_override_pattern": "ME*-"}),
-            json!({"layers_block_type": old}),
-            json!({"layer_types": new, "num_hidden_layers": 4}),
-            json!({"layers_block_type": new, "hybrid_override_pattern": "ME*-"}),
-        ] {
-            assert_eq!(with(good, sublayers).unwrap(), expected);
-        }
-        for (bad, named) in [
-            (json!({}), PATTERN),
-            (json!({"hybrid_override_pattern": "ME*x"}), PATTERN),
-            (json!({"layers_block_type": ["moe", "conv"]}), LISTS[0]),
-            (
-                json!({"layer_types": old, "hybrid_override_pattern": "ME-*"}),
-                LISTS[1],
-            ),
-            (
-                json!({"layer_types": old, "num_hidden_layers": 5}),
-                "num_hidden_layers",
-            ),
-        ] {
-            let refused = with(bad, sublayers).unwrap_err().to_string();
-            assert!(refused.contains(named), "{refused}");
-        }
-    }
+    use crate::families;
+    use crate::testing::{keys_of, sizes_of};
 
     #[test]
     fn a_layer_lacks_what_it_is_not() {
         let form = |value: Value| -> Result<Form, Error> {
             let mut form = Form::default();
-            read(&Keys::new(Path::new("config.json"), &value)?, &mut form)?;
+            keys_of(&value, |keys| {
+                let mut mixers = families::of("nemotron_h").mixers.iter();
+                mixers.try_for_each(|of| of.read(keys, sizes_of(36, 5), &mut form))?;
+                read(keys, &mut form)
+            })?;
             Ok(form)
         };
         let sizes = json!({"hybrid_override_pattern": "M-*EM", "head_dim": 9, "n_groups": 3});

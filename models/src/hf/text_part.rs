@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::json::Keys;
 use crate::error::Error;
 use crate::families::{self, Preset, Quirk};
+use crate::json::Keys;
 
 /// Keys that a text model inherits from the outer object.
 const SHARED: [&str; 5] = [
@@ -102,7 +102,7 @@ pub(super) fn text_name<'a>(family: &str, name: &'a str) -> Option<Cow<'a, str>>
     {
         return Some(Cow::Owned(format!("{prefix}{name}")));
     }
-    if of.has(Quirk::Pooled) {
+    if of.has(Quirk::DeepSeek4) {
         // DeepSeek-V4-Flash-Vision: an encoder, its projection, and a bias for routing images
         let of_images = ["vision.", "aligner.", "image_"];
         let inside = name.strip_prefix("model.").unwrap_or(name);

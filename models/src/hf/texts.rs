@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::added::Declared;
 use super::generation::{self, Generation};
-use super::json::{self, Keys, MAX_CONFIG};
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::file::{need_text, read_text};
+use crate::json::{self, Keys, MAX_CONFIG};
 use crate::special::SpecialTokens;
 
 /// Longest `tokenizer.json`.

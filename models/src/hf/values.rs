@@ -1,15 +1,7 @@
 //! Values of keys that determine forms.
 
-use super::json::Keys;
 use crate::error::Error;
-
-/// The sizes that some keys are relative to.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) d_model: u32,
-    pub(super) layers: u32,
-    pub(super) heads: u32,
-}
+use crate::json::Keys;
 
 /// A factor above 0.
 pub(super) fn factor(keys: &Keys, key: &str) -> Result<Option<f32>, Error> {

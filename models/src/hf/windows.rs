@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::experts::switches;
-use super::json::Keys;
 use crate::config::Form;
 use crate::error::Error;
 use crate::families::Windows;
+use crate::json::Keys;
 
 /// A layer with a sliding window in `layer_types`.
 const SLIDING: &str = "sliding_attention";

@@ -3,12 +3,11 @@
 //! Weights are written as f32, so no precision of the source is lost. The folder is renamed to its
 //! final name only after it is fully written.
 
+mod deepseek4_keys;
 mod expert_keys;
 mod form_keys;
 mod hyper_keys;
 mod keys;
-mod mixer_keys;
-mod pooled_keys;
 mod scaling;
 mod weights;
 

@@ -2,20 +2,15 @@
 
 use crate::config::{Form, ModelConfig};
 
-/// Parts of a form that were added later, with their defaults.
-const LATER: [&str; 37] = [
+/// Parts of a form that were added later, with their defaults, besides mixers.
+const LATER: [&str; 30] = [
     ", local_rope: None",
     ", value_norm: false",
     ", shared_kv: 0",
     ", gate_top: []",
     ", streams: None",
-    ", short_conv: None",
-    ", delta_net: None",
-    ", kda: None",
     ", output_gate: false",
     ", query_scale: None",
-    ", latent: None",
-    ", mamba: None",
     ", without_mixer: []",
     ", without_ffn: []",
     ", rotated_qk_norm: false",
@@ -36,10 +31,8 @@ const LATER: [&str; 37] = [
     // of Kimi Delta Attention
     ", direct: false",
     ", bound: None",
-    ", pooled: None",
     // of a query scale
     ", unrotated: false",
-    ", mamba1: None",
     ", late_norms: false",
     // of a DeltaNet
     ", signed: false",
@@ -53,9 +46,9 @@ const LATER: [&str; 37] = [
 /// statistics that refer to a fingerprint stay valid.
 pub(super) fn of(config: &ModelConfig) -> String {
     let plain_form = format!(", form: {:?}", Form::default()).replace(", head_bias: false", "");
-    let plain_form = LATER
-        .iter()
-        .fold(plain_form, |text, unset| text.replace(unset, ""));
+    let mixers = (Form::MIXERS.iter()).map(|field| format!(", {field}: None"));
+    let later: Vec<String> = mixers.chain(LATER.map(str::to_owned)).collect();
+    let plain_form = (later.iter()).fold(plain_form, |text, unset| text.replace(unset, ""));
     let unset = [
         ", mixture: None",
         ", qk_norm_whole: false",
@@ -78,7 +71,8 @@ pub(super) fn of(config: &ModelConfig) -> String {
         ", by_token: []",
         ", head_bias: false",
     ];
-    let unset = unset.into_iter().chain(LATER).chain([plain_form.as_str()]);
+    let later = later.iter().map(String::as_str);
+    let unset = unset.into_iter().chain(later).chain([plain_form.as_str()]);
     let text = format!("{config:?}");
     unset.fold(text, |text, unset| text.replace(unset, ""))
 }

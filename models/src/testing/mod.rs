@@ -7,7 +7,15 @@ mod gguf;
 pub(crate) use folder::{Folder, Tensor};
 pub(crate) use gguf::{Gguf, Kv, Order, text};
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use crate::checkpoint::Checkpoint;
+use crate::error::Error;
+use crate::json::Keys;
+use crate::metadata::{ArchKeys, Metadata, Value};
+use crate::mixers::Sizes;
+use crate::mixers::keys::GgufLayers;
 use crate::names::TensorId;
 
 /// Sizes of the tiny decoder: all different, so that none can be confused.
@@ -56,4 +64,45 @@ pub(crate) fn read_all(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<f32> {
     let mut out = vec![f32::NAN; info.rows * info.cols];
     checkpoint.read_rows(id, 0, info.rows, &mut out).unwrap();
     out
+}
+
+/// What `read` finds in a parsed `config.json`.
+pub(crate) fn keys_of<T>(
+    value: &serde_json::Value,
+    read: impl FnOnce(&Keys) -> Result<T, Error>,
+) -> Result<T, Error> {
+    read(&Keys::new(Path::new("config.json"), value)?)
+}
+
+/// What `read` finds in the keys of a GGUF file whose layers `headless` have no keys and values.
+pub(crate) fn layers_of<T>(
+    keys: impl IntoIterator<Item = (&'static str, Value)>,
+    sizes: Sizes,
+    headless: &[u32],
+    read: impl FnOnce(&GgufLayers) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut metadata = Metadata::new(Path::new("model.gguf"));
+    for (key, value) in keys {
+        metadata.insert(format!("arch.{key}"), value)?;
+    }
+    read(&GgufLayers {
+        keys: ArchKeys {
+            metadata: &metadata,
+            arch: "arch",
+        },
+        sizes,
+        headless,
+        tensors: &BTreeSet::new(),
+    })
+}
+
+/// Sizes of a model with six heads.
+pub(crate) fn sizes_of(d_model: u32, layers: u32) -> Sizes {
+    Sizes {
+        d_model,
+        layers,
+        heads: 6,
+        head_dim: 8,
+        rotated: 0,
+    }
 }

@@ -144,49 +144,7 @@ impl PackOptions {
             Role::Embed | Role::Head | Role::Positions | Role::LayerInputs | Role::NGramTable => {
                 self.embedding
             }
-            Role::Q
-            | Role::K
-            | Role::V
-            | Role::O
-            | Role::ConvIn
-            | Role::ConvOut
-            | Role::QGate
-            | Role::LatentQ
-            | Role::LatentKv
-            | Role::LatentKeys
-            | Role::LatentValues
-            | Role::PooledOut
-            | Role::PoolKv
-            | Role::PoolGate
-            | Role::DeltaIn
-            | Role::DeltaGate
-            | Role::DeltaGateIn
-            | Role::DeltaDecays
-            | Role::DeltaOut
-            | Role::MambaIn
-            | Role::MambaOut
-            | Role::MambaMix
-            | Role::MambaSteps
-            | Role::ExpertsIn
-            | Role::ExpertsOut
-            | Role::SharedIn
-            | Role::SharedUp
-            | Role::SharedOut
-            | Role::StreamIn
-            | Role::StreamOut
-            | Role::LayerInputsProj
-            | Role::LaurelLeft
-            | Role::LaurelRight
-            | Role::InputGate
-            | Role::InputProj
-            | Role::NGramKey
-            | Role::NGramValue
-            | Role::HyperMixerDown
-            | Role::HyperMixerUp
-            | Role::HyperFfnDown
-            | Role::HyperFfnUp
-            | Role::HyperHeadDown
-            | Role::HyperHeadUp => self.attention,
+            role if role.is_projection() => self.attention,
             Role::Gate | Role::Up | Role::Down => self.ffn,
             Role::PredictorFc1 | Role::PredictorFc2 => DType::F16,
             _ => DType::F32,

@@ -12,6 +12,8 @@ use super::*;
 use crate::checkpoint::TensorInfo;
 use crate::config::{Activation, RopeScaling};
 use crate::dtype::DType;
+use crate::families;
+use crate::metadata::Value;
 use crate::testing::*;
 
 /// The committed reference files.
@@ -524,37 +526,21 @@ fn the_gate_of_a_shared_expert_is_a_vector_or_a_matrix_of_one_row() {
 /// `conversion/gemma.py`), and llama.cpp reads that of Gemma 3, 0 for none (`gemma3.cpp`).
 #[test]
 fn caps_of_logits_are_read() {
-    let shape = form::Shape {
-        d_model: 8,
-        layers: 2,
-        heads: 2,
-        head_dim: 4,
-        ffn_bias: false,
-        qk_norm: false,
-        ffn_norm: true,
-        two_norms: false,
-        mamba_norm: false,
-        windowed: true,
-        streams: streams::Sizes::of(|_| None),
-    };
     let cap = |arch: &str, cap: Option<f64>| {
         let mut metadata = Metadata::new(Path::new("m.gguf"));
         let mut set = |key: &str, value| metadata.insert(format!("{arch}.{key}"), value).unwrap();
         for key in [streams::STREAMS, streams::PER_LAYER, streams::SHARED_KV] {
-            set(key, value::Value::Uint(1));
+            set(key, Value::Uint(1));
         }
-        set(streams::ACTIVE, value::Value::Uint(0));
-        set(
-            streams::TOP,
-            value::Value::List(vec![value::Value::Float(0.0); 2]),
-        );
+        set(streams::ACTIVE, Value::Uint(0));
+        set(streams::TOP, Value::List(vec![Value::Float(0.0); 2]));
         if let Some(cap) = cap {
-            set("final_logit_softcapping", value::Value::Float(cap));
+            set("final_logit_softcapping", Value::Float(cap));
         }
         let (family, arch) = families::find_arch(arch).unwrap();
-        form::form(&metadata, family, arch, shape)
-            .unwrap()
-            .logit_cap
+        let keys = arch.keys(&metadata);
+        let form = form::form(keys, family, arch, &Facts::default(), sizes_of(8, 2), true);
+        form.unwrap().logit_cap
     };
     for (arch, without) in [
         ("gemma2", Some(30.0)),

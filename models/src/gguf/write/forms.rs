@@ -3,8 +3,9 @@
 //! As llama.cpp's converters write them (`conversion/*.py`).
 
 use super::types::GgufValue::{self, Bools, F32, I32s, U32};
-use crate::config::{LatentShape, MixerKind, ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeScaling};
 use crate::families::{self, Quirk};
+use crate::gguf::stored_rows;
 use crate::names::Role;
 
 /// Divisor of the frequencies of pairs that do not rotate, as written by the converter of Gemma 4.
@@ -19,13 +20,13 @@ pub(super) fn is_float(role: Role) -> bool {
 /// Dimensions of a tensor of this shape, innermost first.
 pub(super) fn dims(role: Role, [rows, cols]: [usize; 2], config: &ModelConfig) -> Vec<u64> {
     let heads = config.heads.max(1) as usize;
-    let groups = config.form.mamba.as_ref().map_or(1, |of| of.shape.groups) as usize;
     let dims = match role {
         // a matrix for each head
         Role::LatentKeys | Role::LatentValues => vec![cols, rows / heads, heads],
-        Role::MambaRate | Role::MambaSkip => vec![1, cols],
-        Role::MambaNorm => vec![cols / groups, groups],
-        _ if rows == 1 => vec![cols],
+        _ if rows == 1 => match stored_rows(config, role) {
+            Some(rows) => vec![cols / rows.max(1), rows],
+            None => vec![cols],
+        },
         _ => vec![cols, rows],
     };
     dims.into_iter().map(|dim| dim as u64).collect()
@@ -44,8 +45,9 @@ pub(super) fn rope_factors(config: &ModelConfig) -> Vec<f32> {
 /// Widths of heads, and number of key/value heads.
 pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) {
     let family = families::of(&c.family);
-    if let Some(latent) = c.form.latent {
-        return latent_keys(c, latent, own);
+    if c.form.latent.is_some() {
+        // its own keys
+        return;
     }
     let widest = c.form.global_heads.map_or(c.head_dim, |of| of.head_dim);
     own("attention.key_length", U32(widest));
@@ -61,9 +63,9 @@ pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
             Bools(windowed.collect()),
         );
     }
-    let heads = |layer| match c.mixer_of(layer) {
-        MixerKind::Attention | MixerKind::Beside(_) => c.heads_of(layer).kv_heads.cast_signed(),
-        _ => 0,
+    let heads = |layer| match c.mixer_of(layer).has_attention() {
+        true => c.heads_of(layer).kv_heads.cast_signed(),
+        false => 0,
     };
     let all: Vec<i32> = (0..c.layers).map(heads).collect();
     let recurrent = c.form.short_conv.is_some() || family.has(Quirk::Sublayers);
@@ -75,18 +77,6 @@ pub(super) fn head_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) 
             U32(c.kv_heads)
         },
     );
-}
-
-/// The same for latent attention, whose vectors are the keys and values of one head.
-fn latent_keys(c: &ModelConfig, latent: LatentShape, own: &mut impl FnMut(&str, GgufValue)) {
-    own("attention.head_count_kv", U32(1));
-    // required by llama.cpp unless it knows the model by its number of layers
-    own("attention.q_lora_rank", U32(latent.query_rank.unwrap_or(0)));
-    own("attention.kv_lora_rank", U32(latent.rank));
-    own("attention.key_length", U32(latent.rank + c.rope.dims));
-    own("attention.value_length", U32(latent.rank));
-    own("attention.key_length_mla", U32(c.head_dim));
-    own("attention.value_length_mla", U32(latent.value_dim));
 }
 
 /// Neurons of the FFN of a layer without experts, or of a parallel one; by layer if not all have one.
@@ -111,35 +101,18 @@ pub(super) fn ffn_key(c: &ModelConfig) -> GgufValue {
 /// Other mixers, rotary positions and caps.
 pub(super) fn form_keys(c: &ModelConfig, own: &mut impl FnMut(&str, GgufValue)) {
     let form = &c.form;
-    if let Some(nets) = &form.delta_net {
-        let net = nets.shape;
-        own("ssm.conv_kernel", U32(net.taps));
-        own("ssm.state_size", U32(net.key_dim));
-        own("ssm.group_count", U32(net.key_heads));
-        own("ssm.time_step_rank", U32(net.value_heads));
-        own("ssm.inner_size", U32(net.values() as u32));
-        let mut others = (0..c.layers).filter(|layer| !nets.layers.contains(layer));
-        let interval = others.next().map_or(c.layers + 1, |first| first + 1);
-        own("full_attention_interval", U32(interval));
+    for (key, value) in form.mixers().flat_map(|of| of.gguf(c.sizes())) {
+        own(key, U32(value));
+    }
+    if form.delta_net.is_some() {
         // of text, height and width; all equal the position in a text
         let pairs = (c.rope.dims / 2).cast_signed();
         let third = (c.rope.dims / 2).div_ceil(3).cast_signed();
         let sections = vec![third, third, pairs - 2 * third, 0];
         own("rope.dimension_sections", I32s(sections));
     }
-    if let Some(mambas) = &form.mamba {
-        let mamba = mambas.shape;
-        own("ssm.conv_kernel", U32(mamba.taps));
-        own("ssm.state_size", U32(mamba.state_dim));
-        own("ssm.group_count", U32(mamba.groups));
-        own("ssm.time_step_rank", U32(mamba.heads));
-        own("ssm.inner_size", U32(mamba.values() as u32));
-    }
     if families::of(&c.family).has(Quirk::Sublayers) {
         own("attention.layer_norm_epsilon", F32(c.rms_eps));
-    }
-    if let Some(convs) = &form.short_conv {
-        own("shortconv.l_cache", U32(convs.taps));
     }
     if let Some(local) = &form.local_rope {
         own("rope.freq_base_swa", F32(local.theta));

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::config::{Mixture, ModelConfig, Scoring};
 use crate::families::{Dense, Experts, Renormalise, ScoringBy, Shared};
-use crate::hf::mamba1::Periodic;
+use crate::mixers::layers::Periodic;
 
 /// Adds the keys that the reader (`hf/experts.rs`) expects to those of a plain decoder.
 pub(super) fn add(c: &ModelConfig, of: &Experts, config: &mut Value) {
@@ -84,20 +84,11 @@ fn dense(c: &ModelConfig, mixture: &Mixture, of: &Experts, config: &mut Value) {
             config[to] = json!(with.last());
         }
         Dense::But(list, _) => config[list] = json!(with),
-        Dense::Periodic(keys) => periodic(&with, keys, c, config),
+        Dense::Periodic(keys) => Periodic::write(&with, keys, c.layers, config),
         // in addition to the keys of sublayers
         Dense::Sublayers => {}
     }
     config[of.dense_ffn] = json!(mixture.dense_ffn.max(c.ffn));
-}
-
-/// The layers of a list by their distance and the first of them; other lists appear when the keys are read back.
-pub(super) fn periodic(list: &[u32], keys: [(&str, u32); 2], c: &ModelConfig, config: &mut Value) {
-    let [(period, _), (offset, _)] = keys;
-    if let Some(of) = Periodic::of(list, c.layers) {
-        config[period] = json!(of.period);
-        config[offset] = json!(of.offset);
-    }
 }
 
 /// The groups from which experts are chosen.

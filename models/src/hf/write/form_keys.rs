@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::scaling::scaling_json;
-use super::{hyper_keys, mixer_keys, pooled_keys};
-use crate::config::{ModelConfig, Parallel, Rope, RopeScaling};
+use super::scaling::{add_attention_scale, scaling_json};
+use super::{deepseek4_keys, hyper_keys};
+use crate::config::{MixerKind, ModelConfig, Parallel, Rope, RopeScaling};
 use crate::families::{self, By, Check, Family, Key, Quirk};
 
 /// Adds to `config`, or removes, the keys that the family's reader (`hf/form.rs`) expects. Anything
@@ -14,6 +14,12 @@ pub(super) fn add(c: &ModelConfig, family: &Family, config: &mut Value) {
     let local = c.form.local_rope.as_ref();
     if let Some(local) = local.filter(|_| family.two_ropes) {
         two_ropes(&c.rope, local, config);
+    }
+    for of in family.mixers {
+        of.write(c, config);
+    }
+    if c.form.latent.is_some() {
+        add_attention_scale(c, config);
     }
     of_quirks(c, family, config);
 }
@@ -39,7 +45,6 @@ fn of_quirks(c: &ModelConfig, family: &Family, config: &mut Value) {
             (Quirk::Streams, _) => streams(c, config),
             (Quirk::GlobalHeads, _) => global_heads(c, config),
             (Quirk::Lacks(keys), _) => remove(config, keys),
-            (Quirk::ShortConv, _) => mixer_keys::short_convs(c, config),
             // it is its size already
             (Quirk::AdjustedFfn, _) => config["block_auto_adjust_ff_dim"] = json!(false),
             (Quirk::QueryScale, _) => query_scale(c, config),
@@ -48,36 +53,14 @@ fn of_quirks(c: &ModelConfig, family: &Family, config: &mut Value) {
                 let rotated = c.form.nope_layers.is_empty();
                 config["position_embedding_type"] = json!(if rotated { "rope" } else { "nope" });
             }
-            (Quirk::DeltaNet(_), _) => mixer_keys::delta_nets(c, config),
-            (Quirk::OlmoHybrid, _) => mixer_keys::olmo_hybrid(c, config),
-            (Quirk::Latent, _) => mixer_keys::latent(c, config),
-            (Quirk::Kda, _) => mixer_keys::kda(c, family.has(Quirk::Bounded), config),
-            (Quirk::Mamba, _) => mixer_keys::mamba(c, None, config),
-            (Quirk::MambaBut(key), _) => mixer_keys::mamba(c, Some(key), config),
-            (Quirk::Mamba1, _) => mixer_keys::mamba1(c, config),
-            (Quirk::Beside, _) => mixer_keys::beside(c, config),
-            (Quirk::Sublayers, _) => mixer_keys::sublayers(c, config),
+            (Quirk::LateNorms, _) => unrotated(c, config),
+            (Quirk::Sublayers, _) => sublayers(c, config),
             (Quirk::WidthScaleBy(key), _) => config[*key] = json!(c.form.embedding_scale != 1.0),
-            (Quirk::Pooled, _) => pooled_keys::add(c, config),
+            (Quirk::DeepSeek4, _) => deepseek4_keys::add(c, config),
             (Quirk::Hyper, _) => hyper_keys::add(c, config),
             // the indexer is left out: in this context it would choose everything
             (Quirk::Indexed(key, _), _) => config[*key] = json!(c.max_context),
-            (
-                Quirk::OneKvHeadEach
-                | Quirk::FullUnrotated
-                | Quirk::OriginalContextBeside
-                | Quirk::Bounded
-                | Quirk::NtkAlpha
-                | Quirk::ChoiceRow
-                | Quirk::OneBase
-                | Quirk::TanhGelu
-                | Quirk::Xielu
-                | Quirk::Conv1d
-                | Quirk::Prefix(_)
-                | Quirk::OtherNames
-                | Quirk::OutputGate,
-                _,
-            ) => {}
+            _ => {}
         }
     }
 }
@@ -185,6 +168,25 @@ fn two_ropes(full: &Rope, local: &Rope, config: &mut Value) {
     };
     config["rope_parameters"] =
         json!({"full_attention": one(full), "sliding_attention": one(local)});
+}
+
+/// Whether attention has rotary positions (OLMo Hybrid).
+fn unrotated(c: &ModelConfig, config: &mut Value) {
+    if !c.form.nope_layers.is_empty() {
+        config["rope_theta"] = Value::Null;
+        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": null});
+    }
+}
+
+/// Layers of a single sublayer each.
+fn sublayers(c: &ModelConfig, config: &mut Value) {
+    let letter = |layer| match c.mixer_of(layer) {
+        MixerKind::Mamba(_) => 'M',
+        MixerKind::None if c.mixture_of(layer).is_some() => 'E',
+        MixerKind::None => '-',
+        _ => '*',
+    };
+    config["hybrid_override_pattern"] = json!((0..c.layers).map(letter).collect::<String>());
 }
 
 fn falcon(c: &ModelConfig, config: &mut Value) {

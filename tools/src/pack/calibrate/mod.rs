@@ -34,7 +34,7 @@ pub(crate) use self::matrices::is_calibrated;
 use self::one_layer::{LayerPlace, OneLayer};
 use self::pass::{Gathered, PassInputs, run};
 pub use self::rounded::Rounded;
-use self::rounded::{LayerRows, ROLES};
+use self::rounded::{INPUTS, LayerRows, OUTPUTS, ROLES};
 use self::stream::Stream;
 use crate::pack::layout::state_of;
 use crate::pack::options::PackOptions;
@@ -226,27 +226,8 @@ impl Calibrator<'_> {
     /// Rounds the matrices whose inputs were gathered.
     fn round(&self, layer: u32, seen: Gathered, rows: &mut LayerRows) -> Result<(), Failure> {
         let groups = [
-            (
-                seen.attention,
-                &[
-                    Role::Q,
-                    Role::K,
-                    Role::V,
-                    Role::QGate,
-                    Role::LatentQ,
-                    Role::LatentKv,
-                    Role::ConvIn,
-                    Role::DeltaIn,
-                    Role::DeltaGate,
-                    Role::DeltaGateIn,
-                    Role::DeltaDecays,
-                    Role::MambaIn,
-                ][..],
-            ),
-            (
-                seen.mixed,
-                &[Role::O, Role::ConvOut, Role::DeltaOut, Role::MambaOut],
-            ),
+            (seen.attention, &INPUTS[..]),
+            (seen.mixed, &OUTPUTS),
             (seen.ffn, &[Role::Gate, Role::Up]),
         ];
         for (covariance, roles) in groups {

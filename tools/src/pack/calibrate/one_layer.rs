@@ -3,10 +3,7 @@
 use std::path::Path;
 
 use emberflow_kernels::{Cpu, DType, Row};
-use emberflow_models::config::{
-    DeltaNets, Form, KdaLayers, LayerInputs, Mamba1Layers, MambaLayers, MixerKind, Mixture,
-    ModelConfig, NGrams, PooledAttention, ShortConvs, Streams,
-};
+use emberflow_models::config::{Form, LayerInputs, Mixture, ModelConfig, NGrams, Streams};
 use emberflow_models::names::{Role, TensorId, required};
 use emberflow_models::{Checkpoint, Error, TensorInfo};
 
@@ -196,23 +193,13 @@ fn reads_text(c: &ModelConfig, layer: u32) -> bool {
     (c.form.ngrams.as_ref()).is_some_and(|ngrams| ngrams.layer == layer)
 }
 
-/// Attention over pools of a single layer.
-fn pooled_of(pooled: &PooledAttention, layer: u32) -> PooledAttention {
-    let pool = pooled.pools.get(layer as usize).copied().unwrap_or(0);
-    PooledAttention {
-        pools: vec![pool],
-        overlapping: if pool == pooled.overlapping { pool } else { 0 },
-        ..*pooled
-    }
-}
-
 /// The form of a single layer, `layer`.
 fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
     // The residual stream already has position embeddings, and there is no head.
     let nope = c.form.nope_layers.contains(&layer).then_some(0);
     let top = c.form.gate_top.get(layer as usize);
     let top = top.filter(|&&share| ffn && share > 0.0);
-    Form {
+    let mut form = Form {
         learned_positions: None,
         nope_layers: nope.into_iter().collect(),
         head_bias: false,
@@ -230,43 +217,6 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
             .copied()
             .into_iter()
             .collect(),
-        short_conv: match c.mixer_of(layer) {
-            MixerKind::ShortConv { taps } => Some(ShortConvs {
-                layers: vec![0],
-                taps,
-            }),
-            _ => None,
-        },
-        delta_net: match c.mixer_of(layer) {
-            MixerKind::DeltaNet(shape) => Some(DeltaNets {
-                layers: vec![0],
-                shape,
-            }),
-            _ => None,
-        },
-        kda: match c.mixer_of(layer) {
-            MixerKind::Kda(shape) => Some(KdaLayers {
-                layers: vec![0],
-                shape,
-            }),
-            _ => None,
-        },
-        mamba: match c.mixer_of(layer) {
-            kind @ (MixerKind::Mamba(shape) | MixerKind::Beside(shape)) => Some(MambaLayers {
-                layers: vec![0],
-                shape,
-                beside: matches!(kind, MixerKind::Beside(_)),
-            }),
-            _ => None,
-        },
-        mamba1: match c.mixer_of(layer) {
-            MixerKind::Mamba1(shape) => Some(Mamba1Layers {
-                layers: vec![0],
-                shape,
-            }),
-            _ => None,
-        },
-        pooled: c.form.pooled.as_ref().map(|of| pooled_of(of, layer)),
         ngrams: (c.form.ngrams.as_ref().filter(|of| of.layer == layer)).map(|of| NGrams {
             layer: 0,
             ..of.clone()
@@ -278,7 +228,9 @@ fn form_of(c: &ModelConfig, layer: u32, vocab: u32, ffn: bool) -> Form {
             ..streams
         }),
         ..c.form.clone()
-    }
+    };
+    form.keep_mixer(layer);
+    form
 }
 
 impl Checkpoint for OneLayer<'_> {

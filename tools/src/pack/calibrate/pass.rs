@@ -7,10 +7,11 @@ use emberflow_engine::{
     StreamRows,
 };
 use emberflow_kernels::{Compute, DType};
-use emberflow_models::config::MixerKind;
+use emberflow_models::names::required;
 use emberflow_predictor::rounding::Covariance;
 
 use super::one_layer::OneLayer;
+use super::rounded::OUTPUTS;
 use super::stream::Stream;
 use crate::pack::options::PackOptions;
 use crate::pack::write::write;
@@ -78,19 +79,9 @@ impl Gathered {
     fn new(wanted: PassInputs, keeps: bool, engine: &Engine) -> Self {
         let c = engine.config();
         let d = c.d_model as usize;
-        let mixed = match c.mixer_of(0) {
-            MixerKind::Attention | MixerKind::Beside(_) => {
-                c.heads as usize * c.heads_of(0).head_dim as usize
-            }
-            MixerKind::Latent(latent) => c.heads as usize * latent.value_dim as usize,
-            MixerKind::Pooled(shape) => (shape.groups * shape.group_rank) as usize,
-            MixerKind::ShortConv { .. } => d,
-            MixerKind::DeltaNet(net) => net.values(),
-            MixerKind::Kda(kda) => kda.values(),
-            MixerKind::Mamba(mamba) => mamba.values(),
-            MixerKind::Mamba1(mamba) => mamba.channels as usize,
-            MixerKind::None => 0,
-        };
+        let outputs = required(c).into_iter();
+        let mut outputs = outputs.filter(|tensor| OUTPUTS.contains(&tensor.id.role));
+        let mixed = outputs.next().map_or(0, |tensor| tensor.cols);
         let neurons = c.ffn as usize;
         let blocks = (0..neurons).step_by(DOWN_BLOCK);
         let sizes = blocks.map(|first| DOWN_BLOCK.min(neurons - first));

@@ -39,6 +39,25 @@ pub const ROLES: [Role; 19] = [
     Role::Down,
 ];
 
+/// Those whose input is that of a layer's mixer.
+pub const INPUTS: [Role; 12] = [
+    Role::Q,
+    Role::K,
+    Role::V,
+    Role::QGate,
+    Role::LatentQ,
+    Role::LatentKv,
+    Role::ConvIn,
+    Role::DeltaIn,
+    Role::DeltaGate,
+    Role::DeltaGateIn,
+    Role::DeltaDecays,
+    Role::MambaIn,
+];
+
+/// Those that compute the output of a mixer.
+pub const OUTPUTS: [Role; 4] = [Role::O, Role::ConvOut, Role::DeltaOut, Role::MambaOut];
+
 /// A matrix as stored in a container.
 #[derive(Debug, Clone)]
 pub struct StoredRows {

@@ -5,14 +5,16 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::families::Aliases;
+
+/// Alternative key names: (usual, alternative).
+pub(crate) type Aliases = &'static [(&'static str, &'static str)];
 
 /// Maximum length of `config.json` and similar files.
-pub(super) const MAX_CONFIG: u64 = 16 << 20;
+pub(crate) const MAX_CONFIG: u64 = 16 << 20;
 
 /// A JSON object and its source.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     path: &'a Path,
     /// Name of the enclosing key with its dot; empty at the top level.
     prefix: &'static str,
@@ -23,7 +25,7 @@ pub(super) struct Keys<'a> {
 
 /// Parses a file's text. Python's numbers outside JSON become what transformers 5 writes:
 /// `{"__float__": "Infinity"}`.
-pub(super) fn parse(path: &Path, text: &str) -> Result<Value, Error> {
+pub(crate) fn parse(path: &Path, text: &str) -> Result<Value, Error> {
     let parsed = serde_json::from_str(text).or_else(|error| match without_python(text) {
         Some(text) => serde_json::from_str(&text),
         None => Err(error),
@@ -53,7 +55,7 @@ fn without_python(text: &str) -> Option<String> {
     found.then_some(plain)
 }
 
-pub(super) fn json_error(path: &Path, error: &serde_json::Error) -> Error {
+pub(crate) fn json_error(path: &Path, error: &serde_json::Error) -> Error {
     Error::Json {
         path: path.to_owned(),
         reason: error.to_string(),
@@ -61,7 +63,7 @@ pub(super) fn json_error(path: &Path, error: &serde_json::Error) -> Error {
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn new(path: &'a Path, value: &'a Value) -> Result<Self, Error> {
+    pub(crate) fn new(path: &'a Path, value: &'a Value) -> Result<Self, Error> {
         match value.as_object() {
             Some(map) => Ok(Self {
                 path,
@@ -77,12 +79,12 @@ impl<'a> Keys<'a> {
     }
 
     /// The same keys inside the object `prefix`, which ends with a dot.
-    pub(super) fn inside(self, prefix: &'static str) -> Self {
+    pub(crate) fn inside(self, prefix: &'static str) -> Self {
         Self { prefix, ..self }
     }
 
     /// The same keys, some of which may have alternative names.
-    pub(super) fn called(self, others: Aliases) -> Self {
+    pub(crate) fn called(self, others: Aliases) -> Self {
         Self { others, ..self }
     }
 
@@ -97,7 +99,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Refuses a key given under both names with different values.
-    pub(super) fn expect_one_name(&self) -> Result<(), Error> {
+    pub(crate) fn expect_one_name(&self) -> Result<(), Error> {
         for (ours, other) in self.others {
             if let (Some(own), Some(value)) = (self.map.get(*ours), self.map.get(*other))
                 && own != value
@@ -109,18 +111,18 @@ impl<'a> Keys<'a> {
     }
 
     /// The key's value; null counts as absent.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         let value = self.map.get(self.given(key));
         value.filter(|value| !value.is_null())
     }
 
     /// The whole object.
-    pub(super) fn map(&self) -> &'a Map<String, Value> {
+    pub(crate) fn map(&self) -> &'a Map<String, Value> {
         self.map
     }
 
     /// The object under `key`. `prefix` is the key with a dot.
-    pub(super) fn object(
+    pub(crate) fn object(
         &self,
         key: &str,
         prefix: &'static str,
@@ -136,7 +138,7 @@ impl<'a> Keys<'a> {
     }
 
     /// The value under `key`, converted; an error if it is present and does not convert.
-    pub(super) fn read<T>(
+    pub(crate) fn read<T>(
         &self,
         key: &str,
         expected: &str,
@@ -147,11 +149,11 @@ impl<'a> Keys<'a> {
             .transpose()
     }
 
-    pub(super) fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+    pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
         self.read(key, "an integer, 0 to 4294967295", as_u32)
     }
 
-    pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+    pub(crate) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
         self.read(key, "a finite number", |value| {
             value
                 .as_f64()
@@ -160,29 +162,29 @@ impl<'a> Keys<'a> {
         })
     }
 
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
         self.read(key, "true or false", Value::as_bool)
     }
 
-    pub(super) fn str(&self, key: &str) -> Result<Option<&'a str>, Error> {
+    pub(crate) fn str(&self, key: &str) -> Result<Option<&'a str>, Error> {
         self.read(key, "a string", Value::as_str)
     }
 
-    pub(super) fn need_u32(&self, key: &str) -> Result<u32, Error> {
+    pub(crate) fn need_u32(&self, key: &str) -> Result<u32, Error> {
         self.u32(key)?
             .ok_or_else(|| self.missing(key, "an integer"))
     }
 
-    pub(super) fn need_f32(&self, key: &str) -> Result<f32, Error> {
+    pub(crate) fn need_f32(&self, key: &str) -> Result<f32, Error> {
         self.f32(key)?.ok_or_else(|| self.missing(key, "a number"))
     }
 
-    pub(super) fn need_str(&self, key: &str) -> Result<&'a str, Error> {
+    pub(crate) fn need_str(&self, key: &str) -> Result<&'a str, Error> {
         self.str(key)?.ok_or_else(|| self.missing(key, "a string"))
     }
 
     /// A token id or a list of them; empty if the key is absent.
-    pub(super) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
+    pub(crate) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
         let convert = |value: &Value| match value {
             Value::Array(list) => list.iter().map(as_u32).collect(),
             single => as_u32(single).map(|token| vec![token]),
@@ -192,7 +194,7 @@ impl<'a> Keys<'a> {
             .unwrap_or_default())
     }
 
-    pub(super) fn missing(&self, key: &str, expected: &str) -> Error {
+    pub(crate) fn missing(&self, key: &str, expected: &str) -> Error {
         Error::MissingKey {
             path: self.path.to_owned(),
             key: self.name(key),
@@ -200,7 +202,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn bad(&self, key: &str, expected: &str) -> Error {
+    pub(crate) fn bad(&self, key: &str, expected: &str) -> Error {
         Error::BadKey {
             path: self.path.to_owned(),
             key: self.name(key),
@@ -209,7 +211,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn unsupported(&self, key: &str, why: &str) -> Error {
+    pub(crate) fn unsupported(&self, key: &str, why: &str) -> Error {
         Error::Unsupported {
             path: self.path.to_owned(),
             key: self.name(key),
@@ -245,6 +247,29 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_key_has_one_value_under_two_names() {
+        let with = |value: Value| {
+            let keys = Keys::new(Path::new("config.json"), &value)?;
+            let keys = keys.called(&[("n_group", "num_expert_group")]);
+            keys.expect_one_name()?;
+            keys.u32("n_group")
+        };
+        assert_eq!(with(json!({"num_expert_group": 3})).unwrap(), Some(3));
+        assert_eq!(
+            with(json!({"n_group": 3, "num_expert_group": 3})).unwrap(),
+            Some(3)
+        );
+        assert_eq!(with(json!({})).unwrap(), None);
+        for wrong in [
+            json!({"num_expert_group": "x"}),
+            json!({"n_group": 1, "num_expert_group": 3}),
+        ] {
+            let refused = with(wrong).unwrap_err().to_string();
+            assert!(refused.contains("num_expert_group"), "{refused}");
+        }
+    }
 
     #[test]
     fn numbers_of_python_are_objects() {

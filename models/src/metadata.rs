@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// A metadata value. Integer widths are dropped: only the number matters.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Uint(u64),
     Int(i64),
     Float(f64),
@@ -78,13 +78,13 @@ impl Value {
 
 /// The metadata of one file.
 #[derive(Debug)]
-pub(super) struct Metadata {
+pub(crate) struct Metadata {
     path: PathBuf,
     values: HashMap<String, Value>,
 }
 
 impl Metadata {
-    pub(super) fn new(path: &Path) -> Self {
+    pub(crate) fn new(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
             values: HashMap::new(),
@@ -92,11 +92,11 @@ impl Metadata {
     }
 
     /// The file.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), Error> {
+    pub(crate) fn insert(&mut self, key: String, value: Value) -> Result<(), Error> {
         if self.values.contains_key(&key) {
             return Err(Error::Duplicate {
                 path: self.path.clone(),
@@ -109,17 +109,17 @@ impl Metadata {
     }
 
     /// Whether the key's value is a list.
-    pub(super) fn is_list(&self, key: &str) -> bool {
+    pub(crate) fn is_list(&self, key: &str) -> bool {
         matches!(self.values.get(key), Some(Value::List(_)))
     }
 
     /// Whether the key exists.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }
 
     /// The keys that begin with `prefix`, without it, in order.
-    pub(super) fn under(&self, prefix: &str) -> Vec<&str> {
+    pub(crate) fn under(&self, prefix: &str) -> Vec<&str> {
         let keys = self.values.keys();
         let mut found: Vec<&str> = keys.filter_map(|key| key.strip_prefix(prefix)).collect();
         found.sort_unstable();
@@ -128,7 +128,7 @@ impl Metadata {
 
     /// Whether the key's value is `false` or 0, or all values of its list are: the feature is
     /// disabled.
-    pub(super) fn is_off(&self, key: &str) -> bool {
+    pub(crate) fn is_off(&self, key: &str) -> bool {
         self.values.get(key).is_some_and(Value::is_off)
     }
 
@@ -146,39 +146,39 @@ impl Metadata {
             .ok_or_else(|| self.bad(key, expected))
     }
 
-    pub(super) fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+    pub(crate) fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
         self.read(key, "an integer, 0 to 4294967295", Value::as_u32)
     }
 
-    pub(super) fn i32(&self, key: &str) -> Result<Option<i32>, Error> {
+    pub(crate) fn i32(&self, key: &str) -> Result<Option<i32>, Error> {
         self.read(key, "an integer", Value::as_i32)
     }
 
-    pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+    pub(crate) fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
         self.read(key, "a finite number", Value::as_f32)
     }
 
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
         self.read(key, "true or false", |value| match value {
             Value::Bool(value) => Some(*value),
             _ => None,
         })
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<String>, Error> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<String>, Error> {
         self.read(key, "a string", |value| value.clone().into_text())
     }
 
-    pub(super) fn need_f32(&self, key: &str) -> Result<f32, Error> {
+    pub(crate) fn need_f32(&self, key: &str) -> Result<f32, Error> {
         self.f32(key)?.ok_or_else(|| self.missing(key, "a number"))
     }
 
-    pub(super) fn need_text(&self, key: &str) -> Result<String, Error> {
+    pub(crate) fn need_text(&self, key: &str) -> Result<String, Error> {
         self.text(key)?.ok_or_else(|| self.missing(key, "a string"))
     }
 
     /// A number given once, or per layer and equal in all.
-    pub(super) fn uniform_u32(&self, key: &str) -> Result<Option<u32>, Error> {
+    pub(crate) fn uniform_u32(&self, key: &str) -> Result<Option<u32>, Error> {
         let Some(Value::List(list)) = self.values.get(key) else {
             return self.u32(key);
         };
@@ -195,7 +195,7 @@ impl Metadata {
     }
 
     /// Moves a list of strings out of the metadata; empty if the key is absent.
-    pub(super) fn take_texts(&mut self, key: &str) -> Result<Vec<String>, Error> {
+    pub(crate) fn take_texts(&mut self, key: &str) -> Result<Vec<String>, Error> {
         let bad = self.bad(key, "a list of strings");
         match self.values.remove(key) {
             None => Ok(Vec::new()),
@@ -209,7 +209,7 @@ impl Metadata {
     }
 
     /// A token id or a list of them; empty if the key is absent.
-    pub(super) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
+    pub(crate) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
         match self.values.get(key) {
             Some(Value::List(_)) => self.list(key, "a list of token ids", Value::as_u32),
             _ => Ok(self.u32(key)?.into_iter().collect()),
@@ -217,22 +217,22 @@ impl Metadata {
     }
 
     /// A list of integers; empty if the key is absent.
-    pub(super) fn i32s(&self, key: &str) -> Result<Vec<i32>, Error> {
+    pub(crate) fn i32s(&self, key: &str) -> Result<Vec<i32>, Error> {
         self.list(key, "a list of integers", Value::as_i32)
     }
 
     /// The same for integers from 0 on.
-    pub(super) fn u32s(&self, key: &str) -> Result<Vec<u32>, Error> {
+    pub(crate) fn u32s(&self, key: &str) -> Result<Vec<u32>, Error> {
         self.list(key, "a list of integers", Value::as_u32)
     }
 
     /// A list of numbers; empty if the key is absent.
-    pub(super) fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
+    pub(crate) fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
         self.list(key, "a list of finite numbers", Value::as_f32)
     }
 
     /// A list of numbers, of which some may be infinite; empty if the key is absent.
-    pub(super) fn numbers(&self, key: &str) -> Result<Vec<f32>, Error> {
+    pub(crate) fn numbers(&self, key: &str) -> Result<Vec<f32>, Error> {
         self.list(key, "a list of numbers", |value| match value {
             Value::Float(number) if !number.is_nan() => Some(*number as f32),
             _ => None,
@@ -240,7 +240,7 @@ impl Metadata {
     }
 
     /// A list of flags; `None` if the key is absent or not a list.
-    pub(super) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
+    pub(crate) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
         if !matches!(self.values.get(key), Some(Value::List(_))) {
             return Ok(None);
         }
@@ -251,7 +251,7 @@ impl Metadata {
         self.list(key, "a list of flags", flag).map(Some)
     }
 
-    pub(super) fn list<T>(
+    pub(crate) fn list<T>(
         &self,
         key: &str,
         expected: &str,
@@ -264,7 +264,7 @@ impl Metadata {
         Ok(list.unwrap_or_default())
     }
 
-    pub(super) fn missing(&self, key: &str, expected: &str) -> Error {
+    pub(crate) fn missing(&self, key: &str, expected: &str) -> Error {
         Error::MissingKey {
             path: self.path.clone(),
             key: key.to_owned(),
@@ -272,7 +272,7 @@ impl Metadata {
         }
     }
 
-    pub(super) fn bad(&self, key: &str, expected: &str) -> Error {
+    pub(crate) fn bad(&self, key: &str, expected: &str) -> Error {
         let (path, found) = (self.path.clone(), self.describe(key));
         Error::BadKey {
             path,
@@ -282,7 +282,7 @@ impl Metadata {
         }
     }
 
-    pub(super) fn unsupported(&self, key: &str, why: &str) -> Error {
+    pub(crate) fn unsupported(&self, key: &str, why: &str) -> Error {
         let (path, found) = (self.path.clone(), self.describe(key));
         Error::Unsupported {
             path,
@@ -296,5 +296,64 @@ impl Metadata {
         self.values
             .get(key)
             .map_or_else(|| "absent".into(), Value::describe)
+    }
+}
+
+/// The keys of an architecture, named without it.
+#[derive(Clone, Copy)]
+pub(crate) struct ArchKeys<'a> {
+    pub(crate) metadata: &'a Metadata,
+    pub(crate) arch: &'a str,
+}
+
+impl ArchKeys<'_> {
+    /// The whole name of a key.
+    pub(crate) fn key(&self, rest: &str) -> String {
+        format!("{}.{rest}", self.arch)
+    }
+
+    pub(crate) fn u32(&self, rest: &str) -> Result<Option<u32>, Error> {
+        self.metadata.u32(&self.key(rest))
+    }
+
+    pub(crate) fn f32(&self, rest: &str) -> Result<Option<f32>, Error> {
+        self.metadata.f32(&self.key(rest))
+    }
+
+    pub(crate) fn bool(&self, rest: &str) -> Result<Option<bool>, Error> {
+        self.metadata.bool(&self.key(rest))
+    }
+
+    pub(crate) fn u32s(&self, rest: &str) -> Result<Vec<u32>, Error> {
+        self.metadata.u32s(&self.key(rest))
+    }
+
+    /// A number given once, or per layer and equal in all.
+    pub(crate) fn uniform(&self, rest: &str) -> Result<Option<u32>, Error> {
+        self.metadata.uniform_u32(&self.key(rest))
+    }
+
+    pub(crate) fn need(&self, rest: &str) -> Result<u32, Error> {
+        (self.u32(rest)?).ok_or_else(|| self.missing(rest, "an integer"))
+    }
+
+    pub(crate) fn need_uniform(&self, rest: &str) -> Result<u32, Error> {
+        (self.uniform(rest)?).ok_or_else(|| self.missing(rest, "an integer"))
+    }
+
+    pub(crate) fn need_f32(&self, rest: &str) -> Result<f32, Error> {
+        self.metadata.need_f32(&self.key(rest))
+    }
+
+    pub(crate) fn missing(&self, rest: &str, expected: &str) -> Error {
+        self.metadata.missing(&self.key(rest), expected)
+    }
+
+    pub(crate) fn bad(&self, rest: &str, expected: &str) -> Error {
+        self.metadata.bad(&self.key(rest), expected)
+    }
+
+    pub(crate) fn unsupported(&self, rest: &str, why: &str) -> Error {
+        self.metadata.unsupported(&self.key(rest), why)
     }
 }
