@@ -89,7 +89,7 @@ impl Layout {
         }
         let (source, align) = open_source(&container)?;
         let layout = Self {
-            banks: Arc::new(Banks::new(format, of_layer, neurons)),
+            banks: Arc::new(Banks::new(format, layer_banks, neurons)),
             align,
             container,
         };
