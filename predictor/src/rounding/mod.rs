@@ -5,9 +5,11 @@
 //! as far as their inputs are correlated. Predictors round rows this way (`rows.rs`), the packer
 //! whole matrices ([`Rounder`]).
 
+mod channel;
 mod covariance;
 mod factor;
 mod gemm;
+mod inputs;
 mod lines;
 mod matrix;
 mod rows;
@@ -15,9 +17,11 @@ mod scale;
 #[cfg(test)]
 mod tests;
 
+pub use channel::ChannelRounder;
 pub use covariance::Covariance;
 pub(crate) use factor::inverse_factor;
 pub use gemm::Gemm;
 pub(crate) use gemm::transpose;
+pub use inputs::Inputs;
 pub use matrix::Rounder;
 pub(crate) use rows::{Levels, Rows, round};
