@@ -3,7 +3,7 @@
 //! The method (GPTQ, arXiv 2210.17323) uses the inputs' covariance ([`Covariance`]): weights are
 //! rounded one after the other, and each rounding error is compensated by weights not yet rounded,
 //! as far as their inputs are correlated. Predictors round rows this way (`rows.rs`), the packer
-//! whole matrices ([`Rounder`]).
+//! whole matrices ([`Rounder`], and [`ChannelRounder`] for rows with one scale).
 
 mod channel;
 mod covariance;

@@ -69,7 +69,7 @@ pub fn folder(output: &Path) -> PathBuf {
 }
 
 /// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller removes once they are
-/// packed. Matrices that `options` stores in a format without scales are skipped.
+/// packed. Matrices that `options` stores in floats, q8c or MXFP4 are skipped.
 ///
 /// # Errors
 /// A usage error for formats that cannot be calibrated; checkpoint read errors, weights that the format cannot
