@@ -84,6 +84,29 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
     );
 }
 
+/// With one scale per row, compared with 8 bits of the same kind.
+#[test]
+#[ignore = "long: `.ci/run long` runs it"]
+fn calibrating_closes_a_third_of_the_gap_of_one_scale_per_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = exported(dir.path());
+    let [text, judge] = texts(dir.path());
+    let path = |name: &str| dir.path().join(name);
+    let against = ["--calibrate", &text, "--calibrate-tokens", "4096"];
+    pack(&folder, &path("source.ember"), &["--quant", "q8c"]);
+    pack(&folder, &path("plain.ember"), &["--quant", "q4c"]);
+    let flags = [&["--quant", "q4c"][..], &against].concat();
+    pack(&folder, &path("calibrated.ember"), &flags);
+    let bytes = |name: &str| std::fs::metadata(path(name)).unwrap().len();
+    assert_eq!(bytes("plain.ember"), bytes("calibrated.ember"));
+    let [source, plain, calibrated] =
+        ["source", "plain", "calibrated"].map(|n| perplexity(&path(&format!("{n}.ember")), &judge));
+    assert!(
+        calibrated - source < 0.67 * (plain - source),
+        "source {source}, plain {plain}, calibrated {calibrated}"
+    );
+}
+
 /// The model of experts, in four bits of both kinds: each expert is rounded against its own tokens.
 #[test]
 #[ignore = "long: `.ci/run long` runs it"]
