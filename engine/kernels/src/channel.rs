@@ -132,30 +132,68 @@ pub fn quantize_q4c(
         .map(|&channel| std::mem::take(&mut dense[usize::from(channel)]))
         .collect();
     let scale = best_scale(&dense);
-    let nibble = |w: f32| (steps(w, scale, -8.0, 7.0) + 8) as u8;
-    let nibbles: Vec<u8> = dense.iter().map(|&w| nibble(w)).collect();
-    for (group, to) in nibbles
-        .chunks(GROUP)
-        .zip(quants.chunks_exact_mut(GROUP / 2))
-    {
-        let nibble = |i: usize| group.get(i).copied().unwrap_or(8);
-        for (j, byte) in to.iter_mut().enumerate() {
-            *byte = nibble(j) | nibble(j + GROUP / 2) << 4;
+    let of_outliers = largest(&taken) / 127.0;
+    let row = ChannelRow {
+        codes: &dense
+            .iter()
+            .map(|&w| steps(w, scale, -8.0, 7.0))
+            .collect::<Vec<_>>(),
+        scale,
+        outliers: &(taken.iter())
+            .map(|&w| steps(w, of_outliers, -127.0, 127.0))
+            .collect::<Vec<_>>(),
+        outlier_scale: of_outliers,
+        channels,
+    };
+    row.store(quants, scales);
+    Ok(())
+}
+
+/// A q4c row that the caller has rounded.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelRow<'a> {
+    /// What nibbles stand for, −8 to 7; 0 at outliers.
+    pub codes: &'a [i8],
+    /// What they are multiplied by.
+    pub scale: f32,
+    /// The quants of the outliers.
+    pub outliers: &'a [i8],
+    /// What these are multiplied by.
+    pub outlier_scale: f32,
+    /// The elements that they stand for, ascending.
+    pub channels: &'a [u16],
+}
+
+impl ChannelRow<'_> {
+    /// Stores the row. Places for outliers that are not used become 0.
+    ///
+    /// # Panics
+    /// If the length of `quants` or `scales` is not that of such a row.
+    pub fn store(&self, quants: &mut [u8], scales: &mut [u8]) {
+        let n = self.codes.len();
+        DType::Q4c.assert_lens(n, quants.len(), scales.len());
+        for (group, to) in (self.codes.chunks(GROUP)).zip(quants.chunks_exact_mut(GROUP / 2)) {
+            let nibble = |i: usize| {
+                group
+                    .get(i)
+                    .map_or(8, |code| code.wrapping_add(8) as u8 & 15)
+            };
+            for (j, byte) in to.iter_mut().enumerate() {
+                *byte = nibble(j) | nibble(j + GROUP / 2) << 4;
+            }
+        }
+        scales.fill(0);
+        let (floats, rest) = scales.split_at_mut(2 * CHANNEL_SCALE);
+        floats[..CHANNEL_SCALE].copy_from_slice(&self.scale.to_le_bytes());
+        floats[CHANNEL_SCALE..].copy_from_slice(&self.outlier_scale.to_le_bytes());
+        let (to, channels_to) = rest.split_at_mut(outliers(n));
+        for (to, &quant) in to.iter_mut().zip(self.outliers) {
+            *to = quant as u8;
+        }
+        for (to, channel) in channels_to.as_chunks_mut().0.iter_mut().zip(self.channels) {
+            *to = channel.to_le_bytes();
         }
     }
-    let of_outliers = largest(&taken) / 127.0;
-    scales.fill(0);
-    let (floats, rest) = scales.split_at_mut(2 * CHANNEL_SCALE);
-    floats[..CHANNEL_SCALE].copy_from_slice(&scale.to_le_bytes());
-    floats[CHANNEL_SCALE..].copy_from_slice(&of_outliers.to_le_bytes());
-    let (to, channels_to) = rest.split_at_mut(outliers(n));
-    for (to, &w) in to.iter_mut().zip(&taken) {
-        *to = steps(w, of_outliers, -127.0, 127.0) as u8;
-    }
-    for (to, channel) in channels_to.as_chunks_mut().0.iter_mut().zip(channels) {
-        *to = channel.to_le_bytes();
-    }
-    Ok(())
 }
 
 /// [`crate::quantize_row`] for q4c: the elements of largest magnitude are the outliers.

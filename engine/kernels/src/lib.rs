@@ -125,7 +125,7 @@ mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
 pub use bandwidth::{prefetch, read_bandwidth};
-pub use channel::{Outliers, outlier_channels, quantize_q4c};
+pub use channel::{ChannelRow, Outliers, outlier_channels, quantize_q4c};
 pub use columns::Columns;
 pub use compute::Compute;
 pub use copy::PastCaches;

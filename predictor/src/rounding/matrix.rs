@@ -2,10 +2,9 @@
 
 use std::cmp::Ordering;
 
-use emberflow_kernels::{Columns, Compute, DType, GROUP, Row, matmul_scratch};
-use emberflow_kernels::{QuantizeError, quantize_row};
+use emberflow_kernels::{DType, GROUP, QuantizeError, Row, quantize_row};
 
-use super::factor::{DAMPING, inverse_factor};
+use super::inputs::Inputs;
 use super::lines::{Factors, Groups, Lines};
 use super::scale::{Grid, inverse_of};
 
@@ -13,75 +12,46 @@ use super::scale::{Grid, inverse_of};
 /// factor. In a matrix stored by inputs, the outputs that share a scale are rounded together.
 const TILE: usize = GROUP;
 
-/// Number of sweeps over all quants after the first rounding.
-const SWEEPS: usize = 3;
-
 /// Computes the stored rows of tile number i.
 type TileWork<'a> = dyn Fn(usize, &mut [u8]) -> Result<(), QuantizeError> + Sync + 'a;
 
 /// Rounds matrices that read the same inputs.
 pub struct Rounder<'a> {
-    on: &'a Compute,
-    /// Elements of an input.
-    size: usize,
-    /// `[size × size]`.
-    covariance: Vec<f32>,
-    /// Damping, added to every variance.
-    damping: f32,
+    inputs: &'a Inputs<'a>,
     /// Input rounded at each step: the largest variance first, while many others can still
     /// compensate its error. Inputs whose weights share a scale are adjacent.
     order: Vec<u32>,
-    /// [`inverse_factor`] of the covariance in that order.
+    /// [`Inputs::factor`] in that order.
     factor: Vec<f32>,
 }
 
 impl<'a> Rounder<'a> {
-    /// For matrices with scales shared along a row ([`rows`](Self::rows)) and inputs with this
-    /// `covariance`, `[size × size]`.
-    pub fn for_rows(on: &'a Compute, size: usize, covariance: Vec<f32>) -> Self {
-        let energy = |i: usize| covariance[i * (size + 1)];
-        let mut groups: Vec<Vec<u32>> = (0..size as u32)
+    /// For matrices with scales shared along a row ([`rows`](Self::rows)).
+    pub fn for_rows(inputs: &'a Inputs<'a>) -> Self {
+        let mut groups: Vec<Vec<u32>> = (0..inputs.size as u32)
             .collect::<Vec<_>>()
             .chunks(GROUP)
             .map(<[u32]>::to_vec)
             .collect();
-        let sum = |group: &Vec<u32>| group.iter().map(|&i| energy(i as usize)).sum::<f32>();
+        let energy = |&i: &u32| inputs.energy(i as usize);
+        let sum = |group: &Vec<u32>| group.iter().map(energy).sum::<f32>();
         groups.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
         let order = groups.concat();
-        Self::new(on, covariance, order)
-    }
-
-    /// For matrices with scales shared along a column ([`columns`](Self::columns)) and inputs with
-    /// this `covariance`, `[size × size]`.
-    pub fn for_columns(on: &'a Compute, size: usize, covariance: Vec<f32>) -> Self {
-        let energy = |i: u32| covariance[i as usize * (size + 1)];
-        let mut order: Vec<u32> = (0..size as u32).collect();
-        order.sort_by(|&a, &b| energy(b).total_cmp(&energy(a)));
-        Self::new(on, covariance, order)
-    }
-
-    /// Rounds inputs in this order.
-    fn new(on: &'a Compute, covariance: Vec<f32>, order: Vec<u32>) -> Self {
-        let size = order.len();
-        let mut turned = Vec::with_capacity(covariance.len());
-        for &i in &order {
-            let row = &covariance[i as usize * size..][..size];
-            turned.extend(order.iter().map(|&j| row[j as usize]));
-        }
-        let mean = covariance.iter().step_by(size + 1).sum::<f32>() / size as f32;
         Self {
-            on,
-            size,
-            damping: DAMPING as f32 * mean,
-            factor: inverse_factor(on, size, &turned, DAMPING),
-            covariance,
+            inputs,
+            factor: inputs.factor(&order),
             order,
         }
     }
 
-    /// The mean square of each input.
-    pub fn energies(&self) -> impl Iterator<Item = f32> {
-        (0..self.size).map(|i| self.covariance[i * (self.size + 1)])
+    /// For matrices with scales shared along a column ([`columns`](Self::columns)).
+    pub fn for_columns(inputs: &'a Inputs<'a>) -> Self {
+        let order = inputs.by_energy();
+        Self {
+            inputs,
+            factor: inputs.factor(&order),
+            order,
+        }
     }
 
     /// Rounds rows `[outputs × size]` and stores them in `dtype`; a scale is shared along a row.
@@ -94,12 +64,13 @@ impl<'a> Rounder<'a> {
         let Some(grid) = Grid::of(dtype) else {
             return Ok(None);
         };
-        let bytes = dtype.row_bytes(self.size);
-        let mut out = vec![0; values.len() / self.size * bytes];
+        let bytes = dtype.row_bytes(self.inputs.size);
+        let mut out = vec![0; values.len() / self.inputs.size * bytes];
         let work = |tile: usize, out: &mut [u8]| {
-            let lines = &values[tile * TILE * self.size..][..out.len() / bytes * self.size];
+            let lines =
+                &values[tile * TILE * self.inputs.size..][..out.len() / bytes * self.inputs.size];
             self.tile(
-                Lines::new(dtype, Groups::Inputs, self.size, lines),
+                Lines::new(dtype, Groups::Inputs, self.inputs.size, lines),
                 grid,
                 out,
             )
@@ -125,7 +96,7 @@ impl<'a> Rounder<'a> {
         // [tiles][inputs], each with the quants and scales of one tile and input.
         let wide = dtype.span();
         let group = dtype.row_bytes(wide);
-        let mut tiles = vec![0; outputs.div_ceil(wide) * self.size * group];
+        let mut tiles = vec![0; outputs.div_ceil(wide) * self.inputs.size * group];
         let work = |tile: usize, out: &mut [u8]| {
             let first = tile * wide;
             let width = wide.min(outputs - first);
@@ -136,10 +107,10 @@ impl<'a> Rounder<'a> {
                 .collect();
             self.tile(Lines::new(dtype, Groups::Outputs, width, &lines), grid, out)
         };
-        self.each_tile(&mut tiles, self.size * group, &work)?;
+        self.each_tile(&mut tiles, self.inputs.size * group, &work)?;
         let row = dtype.row_bytes(outputs);
-        let mut out = vec![0; self.size * row];
-        for (t, tile) in tiles.chunks_exact(self.size * group).enumerate() {
+        let mut out = vec![0; self.inputs.size * row];
+        for (t, tile) in tiles.chunks_exact(self.inputs.size * group).enumerate() {
             let (first, width) = (t * wide, wide.min(outputs - t * wide));
             let parts = tile.chunks_exact(dtype.row_bytes(width));
             for (part, out) in parts.zip(out.chunks_exact_mut(row)) {
@@ -160,7 +131,7 @@ impl<'a> Rounder<'a> {
         work: &TileWork<'_>,
     ) -> Result<(), QuantizeError> {
         let failed = std::sync::Mutex::new(None);
-        let workers = &self.on.workers;
+        let workers = &self.inputs.on.workers;
         workers.for_each_chunk_mut(out, bytes, &|_, tile, out| {
             if let Err(error) = work(tile, out)
                 && let Ok(mut failed) = failed.lock()
@@ -185,10 +156,11 @@ impl<'a> Rounder<'a> {
             quantize_row(lines.dtype, line, quants, scales)?;
         }
         self.compensate(&lines, grid, out);
-        let mut errors = Vec::new();
-        self.errors(&lines, out, &mut errors);
-        self.errors(&lines, &plain, &mut errors);
-        let [with, without] = self.loss(&errors);
+        let loss = |stored: &[u8]| {
+            let losses = self.inputs.losses(&self.errors(&lines, stored));
+            losses.iter().sum::<f64>()
+        };
+        let (with, without) = (loss(out), loss(&plain));
         // NaN counts as worse.
         if with.partial_cmp(&without) != Some(Ordering::Less) {
             out.copy_from_slice(&plain);
@@ -199,7 +171,7 @@ impl<'a> Rounder<'a> {
     /// Rounds input by input. The error of each in the products is compensated, as far as possible,
     /// by the inputs that follow.
     fn compensate(&self, lines: &Lines<'_>, grid: Grid, out: &mut [u8]) {
-        let (n, outputs) = (self.size, lines.outputs(self.size));
+        let (n, outputs) = (self.inputs.size, lines.outputs(self.inputs.size));
         let mut w = vec![0.0; outputs * n];
         for (r, w) in w.chunks_exact_mut(n).enumerate() {
             for (w, &input) in w.iter_mut().zip(&self.order) {
@@ -246,7 +218,10 @@ impl<'a> Rounder<'a> {
                 let quant = grid.nearest(*x + min, inverse_of(s));
                 codes[lines.index(r, input)] = quant as i8 as u8;
                 let error = (*x - (quant * s - min)) / factor[0];
-                self.on.cpu.axpy(-error, Row::f32(&factor[1..]), later);
+                self.inputs
+                    .on
+                    .cpu
+                    .axpy(-error, Row::f32(&factor[1..]), later);
             }
         }
         self.refine(lines, grid, &factors, &mut codes);
@@ -256,7 +231,7 @@ impl<'a> Rounder<'a> {
     /// Moves each quant to the value that minimises the error of the products while the others are
     /// fixed.
     fn refine(&self, lines: &Lines<'_>, grid: Grid, factors: &Factors, codes: &mut [u8]) {
-        let (n, outputs) = (self.size, lines.outputs(self.size));
+        let (n, outputs) = (self.inputs.size, lines.outputs(self.inputs.size));
         let mut errors = vec![0.0; outputs * n];
         for (at, error) in errors.iter_mut().enumerate() {
             let (r, i) = (at / n, at % n);
@@ -264,67 +239,28 @@ impl<'a> Rounder<'a> {
             let (s, min) = factors.at(lines, r, i);
             *error = lines.at(r, i) - (quant * s - min);
         }
-        let mut spread = vec![0.0; errors.len()];
-        self.spread(&errors, &mut spread);
-        for at in (0..SWEEPS).flat_map(|_| 0..outputs * n) {
-            let (r, i) = (at / n, at % n);
-            let row = &self.covariance[i * n..(i + 1) * n];
-            let cost = row[i] + self.damping;
-            let by = (spread[at] + self.damping * errors[at]) / cost;
+        self.inputs.settle(&mut errors, |r, i, by| {
             let (s, _) = factors.at(lines, r, i);
             let code = &mut codes[lines.index(r, i)];
             let quant = f32::from(*code as i8);
             let better = grid.nearest(quant * s + by, inverse_of(s));
-            if better != quant && cost > 0.0 {
-                let change = (better - quant) * s;
-                errors[at] -= change;
-                let spread = &mut spread[r * n..(r + 1) * n];
-                self.on.cpu.axpy(-change, Row::f32(row), spread);
-                *code = better as i8 as u8;
-            }
-        }
+            *code = better as i8 as u8;
+            (better - quant) * s
+        });
     }
 
-    /// `errors · covariance`, row by row.
-    fn spread(&self, errors: &[f32], spread: &mut [f32]) {
-        let (n, rows) = (self.size, errors.len() / self.size);
-        let mut scratch = vec![0.0; matmul_scratch(n)];
-        let covariance: &[u8] = bytemuck::cast_slice(&self.covariance);
-        let mut y = Columns::new(spread, rows, n, n);
-        let cpu = self.on.cpu;
-        cpu.matmul_columns(
-            DType::F32,
-            covariance,
-            4 * n,
-            n,
-            errors,
-            &mut y,
-            &mut scratch,
-        );
-    }
-
-    /// Appends `stored − lines`, `[outputs × size]`.
-    fn errors(&self, lines: &Lines<'_>, stored: &[u8], errors: &mut Vec<f32>) {
+    /// `lines` less `stored`, `[outputs × size]`.
+    fn errors(&self, lines: &Lines<'_>, stored: &[u8]) -> Vec<f32> {
+        let n = self.inputs.size;
         let mut values = vec![0.0; lines.values.len()];
         let bytes = lines.dtype.row_bytes(lines.len);
         let rows = stored.chunks_exact(bytes);
         for (row, values) in rows.zip(values.chunks_exact_mut(lines.len)) {
             let row = Row::inline(lines.dtype, lines.len, row);
-            self.on.cpu.dequantize(row, values);
+            self.inputs.on.cpu.dequantize(row, values);
         }
-        for r in 0..lines.outputs(self.size) {
-            errors.extend((0..self.size).map(|i| lines.at(r, i) - values[lines.index(r, i)]));
-        }
-    }
-
-    /// Squared errors of the products for the first and the second half of `errors`.
-    fn loss(&self, errors: &[f32]) -> [f64; 2] {
-        let mut spread = vec![0.0; errors.len()];
-        self.spread(errors, &mut spread);
-        let half = errors.len() / 2;
-        [0..half, half..errors.len()].map(|part| {
-            let pairs = errors[part.clone()].iter().zip(&spread[part]);
-            pairs.map(|(e, s)| f64::from(*e) * f64::from(*s)).sum()
-        })
+        let error = |r, i| lines.at(r, i) - values[lines.index(r, i)];
+        let each = (0..lines.outputs(n)).flat_map(|r| (0..n).map(move |i| (r, i)));
+        each.map(|(r, i)| error(r, i)).collect()
     }
 }

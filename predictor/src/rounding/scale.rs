@@ -19,6 +19,11 @@ pub(super) struct Grid {
 }
 
 impl Grid {
+    /// The integers from `low` to `high`.
+    pub const fn new(low: f32, high: f32) -> Self {
+        Self { low, high }
+    }
+
     /// Range of a grouped format; `None` for formats without scales.
     pub fn of(dtype: DType) -> Option<Self> {
         let (low, high) = match dtype {
@@ -52,14 +57,20 @@ impl Grid {
 
     /// The f16 scale with the smallest weighted squared error on `group`.
     pub fn best_scale(self, group: &[f32], weights: &[f32]) -> f16 {
+        let stored = |scale| f16::from_f32(scale).to_f32();
+        f16::from_f32(self.best(group, weights, stored))
+    }
+
+    /// The scale with the smallest weighted squared error on `group`, of those that `stored` makes of candidates.
+    pub fn best(self, group: &[f32], weights: &[f32], stored: impl Fn(f32) -> f32) -> f32 {
         let largest = group
             .iter()
             .fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
-        let mut best = (f32::INFINITY, f16::ZERO);
+        let mut best = (f32::INFINITY, 0.0);
         let mut take = |scale: f32| {
-            let scale = f16::from_f32(scale);
+            let scale = stored(scale);
             if scale.is_finite() {
-                let error = self.error(group, weights, scale.to_f32());
+                let error = self.error(group, weights, scale);
                 if error < best.0 {
                     best = (error, scale);
                 }

@@ -1,11 +1,13 @@
 //! Matrices compared with a reference that follows the definition step by step.
 
-use emberflow_kernels::{Compute, DType, Row, quantize_row};
+use emberflow_kernels::{
+    Compute, DType, Outliers, Row, outlier_channels, quantize_q4c, quantize_row,
+};
 use proptest::prelude::*;
 
 use super::factor::DAMPING;
 use super::scale::{Grid, inverse_of};
-use super::{Covariance, Rounder};
+use super::{ChannelRounder, Covariance, Inputs, Rounder};
 
 /// Correlated inputs, `[tokens × size]`: each follows the one before it.
 fn inputs(seed: u64, tokens: usize, size: usize) -> Vec<f32> {
@@ -88,8 +90,8 @@ proptest! {
         let on = Compute::new(2, None);
         let (x, w) = (inputs(seed, tokens, size), weights(seed, outputs * size));
         let covariance = covariance(&on, &x, size);
-        let by_rows = Rounder::for_rows(&on, size, covariance.clone());
-        let by_columns = Rounder::for_columns(&on, size, covariance);
+        let inputs = Inputs::new(&on, size, covariance);
+        let (by_rows, by_columns) = (Rounder::for_rows(&inputs), Rounder::for_columns(&inputs));
         for dtype in [DType::Q4, DType::Q4k, DType::Q8] {
             let rows = by_rows.rows(dtype, &w).unwrap().unwrap();
             let columns = by_columns.columns(dtype, outputs, &turned(&w, size)).unwrap().unwrap();
@@ -228,8 +230,11 @@ fn a_row_is_rounded_as_the_definition_says() {
             panic!("q4 has scales");
         };
         let expected = reference(&covariance, &w, grid);
-        let rounder = Rounder::for_rows(&on, size, covariance);
-        let found = rounder.rows(DType::Q4, &w).unwrap().unwrap();
+        let inputs = Inputs::new(&on, size, covariance);
+        let found = Rounder::for_rows(&inputs)
+            .rows(DType::Q4, &w)
+            .unwrap()
+            .unwrap();
         let plain = plain(&on, DType::Q4, size, &w);
         let [with, without] = [&expected, &plain].map(|q| loss(&x, size, &w, q));
         let best = if with < without { expected } else { plain };
@@ -239,6 +244,88 @@ fn a_row_is_rounded_as_the_definition_says() {
     assert!(better >= 6, "{better} of 8 are better by a fifth");
 }
 
+/// The outliers of a matrix, and its rows in q4c rounded one by one.
+fn plain_channels(w: &[f32], size: usize) -> (Vec<u16>, Vec<u8>) {
+    let squares = |i: usize| w[i..].iter().step_by(size).map(|w| w * w).sum();
+    let channels = outlier_channels(&(0..size).map(squares).collect::<Vec<f32>>());
+    let stride = DType::Q4c.row_bytes(size);
+    let mut stored = vec![0; w.len() / size * stride];
+    for (row, out) in w.chunks_exact(size).zip(stored.chunks_exact_mut(stride)) {
+        let (quants, scales) = out.split_at_mut(DType::Q4c.quants_bytes(size));
+        quantize_q4c(row, &channels, quants, scales).unwrap();
+    }
+    (channels, stored)
+}
+
+/// The elements that are outliers of a row, whose nibbles stand for zero.
+fn outliers_of(row: &[u8], len: usize) -> Vec<u16> {
+    let its = Outliers::of(Row::inline(DType::Q4c, len, row));
+    let nibble = |i: usize| row[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
+    let channels = its.each().map(|(_, channel)| {
+        assert_eq!(nibble(channel), 8);
+        channel as u16
+    });
+    channels.collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// Rows with one scale, stored by outputs and by inputs: never worse than rounding each weight on its own, with as
+    /// many outliers as the format has.
+    #[test]
+    fn rows_with_one_scale_are_never_worse(
+        seed in any::<u64>(),
+        size in prop_oneof![1usize..140, 250usize..300],
+        outputs in 1usize..100,
+        tokens in 0usize..60,
+    ) {
+        let (on, dtype) = (Compute::new(2, None), DType::Q4c);
+        let (x, w) = (inputs(seed, tokens, size), weights(seed, outputs * size));
+        let inputs = Inputs::new(&on, size, covariance(&on, &x, size));
+        let (channels, by_row) = plain_channels(&w, size);
+        let rows = ChannelRounder::for_rows(&inputs, channels.clone()).rows(&w).unwrap();
+        for row in rows.chunks_exact(dtype.row_bytes(size)) {
+            prop_assert_eq!(outliers_of(row, size), channels.clone());
+        }
+        let columns = turned(&w, size);
+        let by_column = plain(&on, dtype, outputs, &columns);
+        let columns = ChannelRounder::for_columns(&inputs).columns(outputs, &columns).unwrap();
+        for row in columns.chunks_exact(dtype.row_bytes(outputs)) {
+            outliers_of(row, outputs);
+        }
+        let cases = [
+            [values(&on, dtype, size, &rows), values(&on, dtype, size, &by_row)],
+            [values(&on, dtype, outputs, &columns), by_column].map(|of| turned(&of, outputs)),
+        ];
+        for both in cases {
+            let [with, without] = both.map(|q| loss(&x, size, &w, &q));
+            prop_assert!(with <= without * (1.0 + 1e-4) + 1e-9, "{} {}", with, without);
+        }
+    }
+}
+
+/// Most of the error of the products goes if inputs are correlated.
+#[test]
+fn errors_of_rows_with_one_scale_are_compensated() {
+    let (on, dtype) = (Compute::new(2, None), DType::Q4c);
+    let (size, outputs) = (200, 90);
+    let (x, w) = (inputs(3, 2000, size), weights(3, outputs * size));
+    let inputs = Inputs::new(&on, size, covariance(&on, &x, size));
+    let (channels, by_row) = plain_channels(&w, size);
+    let rows = ChannelRounder::for_rows(&inputs, channels).rows(&w);
+    let columns = turned(&w, size);
+    let by_column = plain(&on, dtype, outputs, &columns);
+    let columns = ChannelRounder::for_columns(&inputs).columns(outputs, &columns);
+    let of = |q: &[f32]| loss(&x, size, &w, q);
+    let [with, without] =
+        [rows.unwrap(), by_row].map(|of_all| of(&values(&on, dtype, size, &of_all)));
+    assert!(with < 0.5 * without, "rows: {with} {without}");
+    let columns = values(&on, dtype, outputs, &columns.unwrap());
+    let [with, without] = [columns, by_column].map(|q| of(&turned(&q, outputs)));
+    assert!(with < 0.5 * without, "columns: {with} {without}");
+}
+
 #[test]
 fn threads_change_no_byte() {
     let (size, outputs) = (70, 45);
@@ -246,10 +333,15 @@ fn threads_change_no_byte() {
     let made = [1, 3].map(|threads| {
         let on = Compute::new(threads, None);
         let covariance = covariance(&on, &x, size);
-        let by_rows = Rounder::for_rows(&on, size, covariance.clone());
-        let by_columns = Rounder::for_columns(&on, size, covariance);
+        let inputs = Inputs::new(&on, size, covariance);
+        let (by_rows, by_columns) = (Rounder::for_rows(&inputs), Rounder::for_columns(&inputs));
         let columns = by_columns.columns(DType::Q4, outputs, &turned(&w, size));
-        (by_rows.rows(DType::Q4, &w).unwrap(), columns.unwrap())
+        let of_channels = [
+            ChannelRounder::for_rows(&inputs, vec![7, 60]).rows(&w),
+            ChannelRounder::for_columns(&inputs).columns(outputs, &turned(&w, size)),
+        ];
+        let grouped = (by_rows.rows(DType::Q4, &w).unwrap(), columns.unwrap());
+        (grouped, of_channels.map(Result::unwrap))
     });
     assert!(made[0] == made[1]);
 }

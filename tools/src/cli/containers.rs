@@ -99,8 +99,9 @@ pub struct PackArgs {
     pub output: PathBuf,
     /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (q4k for formats of up
     /// to 4.5 bits and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all. q4c,
-    /// q8c: likewise, with one scale per row, for NPUs. auto:SIZE: a container of about this size, with more bits
-    /// where they reduce the error most. auto, q4, q4k and q4c leave MXFP4 experts unchanged.
+    /// q8c: likewise, with one scale per row, for NPUs; use q4c with --calibrate. auto:SIZE: a container of about
+    /// this size, with more bits where they reduce the error most. auto, q4, q4k and q4c leave MXFP4 experts
+    /// unchanged.
     #[arg(long, value_name = "QUANT", default_value = "auto", value_parser = parse_quant)]
     pub quant: PackQuant,
     /// Format of the attention matrices; default: as --quant.

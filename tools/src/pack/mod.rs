@@ -183,6 +183,13 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
     }
     rounding::tell(&report.rounding, report.resumed_units == 0, &mut out)?;
     tell_growth(report, &mut out)?;
+    let rounds = |of: &RoundingError| of.format == "q4c" && of.relative_squared > 0.0;
+    if report.calibrated.is_none() && report.rounding.iter().any(rounds) {
+        writeln!(
+            out,
+            "one scale per row costs much quality at 4 bits: --calibrate TEXT wins most of it back"
+        )?;
+    }
     if let Some(c) = &report.calibrated {
         writeln!(out, "calibrated on {} tokens", c.tokens)?;
         if let Some(peak) = c.peak_rss_bytes {

@@ -84,6 +84,29 @@ fn calibrating_closes_half_of_the_gap_of_four_bits() {
     );
 }
 
+/// With one scale per row, compared with 8 bits of the same kind.
+#[test]
+#[ignore = "long: `.ci/run long` runs it"]
+fn calibrating_closes_a_third_of_the_gap_of_one_scale_per_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = exported(dir.path());
+    let [text, judge] = texts(dir.path());
+    let path = |name: &str| dir.path().join(name);
+    let against = ["--calibrate", &text, "--calibrate-tokens", "4096"];
+    pack(&folder, &path("source.ember"), &["--quant", "q8c"]);
+    pack(&folder, &path("plain.ember"), &["--quant", "q4c"]);
+    let flags = [&["--quant", "q4c"][..], &against].concat();
+    pack(&folder, &path("calibrated.ember"), &flags);
+    let bytes = |name: &str| std::fs::metadata(path(name)).unwrap().len();
+    assert_eq!(bytes("plain.ember"), bytes("calibrated.ember"));
+    let [source, plain, calibrated] =
+        ["source", "plain", "calibrated"].map(|n| perplexity(&path(&format!("{n}.ember")), &judge));
+    assert!(
+        calibrated - source < 0.67 * (plain - source),
+        "source {source}, plain {plain}, calibrated {calibrated}"
+    );
+}
+
 /// The model of experts, in four bits of both kinds: each expert is rounded against its own tokens.
 #[test]
 #[ignore = "long: `.ci/run long` runs it"]
@@ -193,15 +216,36 @@ fn calibrated_neurons_can_be_sorted() {
 }
 
 #[test]
-fn floats_are_not_calibrated() {
+fn floats_and_8_bits_per_row_are_not_calibrated() {
     let dir = tempfile::tempdir().unwrap();
     let [text, _] = texts(dir.path());
     let output = dir.path().join("m.ember").display().to_string();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/relu");
     let args = ["pack", folder, "-o", &output, "--calibrate", &text];
-    let result = call(&[&args[..], &["--quant", "f16"]].concat());
-    let said = String::from_utf8_lossy(&result.stderr);
-    assert_eq!(result.status.code(), Some(2), "{said}");
-    assert!(said.contains("--calibrate needs q4, q4k or q8"), "{said}");
-    assert!(!Path::new(&output).exists());
+    for quant in ["f16", "q8c"] {
+        let result = call(&[&args[..], &["--quant", quant]].concat());
+        let said = String::from_utf8_lossy(&result.stderr);
+        assert_eq!(result.status.code(), Some(2), "{said}");
+        assert!(said.contains("q4, q4k, q4c and q8"), "{said}");
+        assert!(!Path::new(&output).exists());
+    }
+}
+
+/// What one scale per row costs is told where no text was given.
+#[test]
+fn four_bits_per_row_advise_calibration() {
+    let dir = tempfile::tempdir().unwrap();
+    let [text, _] = texts(dir.path());
+    let output = dir.path().join("m.ember").display().to_string();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/relu");
+    let advises = |extra: &[&str]| {
+        let args = ["pack", folder, "-o", &output, "--force", "--quant"];
+        let done = call(&[&args[..], extra].concat());
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8_lossy(&done.stdout).contains("--calibrate TEXT")
+    };
+    assert!(advises(&["q4c"]));
+    assert!(!advises(&["q4"]));
+    let calibrated = ["q4c", "--calibrate", &text, "--calibrate-tokens", "64"];
+    assert!(!advises(&calibrated));
 }

@@ -9,7 +9,7 @@ use emberflow_engine::ffn_hidden;
 use emberflow_kernels::Row;
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::{Role, TensorId, bundled};
-use emberflow_predictor::rounding::{Covariance, Gemm, Rounder};
+use emberflow_predictor::rounding::{Covariance, Gemm};
 
 use super::matrices::{Calibrator, is_calibrated};
 use super::pass::{DOWN_BLOCK, Visits};
@@ -71,11 +71,8 @@ impl ExpertCalibrator<'_, '_> {
             for_each_block(from, &inputs, d, |x, _| {
                 covariance.add(&self.calibrator.on, x)
             });
-            let rounder = Rounder::for_rows(&self.calibrator.on, d, covariance.mean());
-            for role in before_down(c) {
-                rows.put(id(role), self.calibrator.rows(id(role), &rounder)?);
-            }
-            drop(rounder);
+            let ids: Vec<TensorId> = before_down(c).map(id).collect();
+            self.calibrator.rows(&ids, covariance, rows)?;
             if is_calibrated(
                 self.calibrator.source.config(),
                 Role::Down,

@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-use emberflow_kernels::{Compute, DType, outlier_channels};
+use emberflow_kernels::{Compute, DType, QuantizeError, outlier_channels};
 use emberflow_models::Checkpoint;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
-use emberflow_predictor::rounding::{Covariance, Rounder};
+use emberflow_predictor::rounding::{ChannelRounder, Covariance, Inputs, Rounder};
 
 use super::pass::DOWN_BLOCK;
-use super::rounded::{ROLES, StoredRows};
+use super::rounded::{LayerRows, ROLES, StoredRows};
 use crate::Failure;
 use crate::pack::options::PackOptions;
-use crate::pack::write::{add_squares, round};
+use crate::pack::write::add_squares;
 
 /// Rows read and rounded at once.
 const BATCH: usize = 1024;
@@ -28,7 +28,9 @@ pub(crate) fn is_calibrated(c: &ModelConfig, role: Role, dtype: DType) -> bool {
         Role::MambaOut => c.form.mamba.as_ref().is_some_and(|of| of.beside),
         _ => false,
     };
-    ROLES.contains(&role) && !deeper && dtype.is_grouped() && dtype != DType::Mxfp4
+    // q8c loses too little, MXFP4 nothing.
+    let rounds = dtype.is_grouped() && !matches!(dtype, DType::Q8c | DType::Mxfp4);
+    ROLES.contains(&role) && !deeper && rounds
 }
 
 /// A running calibration: the checkpoint, storage formats and files.
@@ -49,22 +51,50 @@ impl Calibrator<'_> {
         self.options.dtype_of(TensorId::layer(role, layer))
     }
 
-    /// Rounds the rows of a matrix with `rounder`.
-    pub(super) fn rows(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<StoredRows, Failure> {
+    /// Rounds matrices that read the same inputs.
+    pub(super) fn rows(
+        &self,
+        ids: &[TensorId],
+        inputs: Covariance,
+        rounded: &mut LayerRows,
+    ) -> Result<(), Failure> {
+        let inputs = Inputs::new(&self.on, inputs.size(), inputs.mean());
+        let is_per_channel = |&id: &TensorId| self.options.dtype_of(id).is_per_channel();
+        let (channels, groups): (Vec<_>, Vec<_>) = ids.iter().copied().partition(is_per_channel);
+        for id in channels {
+            let rounder = ChannelRounder::for_rows(&inputs, self.outliers(id, &inputs)?);
+            rounded.put(
+                id,
+                self.by_batch(id, |_, values| rounder.rows(values).map(Some))?,
+            );
+        }
+        if !groups.is_empty() {
+            let rounder = Rounder::for_rows(&inputs);
+            for id in groups {
+                rounded.put(
+                    id,
+                    self.by_batch(id, |dtype, values| rounder.rows(dtype, values))?,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Rounds a matrix batch by batch of its rows.
+    fn by_batch(
+        &self,
+        id: TensorId,
+        round: impl Fn(DType, &[f32]) -> Result<Option<Vec<u8>>, QuantizeError>,
+    ) -> Result<StoredRows, Failure> {
         let dtype = self.options.dtype_of(id);
         let (count, cols) = self.shape(id);
         let mut bytes = Vec::with_capacity(count * dtype.row_bytes(cols));
         let mut values = Vec::new();
-        if dtype.is_per_channel() {
-            let channels = self.outliers(id, rounder)?;
-            return self.nearest(id, Some(&channels));
-        }
         for first in (0..count).step_by(BATCH) {
             let these = BATCH.min(count - first);
             values.resize(these * cols, 0.0);
             self.source.read_rows(id, first, these, &mut values)?;
-            let stored = rounder.rows(dtype, &values);
-            bytes.extend(self.stored(id, dtype, stored)?);
+            bytes.extend(self.stored(id, dtype, round(dtype, &values))?);
         }
         Ok(StoredRows { dtype, cols, bytes })
     }
@@ -79,15 +109,17 @@ impl Calibrator<'_> {
         let (_, cols) = self.shape(id);
         let mut bytes = Vec::new();
         let mut values = Vec::new();
-        if dtype.is_per_channel() {
-            return self.nearest(id, None);
-        }
         for (block, covariance) in hidden.into_iter().enumerate() {
             let size = covariance.size();
             values.resize(size * cols, 0.0);
             (self.source).read_rows(id, block * DOWN_BLOCK, size, &mut values)?;
-            let rounder = Rounder::for_columns(&self.on, size, covariance.mean());
-            let stored = rounder.columns(dtype, cols, &values);
+            let inputs = Inputs::new(&self.on, size, covariance.mean());
+            let stored = if dtype.is_per_channel() {
+                let rounder = ChannelRounder::for_columns(&inputs);
+                rounder.columns(cols, &values).map(Some)
+            } else {
+                Rounder::for_columns(&inputs).columns(dtype, cols, &values)
+            };
             bytes.extend(self.stored(id, dtype, stored)?);
         }
         Ok(StoredRows { dtype, cols, bytes })
@@ -95,7 +127,7 @@ impl Calibrator<'_> {
 
     /// The input channels of a matrix whose outliers matter most: squared weights times the energy of their inputs (after
     /// AWQ, arXiv 2306.00978).
-    fn outliers(&self, id: TensorId, rounder: &Rounder<'_>) -> Result<Vec<u16>, Failure> {
+    fn outliers(&self, id: TensorId, inputs: &Inputs<'_>) -> Result<Vec<u16>, Failure> {
         let (count, cols) = self.shape(id);
         let mut importance = vec![0.0; cols];
         let mut values = Vec::new();
@@ -105,25 +137,9 @@ impl Calibrator<'_> {
             self.source.read_rows(id, first, these, &mut values)?;
             add_squares(&values, &mut importance);
         }
-        let energies = rounder.energies();
+        let energies = (0..cols).map(|input| inputs.energy(input));
         (importance.iter_mut().zip(energies)).for_each(|(sum, energy)| *sum *= energy);
         Ok(outlier_channels(&importance))
-    }
-
-    /// Rounds the rows of a matrix to the nearest integers, with one scale for a row. `channels` are its outliers; without them
-    /// each row has its own.
-    fn nearest(&self, id: TensorId, channels: Option<&Vec<u16>>) -> Result<StoredRows, Failure> {
-        let dtype = self.options.dtype_of(id);
-        let (count, cols) = self.shape(id);
-        let mut bytes = vec![0; count * dtype.row_bytes(cols)];
-        let mut values = vec![0.0; cols];
-        for (row, out) in bytes.chunks_exact_mut(dtype.row_bytes(cols)).enumerate() {
-            self.source.read_rows(id, row, 1, &mut values)?;
-            let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
-            let rounded = round(dtype, &values, channels, quants, scales);
-            self.stored(id, dtype, rounded.map(|()| Some(Vec::new())))?;
-        }
-        Ok(StoredRows { dtype, cols, bytes })
     }
 
     /// Rows and columns of a matrix.
@@ -138,7 +154,7 @@ impl Calibrator<'_> {
         &self,
         id: TensorId,
         dtype: DType,
-        rows: Result<Option<Vec<u8>>, emberflow_kernels::QuantizeError>,
+        rows: Result<Option<Vec<u8>>, QuantizeError>,
     ) -> Result<Vec<u8>, Failure> {
         let why = match rows {
             Ok(Some(rows)) => return Ok(rows),

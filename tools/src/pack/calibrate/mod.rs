@@ -25,7 +25,6 @@ use emberflow_kernels::Compute;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_models::tokenizer::Tokenizer;
 use emberflow_models::{Checkpoint, TensorInfo};
-use emberflow_predictor::rounding::Rounder;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::experts::ExpertCalibrator;
@@ -42,7 +41,7 @@ use crate::windows::{self, Amount, Source};
 use crate::{Failure, interrupt, progress};
 
 /// Bump it when the same input gives different bytes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Calibration text and its use.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +69,7 @@ pub fn folder(output: &Path) -> PathBuf {
 }
 
 /// Rounds the matrices of `source` against the text, into files in [`folder`], which the caller removes once they are
-/// packed. Matrices that `options` stores in a format without scales are skipped.
+/// packed. Matrices that `options` stores in floats, q8c or MXFP4 are skipped.
 ///
 /// # Errors
 /// A usage error for formats that cannot be calibrated; checkpoint read errors, weights that the format cannot
@@ -85,7 +84,8 @@ pub fn calibrate(
     let rounds = |t: &TensorInfo| is_calibrated(source.config(), t.id.role, options.dtype_of(t.id));
     if !source.tensors().iter().any(rounds) {
         return Err(Failure::usage(
-            "--calibrate needs q4, q4k or q8; the requested formats are floats",
+            "--calibrate rounds to q4, q4k, q4c and q8, and none of them is requested: leave it out, or \
+             choose one with --quant",
         ));
     }
     let tokenizer = Tokenizer::from_json(source.tokenizer_json())?;
@@ -234,15 +234,10 @@ impl Calibrator<'_> {
             let has = |role| self.shape(TensorId::layer(role, layer)).0 > 0;
             let c = self.source.config();
             let takes = |&role: &Role| has(role) && is_calibrated(c, role, self.dtype(role, layer));
-            let wanted = roles.iter().any(takes);
-            let Some(covariance) = covariance.filter(|_| wanted) else {
-                continue;
-            };
-            let size = covariance.size();
-            let rounder = Rounder::for_rows(&self.on, size, covariance.mean());
-            for &role in roles.iter().filter(|role| takes(role)) {
-                let id = TensorId::layer(role, layer);
-                rows.put(id, self.rows(id, &rounder)?);
+            let ids = roles.iter().filter(|role| takes(role));
+            let ids: Vec<TensorId> = ids.map(|&role| TensorId::layer(role, layer)).collect();
+            if let Some(covariance) = covariance.filter(|_| !ids.is_empty()) {
+                self.rows(&ids, covariance, rows)?;
             }
         }
         if !seen.hidden.is_empty()
