@@ -463,6 +463,11 @@ pub(crate) fn find_arch(name: &str) -> Option<(&'static Family, &'static Arch)> 
 }
 
 impl Arch {
+    /// The plain decoder under this name.
+    const fn named(name: &'static str) -> Self {
+        Self { name, ..PLAIN_ARCH }
+    }
+
     /// Its keys in a file.
     pub(crate) fn keys<'a>(&self, metadata: &'a Metadata) -> ArchKeys<'a> {
         ArchKeys {
@@ -475,8 +480,8 @@ impl Arch {
 impl Family {
     /// The number of heads of keys and values if a mixer fixes it, for so many query heads.
     pub(crate) fn fixed_kv_heads(&self, heads: u32) -> Option<u32> {
-        let mut fixed = self.mixers.iter().filter_map(|of| of.facts().kv_heads);
-        fixed.next().map(|number| number(heads))
+        let fixed = self.mixers.iter().find_map(|of| of.facts().kv_heads);
+        Some(fixed?(heads))
     }
 
     /// Keys of the width of a head, if they are a mixer's.

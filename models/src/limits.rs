@@ -61,9 +61,7 @@ impl BadField {
         found: &dyn Debug,
         expected: impl Into<String>,
     ) -> Option<Self> {
-        match holds {
-            true => None,
-            false => Self::some(key, found, expected),
-        }
+        let bad = Self::some(key, found, expected);
+        bad.filter(|_| !holds)
     }
 }

@@ -1,10 +1,11 @@
 //! DeepSeek-V4.
 
 use super::experts::{Experts, Renormalise, SIGMOID, ScoringBy};
-use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows, gguf_names};
+use super::{Arch, Check, Family, FurtherTokens, PLAIN, PLAIN_ARCH, Quirk, Windows};
+use super::{gguf_names, hf_names};
 use crate::config::Scoring;
 use crate::mixers::pooled;
-use crate::names::{ExpertNames, NameTable, Role, Stack};
+use crate::names::{ExpertNames, NameTable, Role};
 
 /// `modeling_deepseek_v4.py`: attention over a window and over pools, hyper-connections, the first layers'
 /// experts by token.
@@ -71,7 +72,6 @@ const NAMES: NameTable = NameTable {
         (Role::HyperHeadBase, "hc_head.hc_base"),
         (Role::HyperHeadScale, "hc_head.hc_scale"),
     ],
-    numbered: &[],
     layers: &[
         pooled::HF_NAMES,
         pooled::CLASS_NAMES,
@@ -103,14 +103,7 @@ const NAMES: NameTable = NameTable {
         ],
     ],
     experts: ExpertNames {
-        one: (
-            "ffn.experts.",
-            &[
-                (Role::Gate, "w1.weight"),
-                (Role::Up, "w3.weight"),
-                (Role::Down, "w2.weight"),
-            ],
-        ),
+        one: ("ffn.experts.", hf_names::NUMBERED),
         shared: &[
             (Role::Gate, "ffn.shared_experts.w1.weight"),
             (Role::Up, "ffn.shared_experts.w3.weight"),
@@ -119,19 +112,13 @@ const NAMES: NameTable = NameTable {
             (Role::Up, "mlp.shared_experts.up_proj.weight"),
             (Role::Down, "mlp.shared_experts.down_proj.weight"),
         ],
-        stacked: &[
-            (Stack::GateUp, "mlp.experts.gate_up_proj"),
-            (Stack::One(Role::Down), "mlp.experts.down_proj"),
-        ],
+        stacked: hf_names::STACKED,
     },
-    by_head: &[],
-    fused: &[],
-    parts: &[],
+    ..hf_names::PLAIN
 };
 
 /// Those of llama.cpp.
 const GGUF_NAMES: NameTable = NameTable {
-    layer_prefix: "blk.",
     globals: &[
         (Role::Embed, "token_embd.weight"),
         (Role::Head, "output.weight"),
@@ -140,7 +127,6 @@ const GGUF_NAMES: NameTable = NameTable {
         (Role::HyperHeadBase, "output_hc_base.weight"),
         (Role::HyperHeadScale, "output_hc_scale.weight"),
     ],
-    numbered: &[],
     layers: &[
         pooled::GGUF_NAMES,
         &[
@@ -162,9 +148,7 @@ const GGUF_NAMES: NameTable = NameTable {
         stacked: gguf_names::PLAIN.experts.stacked,
         ..gguf_names::NO_EXPERTS
     },
-    by_head: &[],
-    fused: &[],
-    parts: &[],
+    ..gguf_names::PLAIN
 };
 
 pub(super) const FAMILIES: [Family; 1] = [DEEPSEEK_V4];

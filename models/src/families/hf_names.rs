@@ -41,9 +41,23 @@ const PREDICTORS: Spellings = &[
     (Role::PredictorFc2, "mlp.predictor.fc2.weight"),
 ];
 
+/// Matrices of an expert after its number.
+pub(super) const PROJECTIONS: Spellings = &[
+    (Role::Gate, "gate_proj.weight"),
+    (Role::Up, "up_proj.weight"),
+    (Role::Down, "down_proj.weight"),
+];
+
+/// The same, numbered.
+pub(super) const NUMBERED: Spellings = &[
+    (Role::Gate, "w1.weight"),
+    (Role::Up, "w3.weight"),
+    (Role::Down, "w2.weight"),
+];
+
 /// Experts in three-dimensional tensors, as written by
 /// `save_pretrained(save_original_format=False)`.
-const STACKED: &[(Stack, &str)] = &[
+pub(super) const STACKED: &[(Stack, &str)] = &[
     (Stack::GateUp, "mlp.experts.gate_up_proj"),
     (Stack::One(Role::Down), "mlp.experts.down_proj"),
 ];
@@ -61,14 +75,7 @@ pub(super) const PLAIN: NameTable = NameTable {
     numbered: &[],
     layers: &[ATTENTION, NORMS, FFN, PREDICTORS, ROUTER],
     experts: ExpertNames {
-        one: (
-            "mlp.experts.",
-            &[
-                (Role::Gate, "gate_proj.weight"),
-                (Role::Up, "up_proj.weight"),
-                (Role::Down, "down_proj.weight"),
-            ],
-        ),
+        one: ("mlp.experts.", PROJECTIONS),
         shared: &[
             (Role::Gate, "mlp.shared_expert.gate_proj.weight"),
             (Role::Up, "mlp.shared_expert.up_proj.weight"),
@@ -93,14 +100,7 @@ pub(super) const MIXTRAL: NameTable = NameTable {
         ],
     ],
     experts: ExpertNames {
-        one: (
-            "block_sparse_moe.experts.",
-            &[
-                (Role::Gate, "w1.weight"),
-                (Role::Up, "w3.weight"),
-                (Role::Down, "w2.weight"),
-            ],
-        ),
+        one: ("block_sparse_moe.experts.", NUMBERED),
         shared: &[],
         stacked: STACKED,
     },
@@ -269,7 +269,6 @@ pub(super) const FALCON: NameTable = NameTable {
         (Role::FinalNorm, "transformer.ln_f.weight"),
         (Role::FinalNormBias, "transformer.ln_f.bias"),
     ],
-    numbered: &[],
     layers: &[
         NORMS,
         &[
@@ -283,9 +282,8 @@ pub(super) const FALCON: NameTable = NameTable {
         ],
     ],
     experts: NO_EXPERTS,
-    by_head: &[],
     fused: &[(Fused::QkvByGroup, "self_attention.query_key_value.weight")],
-    parts: &[],
+    ..PLAIN
 };
 
 /// Falcon 40B for writing: the names of its norms come first.
@@ -475,14 +473,7 @@ pub(super) const LFM2: NameTable = NameTable {
         ATTENTION,
     ],
     experts: ExpertNames {
-        one: (
-            "feed_forward.experts.",
-            &[
-                (Role::Gate, "w1.weight"),
-                (Role::Up, "w3.weight"),
-                (Role::Down, "w2.weight"),
-            ],
-        ),
+        one: ("feed_forward.experts.", NUMBERED),
         shared: &[],
         stacked: &[
             (Stack::GateUp, "feed_forward.experts.gate_up_proj"),

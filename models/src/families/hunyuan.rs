@@ -9,10 +9,7 @@ const HUNYUAN_V1_DENSE: Family = Family {
     name: "hunyuan_v1_dense",
     class: Some("HunYuanDenseV1ForCausalLM"),
     names: &hf_names::HUNYUAN,
-    gguf: Some(Arch {
-        name: "hunyuan-dense",
-        ..PLAIN_ARCH
-    }),
+    gguf: Some(Arch::named("hunyuan-dense")),
     bias: OPTIONAL_BIAS,
     qk_norm: QkNorm::HeadRotated,
     kv_heads_default: true,

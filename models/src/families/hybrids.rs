@@ -7,7 +7,7 @@ use super::{
     hf_names,
 };
 use crate::mixers::{delta_net, mamba, mamba1};
-use crate::names::{ExpertNames, NameTable, Role, Spellings, Stack};
+use crate::names::{ExpertNames, NameTable, Role, Spellings};
 
 /// Norms and FFN of a layer.
 const FEED_FORWARD: Spellings = &[
@@ -149,19 +149,9 @@ const JAMBA: Family = Family {
             &[(Role::Router, "feed_forward.router.weight")],
         ],
         experts: ExpertNames {
-            one: (
-                "feed_forward.experts.",
-                &[
-                    (Role::Gate, "gate_proj.weight"),
-                    (Role::Up, "up_proj.weight"),
-                    (Role::Down, "down_proj.weight"),
-                ],
-            ),
+            one: ("feed_forward.experts.", hf_names::PROJECTIONS),
             shared: &[],
-            stacked: &[
-                (Stack::GateUp, "feed_forward.experts.gate_up_proj"),
-                (Stack::One(Role::Down), "feed_forward.experts.down_proj"),
-            ],
+            stacked: hf_names::LFM2.experts.stacked,
         },
         ..NAMES
     },

@@ -31,7 +31,8 @@ impl<L: MixerField> FamilyMixer for MixerKeys<L> {
     }
 
     fn read_gguf(&self, file: &GgufLayers, form: &mut Form) -> Result<(), Error> {
-        if let Some(read) = self.gguf {
+        let exists = !self.facts.headless || !file.headless.is_empty();
+        if let Some(read) = self.gguf.filter(|_| exists) {
             L::put(form, read(file)?);
         }
         Ok(())

@@ -13,10 +13,7 @@ use crate::names::NameTable;
 const OLMOE: Family = Family {
     name: "olmoe",
     class: Some("OlmoeForCausalLM"),
-    gguf: Some(Arch {
-        name: "olmoe",
-        ..PLAIN_ARCH
-    }),
+    gguf: Some(Arch::named("olmoe")),
     bias: OPTIONAL_BIAS,
     qk_norm: QkNorm::Whole,
     kv_heads_default: true,

@@ -10,10 +10,7 @@ use super::{
 const QWEN2: Family = Family {
     name: "qwen2",
     class: Some("Qwen2ForCausalLM"),
-    gguf: Some(Arch {
-        name: "qwen2",
-        ..PLAIN_ARCH
-    }),
+    gguf: Some(Arch::named("qwen2")),
     bias: Bias::Qkv,
     windows: Windows::ByLayer,
     ..PLAIN
@@ -23,10 +20,7 @@ use crate::mixers::delta_net;
 const QWEN3: Family = Family {
     name: "qwen3",
     class: Some("Qwen3ForCausalLM"),
-    gguf: Some(Arch {
-        name: "qwen3",
-        ..PLAIN_ARCH
-    }),
+    gguf: Some(Arch::named("qwen3")),
     bias: OPTIONAL_BIAS,
     qk_norm: QkNorm::Head,
     head_dim_default: false,
@@ -44,10 +38,7 @@ const QWEN3_EXPERTS: Experts = Experts {
 const QWEN2_MOE: Family = Family {
     name: "qwen2_moe",
     class: Some("Qwen2MoeForCausalLM"),
-    gguf: Some(Arch {
-        name: "qwen2moe",
-        ..PLAIN_ARCH
-    }),
+    gguf: Some(Arch::named("qwen2moe")),
     bias: Bias::QkvBy("qkv_bias", true),
     windows: Windows::Disputed,
     experts: Some(Experts {
@@ -61,10 +52,7 @@ const QWEN2_MOE: Family = Family {
 const QWEN3_MOE: Family = Family {
     name: "qwen3_moe",
     class: Some("Qwen3MoeForCausalLM"),
-    gguf: Some(Arch {
-        name: "qwen3moe",
-        ..PLAIN_ARCH
-    }),
+    gguf: Some(Arch::named("qwen3moe")),
     windows: Windows::Disputed,
     experts: Some(QWEN3_EXPERTS),
     ..QWEN3

@@ -9,13 +9,14 @@ use super::form;
 use super::gemma4;
 use super::latent;
 use super::rope::ropes;
-use super::sublayers;
+use super::sublayers::{self, KV_HEADS};
 use crate::config::{Activation, FfnKind, Form, MAX_COUNT, ModelConfig, Rope};
 use crate::error::Error;
 use crate::families::{self, Arch, Family, QkNorm, Quirk, Windows};
 use crate::metadata::{ArchKeys, Metadata};
 use crate::mixers::Sizes;
 use crate::mixers::keys::GgufLayers;
+use crate::mixers::layers::others;
 
 /// Names the activation as in a Hugging Face configuration: `relu`, `relu2`, `silu`, `gelu`,
 /// `gelu_pytorch_tanh`. llama.cpp ignores the key and uses the architecture's activation.
@@ -93,15 +94,15 @@ pub(super) fn model_config(
     let mut form = form::form(keys, family, arch, facts, sizes, window.size > 0)?;
     form.local_rope = local_rope;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let of_layers = by_layer(metadata, family, arch, facts, &window, &mut form)?;
+    let (kv_heads, ffn, headless) = by_layer(keys, family, arch, facts, &window, &mut form)?;
     let file = GgufLayers {
         keys,
         sizes,
-        headless: &of_layers.headless,
+        headless: &headless,
         tensors: &facts.layer_tensors,
     };
     of_mixers(&file, family, &mut rope, &mut form)?;
-    let kv_heads = family.fixed_kv_heads(heads).or(of_layers.kv_heads);
+    let kv_heads = family.fixed_kv_heads(heads).or(kv_heads);
     let named = (metadata.text("general.name")?).filter(|name| !name.is_empty());
     Ok(ModelConfig {
         family: name_of(family, experts.is_some(), ffn_kind).to_owned(),
@@ -112,7 +113,7 @@ pub(super) fn model_config(
         heads,
         kv_heads: kv_heads.unwrap_or(heads),
         head_dim,
-        ffn: match of_expert.or(of_layers.ffn) {
+        ffn: match of_expert.or(ffn) {
             Some(ffn) => ffn,
             None if family.has(Quirk::Sublayers) => sublayers::ffn(keys, layers)?,
             None => need("feed_forward_length")?,
@@ -162,69 +163,30 @@ fn of_mixers(
     Ok(())
 }
 
-/// What lists by layer say.
-struct OfLayers {
-    /// Heads of keys and values.
-    kv_heads: Option<u32>,
-    /// The FFN's neurons, if layers differ.
-    ffn: Option<u32>,
-    /// The layers without heads of keys and values.
-    headless: Vec<u32>,
-}
-
+/// The heads of keys and values, the FFN's neurons if layers differ, and the layers without heads of keys and values.
 fn by_layer(
-    metadata: &Metadata,
+    keys: ArchKeys<'_>,
     family: &Family,
     arch: &Arch,
     facts: &Facts,
     window: &[u32],
     form: &mut Form,
-) -> Result<OfLayers, Error> {
-    let (keys, layers) = (arch.keys(metadata), window.len() as u32);
+) -> Result<(Option<u32>, Option<u32>, Vec<u32>), Error> {
+    let layers = window.len() as u32;
     if family.has(Quirk::GlobalHeads) {
         let (kv_heads, ffn) = gemma4::form(keys, facts.gemma4, window, form)?;
-        let headless = Vec::new();
-        return Ok(OfLayers {
-            kv_heads,
-            ffn,
-            headless,
-        });
+        return Ok((kv_heads, ffn, Vec::new()));
     }
     let (kv_heads, headless) = if family.has(Quirk::Sublayers) {
         sublayers::sublayers(keys, layers, form)?
     } else if family.mixers.iter().any(|of| of.facts().headless) {
-        kv_heads(keys, arch, layers)?
+        let further = arch.reads.contains(&"nextn_predict_layers");
+        let (heads, with) = sublayers::listed(keys, KV_HEADS, layers, further)?;
+        (heads, others(Some(&with), layers))
     } else {
         (keys.uniform(KV_HEADS)?, Vec::new())
     };
-    Ok(OfLayers {
-        kv_heads,
-        headless,
-        ffn: None,
-    })
-}
-
-/// Heads of keys and values.
-const KV_HEADS: &str = "attention.head_count_kv";
-
-/// The heads of keys and values, and the layers without any.
-fn kv_heads(
-    keys: ArchKeys<'_>,
-    arch: &Arch,
-    layers: u32,
-) -> Result<(Option<u32>, Vec<u32>), Error> {
-    let mut list = keys.u32s(KV_HEADS)?;
-    if arch.reads.contains(&"nextn_predict_layers") {
-        list.truncate(layers as usize);
-    }
-    let own = list.iter().copied().find(|&heads| heads != 0);
-    let alike = list.iter().all(|&heads| heads == 0 || Some(heads) == own);
-    if list.len() != layers as usize || !alike {
-        let expected = format!("0 or the same number for each of {layers} layers");
-        return Err(keys.bad(KV_HEADS, &expected));
-    }
-    let without = (0..).zip(list).filter(|(_, heads)| *heads == 0);
-    Ok((own, without.map(|(layer, _)| layer).collect()))
+    Ok((kv_heads, None, headless))
 }
 
 /// The epsilon of the norms.

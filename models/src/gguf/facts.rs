@@ -54,9 +54,12 @@ impl Facts {
         // in any layer: not all have attention
         let some_has = |name: &str| layer_tensors.contains(name);
         let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
-        let rows_of = |name: &str| {
+        let shape_of = |name: &str| {
             let raw = tensors.iter().find(|raw| raw.name == name);
-            let rows = raw.and_then(|raw| raw.shape.first().copied());
+            raw.map(|raw| &raw.shape[..])
+        };
+        let rows_of = |name: &str| {
+            let rows = shape_of(name).and_then(|shape| shape.first().copied());
             rows.map_or(0, |rows| u32::try_from(rows).unwrap_or(u32::MAX))
         };
         Self {
@@ -75,13 +78,8 @@ impl Facts {
                 .filter(|(_, rest)| *rest == "ffn_gate_inp.weight")
                 .map(|(layer, _)| layer)
                 .collect(),
-            positions: tensors.iter().find(|raw| raw.name == POSITIONS).map(|raw| {
-                u32::try_from(raw.shape.first().copied().unwrap_or(0)).unwrap_or(u32::MAX)
-            }),
-            streams: streams::Sizes::of(|name| {
-                let raw = tensors.iter().find(|raw| raw.name == name);
-                raw.map(|raw| &raw.shape[..])
-            }),
+            positions: has(POSITIONS).then(|| rows_of(POSITIONS)),
+            streams: streams::Sizes::of(shape_of),
             gemma4: Gemma4Facts {
                 rows: rows_of("per_layer_token_embd.weight"),
                 key_is_value: count(".attn_k.weight") > count(".attn_v.weight"),

@@ -9,15 +9,6 @@ use crate::families::{Absent, Arch, Family, QkNorm, Quirk, Windows};
 use crate::metadata::ArchKeys;
 use crate::mixers::Sizes;
 
-/// The number whose root is the factor of the scores.
-fn score_width(of: Sizes, widest: u32) -> u32 {
-    if of.layers == widest {
-        of.d_model / of.heads.max(1)
-    } else {
-        of.head_dim
-    }
-}
-
 /// Number of experts of Llama 4 Maverick, whose queries and keys have no norms; no key tells.
 const MAVERICK: u32 = 128;
 
@@ -61,7 +52,13 @@ pub(super) fn form(
     sizes: Sizes,
     windowed: bool,
 ) -> Result<Form, Error> {
-    let scores = |widest| 1.0 / (score_width(sizes, widest) as f32).sqrt();
+    let scores = |widest| {
+        let width = match sizes.layers == widest {
+            true => sizes.d_model / sizes.heads.max(1),
+            false => sizes.head_dim,
+        };
+        1.0 / (width as f32).sqrt()
+    };
     let mut form = Form {
         layer_norm: family.layer_norm,
         norm_bias: family.layer_norm && family.norm_bias,

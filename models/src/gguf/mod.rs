@@ -239,8 +239,8 @@ fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
 
 /// The rows of a vector that llama.cpp stores as a matrix.
 fn stored_rows(config: &ModelConfig, role: Role) -> Option<usize> {
-    let mut mixers = config.form.mixers();
-    Some(mixers.find_map(|of| of.gguf_rows(role))? as usize)
+    let rows = config.form.mixers().find_map(|of| of.gguf_rows(role));
+    rows.map(|rows| rows as usize)
 }
 
 /// The shape of a tensor without meaningless dimensions, with heads stacked.

@@ -8,15 +8,21 @@ use crate::mixers::layers::others;
 /// Neurons of FFNs or of experts, layer by layer.
 const FFN: &str = "feed_forward_length";
 /// Heads of keys and values, layer by layer.
-const KV_HEADS: &str = "attention.head_count_kv";
+pub(super) const KV_HEADS: &str = "attention.head_count_kv";
 
-/// The one nonzero number in a list with one number per layer, and the layers with it.
-fn listed(of: ArchKeys<'_>, key: &str, layers: u32) -> Result<(Option<u32>, Vec<u32>), Error> {
+/// The one nonzero number in a list with one number per layer, and the layers with it. Layers for multi-token
+/// prediction may follow.
+pub(super) fn listed(
+    of: ArchKeys<'_>,
+    key: &str,
+    layers: u32,
+    further: bool,
+) -> Result<(Option<u32>, Vec<u32>), Error> {
     let list = of.u32s(key)?;
     let own = list.iter().copied().find(|&number| number != 0);
     let alike = list.iter().all(|&n| n == 0 || Some(n) == own);
-    // layers for multi-token prediction follow
-    if list.len() < layers as usize || !alike {
+    let fits = list.len() == layers as usize || further && list.len() > layers as usize;
+    if !fits || !alike {
         let expected = format!("0 or the same number for each of {layers} layers");
         return Err(of.bad(key, &expected));
     }
@@ -26,7 +32,7 @@ fn listed(of: ArchKeys<'_>, key: &str, layers: u32) -> Result<(Option<u32>, Vec<
 
 /// The number of an FFN's neurons.
 pub(super) fn ffn(of: ArchKeys<'_>, layers: u32) -> Result<u32, Error> {
-    let (ffn, _) = listed(of, FFN, layers)?;
+    let (ffn, _) = listed(of, FFN, layers, true)?;
     ffn.ok_or_else(|| of.bad(FFN, "a number above 0 for some layers"))
 }
 
@@ -36,8 +42,8 @@ pub(super) fn sublayers(
     layers: u32,
     form: &mut Form,
 ) -> Result<(Option<u32>, Vec<u32>), Error> {
-    let (heads, attention) = listed(of, KV_HEADS, layers)?;
-    let (_, fed) = listed(of, FFN, layers)?;
+    let (heads, attention) = listed(of, KV_HEADS, layers, true)?;
+    let (_, fed) = listed(of, FFN, layers, true)?;
     if let Some(layer) = fed.iter().find(|layer| attention.contains(layer)) {
         let expected = format!("0 for layer {layer}, which has an FFN");
         return Err(of.bad(KV_HEADS, &expected));

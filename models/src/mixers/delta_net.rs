@@ -193,11 +193,11 @@ pub(crate) const GGUF_SHARES: Spellings = &[
 
 /// `modeling_qwen3_next.py`. llama.cpp's converter keeps the order of value heads.
 pub(crate) const QWEN3_NEXT: MixerKeys<DeltaNets> =
-    MixerKeys::new(read_qwen, write).gguf(|file| read_gguf(file, false), GGUF_KEYS);
+    MixerKeys::new(read_qwen, write).gguf(|file| read_gguf(file, false, false), GGUF_KEYS);
 
 /// `modeling_qwen3_5.py`. The converter orders value heads so that those of a key head have a distance of `key_heads`.
 pub(crate) const QWEN3_5: MixerKeys<DeltaNets> =
-    MixerKeys::new(read_qwen, write).gguf(|file| read_gguf(file, true), GGUF_KEYS);
+    MixerKeys::new(read_qwen, write).gguf(|file| read_gguf(file, true, false), GGUF_KEYS);
 
 /// `modeling_qwen4_exp.py`: the same; attention, which is indexed, may have a separate name. Gates are sigmoids in every
 /// GGUF file.
@@ -205,14 +205,7 @@ pub(crate) const QWEN4: MixerKeys<DeltaNets> = MixerKeys::new(
     |keys, sizes| read(keys, sizes, &[LINEAR[1], "indexed_attention"]),
     write,
 )
-.gguf(
-    |file| {
-        let mut found = read_gguf(file, true)?;
-        (found.iter_mut()).for_each(|of| of.shape.sigmoid_gate = true);
-        Ok(found)
-    },
-    GGUF_KEYS,
-);
+.gguf(|file| read_gguf(file, true, true), GGUF_KEYS);
 
 /// `modeling_olmo_hybrid.py`.
 pub(crate) const OLMO: MixerKeys<DeltaNets> = MixerKeys::new(read_olmo, |of, sizes, config| {
@@ -292,11 +285,8 @@ fn read_olmo(keys: &Keys, sizes: Sizes) -> Result<Option<DeltaNets>, Error> {
     let with = named.unwrap_or_else(|| {
         let mut with = layers::all_but_nth(4, sizes.layers);
         // the last one has attention, if no other does
-        with.truncate(if sizes.layers > 3 {
-            with.len()
-        } else {
-            with.len().saturating_sub(1)
-        });
+        let last = usize::from(sizes.layers <= 3);
+        with.truncate(with.len().saturating_sub(last));
         with
     });
     let key_heads = keys.u32("linear_num_key_heads")?.unwrap_or(sizes.heads);
@@ -329,7 +319,11 @@ fn write(of: Option<&DeltaNets>, sizes: Sizes, config: &mut Value) {
 }
 
 /// The layers are all but every [`INTERVAL`]-th, or those with flags.
-fn read_gguf(file: &GgufLayers, tiled: bool) -> Result<Option<DeltaNets>, Error> {
+fn read_gguf(
+    file: &GgufLayers,
+    tiled: bool,
+    sigmoid_gate: bool,
+) -> Result<Option<DeltaNets>, Error> {
     let (keys, layers) = (file.keys, file.sizes.layers);
     let list = keys.key(RECURRENT);
     let with: Vec<u32> = match keys.metadata.flags(&list)? {
@@ -352,6 +346,7 @@ fn read_gguf(file: &GgufLayers, tiled: bool) -> Result<Option<DeltaNets>, Error>
     let shape = DeltaNetShape {
         value_dim: head_width(keys, shape.value_heads)?,
         tiled,
+        sigmoid_gate,
         ..shape
     };
     Ok(some(with, shape))

@@ -339,9 +339,6 @@ fn write_ling(of: Option<&KdaLayers>, sizes: Sizes, config: &mut Value) {
 /// Decays of full-rank projections have a bound.
 fn read_gguf(file: &GgufLayers, direct: bool) -> Result<Option<KdaLayers>, Error> {
     let (keys, layers) = (file.keys, file.headless.to_vec());
-    if layers.is_empty() {
-        return Ok(None);
-    }
     let is_bounded = keys.bool(GGUF_SAFE)?;
     let bound = if direct && is_bounded.unwrap_or(true) {
         Some(keys.need_f32(GGUF_BOUND)?)

@@ -137,7 +137,7 @@ impl<L> MixerKeys<L> {
         self
     }
 
-    /// The same; the layers are those without heads of keys and values.
+    /// The same; the layers are those without heads of keys and values. Files without any are not read.
     pub(crate) const fn headless(self, read: ReadGguf<L>, keys: &'static [&'static str]) -> Self {
         let mut own = self.gguf(read, keys);
         own.facts.headless = true;
@@ -178,8 +178,7 @@ pub(crate) struct GgufLayers<'a> {
 impl GgufLayers<'_> {
     /// Refuses another number, in any layer.
     pub(crate) fn expect(&self, key: &str, expected: u32) -> Result<(), Error> {
-        let found = self.keys.uniform(key)?;
-        match found.is_some_and(|found| found != expected) {
+        match (self.keys.uniform(key)?).is_some_and(|found| found != expected) {
             true => Err(self.keys.bad(key, &expected.to_string())),
             false => Ok(()),
         }

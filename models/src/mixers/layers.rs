@@ -40,8 +40,8 @@ pub(crate) fn write_names(
     config: &mut Value,
 ) {
     let has = |layer| with.is_some_and(|with| with.contains(&layer));
-    let name = |layer| if has(layer) { own } else { others };
-    config["layer_types"] = (0..layers).map(name).collect();
+    let names = (0..layers).map(|layer| if has(layer) { own } else { others });
+    config["layer_types"] = names.collect();
 }
 
 /// The layers that the list `key` lacks: it has those with attention.

@@ -285,11 +285,7 @@ fn some(layers: Vec<u32>, shape: MambaShape) -> Option<MambaLayers> {
 }
 
 fn read_headless(file: &GgufLayers) -> Result<Option<MambaLayers>, Error> {
-    let layers = file.headless.to_vec();
-    if layers.is_empty() {
-        return Ok(None);
-    }
-    Ok(some(layers, gguf_shape(file.keys)?))
+    Ok(some(file.headless.to_vec(), gguf_shape(file.keys)?))
 }
 
 fn gguf_shape(keys: ArchKeys<'_>) -> Result<MambaShape, Error> {

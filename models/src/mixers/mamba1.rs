@@ -172,9 +172,6 @@ fn write(of: Option<&Mamba1Layers>, sizes: Sizes, config: &mut Value) {
 
 fn read_gguf(file: &GgufLayers) -> Result<Option<Mamba1Layers>, Error> {
     let layers = file.headless.to_vec();
-    if layers.is_empty() {
-        return Ok(None);
-    }
     let shape = need_sizes(file.keys, GGUF_SIZES, USUAL)?;
     Ok(Some(Mamba1Layers { layers, shape }))
 }

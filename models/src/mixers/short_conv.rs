@@ -87,9 +87,6 @@ fn write(of: Option<&ShortConvs>, sizes: Sizes, config: &mut Value) {
 
 fn read_gguf(file: &GgufLayers) -> Result<Option<ShortConvs>, Error> {
     let layers = file.headless.to_vec();
-    if layers.is_empty() {
-        return Ok(None);
-    }
     let taps = file.keys.need(GGUF_TAPS)?;
     Ok(Some(ShortConvs { layers, taps }))
 }
