@@ -74,10 +74,7 @@ fn crate_edges_point_down() {
         ("storage", &[]),
         ("models", &["kernels"]),
         ("predictor", &["kernels"]),
-        (
-            "engine",
-            &["kernels", "storage", "models", "predictor"],
-        ),
+        ("engine", &["kernels", "storage", "models", "predictor"]),
         (
             "engine/devices",
             &["kernels", "npu", "opencl", "storage", "models", "engine"],
