@@ -168,7 +168,9 @@ impl DeviceSet {
     pub fn prepare(&self, programs: &[Program]) -> Failures {
         let failure = |device: &Arc<InUse>| {
             let mut backend = device.backend();
-            let made = programs.iter().try_for_each(|of| backend.prepare(of));
+            let made = programs
+                .iter()
+                .try_for_each(|program| backend.prepare(program));
             made.err().map(|why| Failure {
                 device: device.number,
                 why,
@@ -344,13 +346,13 @@ impl DeviceSet {
             .iter()
             .map(|device| &self.times[device.number] as &dyn Curve);
         let curves: ArrayVec<&dyn Curve, MOST_DEVICES> = curves.collect();
-        let of = Product {
+        let product = Product {
             rows: work.clusters.len(),
             cols: CLUSTER,
             n: rows,
         };
         let (mut first, mut lost) = (0, having.is_empty());
-        for (device, clusters) in having.iter().zip(shares(of, &curves)) {
+        for (device, clusters) in having.iter().zip(shares(product, &curves)) {
             let range = work.clusters.start + first..work.clusters.start + first + clusters;
             if clusters > 0 {
                 let submitted = match self.parts[work.part.0].each[device.number] {

@@ -409,9 +409,9 @@ impl Lane for DeviceLane {
         each.sum::<u64>() + joined + groups.map_or(0, |model| self.group_bytes(model, room))
     }
 
-    fn multiply<'m>(
+    fn multiply(
         &mut self,
-        matrices: &mut dyn Iterator<Item = &'m mut dyn HostMatrix>,
+        matrices: &mut dyn Iterator<Item = &mut dyn HostMatrix>,
         with: &mut Sharing<'_>,
         gates: bool,
     ) -> Result<(), Error> {

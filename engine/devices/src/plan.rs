@@ -395,8 +395,8 @@ impl ExpertPlan {
 
     /// The groups as text.
     fn words(&self) -> String {
-        let of = |group: &GroupPlan| format!("{} of {} tokens", group.experts, group.capacity);
-        let groups: Vec<String> = self.groups.iter().map(of).collect();
+        let text = |group: &GroupPlan| format!("{} of {} tokens", group.experts, group.capacity);
+        let groups: Vec<String> = self.groups.iter().map(text).collect();
         let groups = match groups.is_empty() {
             true => "none in groups".into(),
             false => format!("groups of {}", groups.join(", ")),
@@ -411,7 +411,7 @@ impl ExpertPlan {
 impl DevicePlan {
     /// The times and the decision as text.
     fn words(&self) -> String {
-        let of = |time: &LayerTime| {
+        let text = |time: &LayerTime| {
             let LayerTime {
                 rows,
                 device_ms,
@@ -428,7 +428,7 @@ impl DevicePlan {
                 "a layer for {rows} rows takes {device_ms:.3} ms, {cpu_ms:.3} ms on the CPU alone: {part}"
             )
         };
-        let layers: Vec<String> = self.layers.iter().map(of).collect();
+        let layers: Vec<String> = self.layers.iter().map(text).collect();
         let experts = self.experts.as_ref().map(ExpertPlan::words);
         let experts = experts.unwrap_or_default();
         format!("{}: {}{experts}", self.name, layers.join("; "))

@@ -127,26 +127,26 @@ impl Sharer<'_, '_, '_> {
         Ok(shared)
     }
 
-    /// What multiplies matrices of a kind, by times that are known, or taken now, one device after the other. Those of the
-    /// CPU are the longest.
+    /// The products of a kind, with saved times, or measured ones, one device after the other. The CPU's are the longest of
+    /// these.
     fn timed(&mut self, kind: &Kind<'_>) -> Result<SharedProducts, Error> {
         let (mut cpu, mut devices) = (Samples::default(), Vec::new());
         for (number, device) in kind.devices.iter().enumerate() {
             let counts = counts(device.facts().graphs);
-            let of = self.compared(kind, &counts);
+            let compared = self.compared(kind, &counts);
             let measured = || self.measured(kind, number, &counts);
-            let times = device.lease().times_of_products(of, measured)?;
-            tracing::info!(device = device.facts().name, dtype = %kind.dtype, rows = of.rows, cols = kind.cols,
-                cpu = ?times.cpu, its = ?times.device, "products");
-            let its = GraphTimes::new(times.device, device.facts().graphs);
-            devices.push((Arc::clone(device), its));
+            let times = device.lease().times_of_products(compared, measured)?;
+            tracing::info!(device = device.facts().name, dtype = %kind.dtype, rows = compared.rows, cols = kind.cols,
+                cpu = ?times.cpu, device_times = ?times.device, "products");
+            let graph_times = GraphTimes::new(times.device, device.facts().graphs);
+            devices.push((Arc::clone(device), graph_times));
             // Of devices with other graphs other numbers of tokens were timed.
-            let all = |samples: &Samples| {
-                let (rows, cols) = (of.rows, of.cols);
+            let total = |samples: &Samples| {
+                let (rows, cols) = (compared.rows, compared.cols);
                 let seconds = |n| samples.seconds(Product { rows, cols, n });
                 TOKENS.into_iter().map(seconds).sum::<f64>()
             };
-            if all(&times.cpu) > all(&cpu) {
+            if total(&times.cpu) > total(&cpu) {
                 cpu = times.cpu;
             }
         }

@@ -7,7 +7,7 @@ use super::pairs::UnitInput;
 use super::state::Ffn;
 use super::units::{BankWork, LayerInput, Rows};
 use crate::error::Error;
-use crate::lane::{Experts, HiddenRows, Share};
+use crate::lane::{ExpertTokens, Experts, HiddenRows, Share};
 
 /// `out[row] += weight × bias` of Down for each unit and each of its rows of `d` elements.
 fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
@@ -116,16 +116,18 @@ impl Ffn {
         let part = |unit: &BankWork<'_>| parts.get(expert(unit)).copied().flatten();
         let units = split_units(at.units, part);
         let begun = units.iter().filter(|unit| unit.hidden.is_some());
-        let begun = begun.map(|unit| {
-            let bias = [unit.bias.gate, unit.bias.up];
-            (expert(unit), unit.bank, unit.rows.picked(), bias)
+        let begun = begun.map(|unit| ExpertTokens {
+            expert: expert(unit),
+            bank: unit.bank,
+            tokens: unit.rows.picked(),
+            bias: [unit.bias.gate, unit.bias.up],
         });
-        let begun: Vec<_> = begun.collect();
+        let begun: Vec<ExpertTokens<'_>> = begun.collect();
         let beside = Beside {
             rows: None,
             experts: Some(Experts {
                 input: at.input,
-                units: &begun,
+                each: &begun,
             }),
         };
         let units = &units;

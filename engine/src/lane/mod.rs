@@ -32,8 +32,8 @@ pub use self::outside::Outside;
 pub use self::products::{HostMatrix, LaneMatrix, MATRICES, MatrixRows, ProductShare, Products};
 pub use self::widths::{Width, Widths};
 pub use self::work::{
-    Collect, Experts, HiddenRows, Offer, PickedTokens, ProductRoom, Room, Share, SharedMatrix,
-    UnitRows, Work,
+    Collect, ExpertTokens, Experts, HiddenRows, Offer, PickedTokens, ProductRoom, Room, Share,
+    SharedMatrix, UnitRows, Work,
 };
 pub use crate::activation::{Gating, of_up};
 pub use crate::banks::Banks;
@@ -166,9 +166,9 @@ pub trait Lane: Send + Sync {
     ///
     /// # Errors
     /// Its failure.
-    fn multiply<'m>(
+    fn multiply(
         &mut self,
-        matrices: &mut dyn Iterator<Item = &'m mut dyn HostMatrix>,
+        matrices: &mut dyn Iterator<Item = &mut dyn HostMatrix>,
         with: &mut Sharing<'_>,
         gates: bool,
     ) -> Result<(), Error>;

@@ -137,13 +137,26 @@ impl PickedTokens<'_> {
     }
 }
 
-/// Experts whose hidden values a lane computes, and the input of their tokens.
+/// An expert of which a lane computes hidden values.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertTokens<'a> {
+    /// Its number in the layer.
+    pub expert: usize,
+    /// Number of its bank.
+    pub bank: u32,
+    /// Its tokens of the pass.
+    pub tokens: PickedTokens<'a>,
+    /// Biases of its Gates and Ups, by neuron; empty without any.
+    pub bias: [&'a [f32]; 2],
+}
+
+/// Experts of which a lane computes hidden values.
 #[derive(Clone, Copy)]
 pub struct Experts<'a> {
     /// Input of the pass.
     pub input: Input<'a>,
-    /// By number, ascending: expert, bank, tokens, and biases of Gate and Up.
-    pub units: &'a [(usize, u32, PickedTokens<'a>, [&'a [f32]; 2])],
+    /// The experts, ascending.
+    pub each: &'a [ExpertTokens<'a>],
 }
 
 /// The part of a layer that is being computed.

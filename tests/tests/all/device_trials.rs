@@ -36,7 +36,7 @@ fn generated(engine: &mut Engine, tokens: usize) -> u64 {
 
 /// What the device has computed: clusters, and rows of matrices.
 fn work(engine: &Engine) -> [u64; 2] {
-    let report = device_report(&engine).unwrap();
+    let report = device_report(engine).unwrap();
     [report.devices[0].clusters, report.devices[0].rows]
 }
 

@@ -98,7 +98,7 @@ fn tokens_of(engine: &Engine, lane: &str) -> Vec<u64> {
 }
 
 fn report(engine: &Engine) -> DeviceReport {
-    let report = device_report(&engine).unwrap();
+    let report = device_report(engine).unwrap();
     assert_eq!(report.lost, None);
     report
 }

@@ -49,7 +49,7 @@ fn grouping(devices: Vec<Device>) -> impl Iterator<Item = Device> {
 }
 
 fn work(engine: &Engine) -> ExpertWork {
-    let report = device_report(&engine).unwrap();
+    let report = device_report(engine).unwrap();
     assert!(report.lost.is_none(), "{report:?}");
     report.experts.unwrap()
 }

@@ -236,7 +236,7 @@ fn a_device_without_room_leaves_the_other_at_work() {
             });
             // A cluster of a layer is not divided, and products are.
             let rows = |engine: &Engine| {
-                let report = device_report(&engine).expect("devices");
+                let report = device_report(engine).expect("devices");
                 report.devices[1 - number].rows
             };
             assert_eq!(generate(&mut engine, &long), expected);

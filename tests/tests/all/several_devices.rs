@@ -61,7 +61,7 @@ fn on(devices: Vec<Device>, held: u64, options: Options) -> Options {
 
 /// Every device has computed clusters, and none is lost.
 fn all_worked(engine: &Engine) {
-    let report = device_report(&engine).unwrap();
+    let report = device_report(engine).unwrap();
     let worked = |clusters: u64, lost: &Option<String>| clusters > 0 && lost.is_none();
     let mut each = report.devices.iter();
     assert!(
@@ -72,7 +72,7 @@ fn all_worked(engine: &Engine) {
 
 /// The first devices have computed clusters, since experts have few, and none is lost.
 fn some_worked(engine: &Engine) {
-    let report = device_report(&engine).unwrap();
+    let report = device_report(engine).unwrap();
     let mut each = report.devices.iter();
     assert!(
         each.all(|of| of.lost.is_none()) && report.devices.iter().take(2).all(|of| of.clusters > 0),
@@ -311,7 +311,7 @@ fn gates_are_shared_again_with_the_devices_that_are_left() {
     let list = vec![lost, fast(&plain_devices()[0])];
     let mut engine = demo(on(list, 0, some(1.0, 16)));
     let rows = |engine: &mut Engine| {
-        let of = |engine: &Engine| device_report(&engine).unwrap().devices[1].rows;
+        let of = |engine: &Engine| device_report(engine).unwrap().devices[1].rows;
         let before = of(engine);
         assert!(bits(&all_logits(engine, &tokens, 16)) == expected);
         of(engine) - before
@@ -397,7 +397,7 @@ fn the_share_of_gates_is_of_the_devices_with_room_for_them() {
             Faulty::armed_by(&plain_devices()[0], fault, left)
         };
         let mut engine = demo(on(vec![device(0), device(1)], 0, some(1.0, 16)));
-        let share = |engine: &Engine| device_report(&engine).unwrap().gates_share;
+        let share = |engine: &Engine| device_report(engine).unwrap().gates_share;
         let before = share(&engine);
         assert!(before > 0.5, "{before}");
         let budget = engine.memory().budget();

@@ -224,14 +224,13 @@ impl DeviceLane {
         experts: Experts<'_>,
     ) -> Result<(), Error> {
         let rows = |expert: &usize| {
-            let units = experts.units;
-            let place = units.binary_search_by_key(expert, |unit| unit.0).ok()?;
-            let (_, bank, tokens, bias) = units[place];
+            let place = experts.each.binary_search_by_key(expert, |of| of.expert);
+            let of = experts.each[place.ok()?];
             Some(ExpertRows {
-                part: self.parts[bank as usize]?,
-                neurons: self.banks.neurons(bank),
-                tokens,
-                bias,
+                part: self.parts[of.bank as usize]?,
+                neurons: self.banks.neurons(of.bank),
+                tokens: of.tokens,
+                bias: of.bias,
             })
         };
         let rows: Option<ArrayVec<_, MOST_EXPERTS>> = group.experts.iter().map(rows).collect();

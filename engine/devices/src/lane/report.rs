@@ -220,11 +220,11 @@ impl DeviceLane {
 
 impl DeviceReport {
     fn of(lane: &DeviceLane, of: &Reported<'_>) -> Self {
-        let all = lane.set.devices().iter();
-        let devices: Vec<DeviceWork> = all.map(|device| lane.device_work(device)).collect();
+        let devices = lane.set.devices().iter();
+        let devices: Vec<DeviceWork> = devices.map(|of| lane.device_work(of)).collect();
         let joined = |of: fn(&DeviceWork) -> &str| {
-            let all: Vec<&str> = devices.iter().map(of).collect();
-            all.join(" + ")
+            let names: Vec<&str> = devices.iter().map(of).collect();
+            names.join(" + ")
         };
         let (name, driver) = (joined(|of| &of.name), joined(|of| &of.driver));
         let same_bits = lane.facts.same_bits;
@@ -281,14 +281,14 @@ impl DeviceReport {
 
     /// The computed share by rows of a pass.
     fn computed_in_words(&self) -> String {
-        let of = |c: &Computed| format!("{:.0} % for {}", 100.0 * c.ffn_share, c.rows);
-        let all: Vec<String> = self.computed.iter().map(of).collect();
-        format!("{} rows", all.join(", "))
+        let text = |c: &Computed| format!("{:.0} % for {}", 100.0 * c.ffn_share, c.rows);
+        let texts: Vec<String> = self.computed.iter().map(text).collect();
+        format!("{} rows", texts.join(", "))
     }
 
     /// What each of several devices has computed.
     fn each(&self) -> String {
-        let of = |work: &DeviceWork| {
+        let text = |work: &DeviceWork| {
             let DeviceWork {
                 name,
                 clusters,
@@ -302,7 +302,7 @@ impl DeviceReport {
         };
         match self.devices.len() {
             0 | 1 => String::new(),
-            _ => self.devices.iter().map(of).collect(),
+            _ => self.devices.iter().map(text).collect(),
         }
     }
 

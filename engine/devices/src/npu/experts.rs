@@ -40,11 +40,11 @@ impl Graphs {
     /// Makes the graphs of experts of a size, unless another process failed to. Where the provider does not take them, as they
     /// are too large, it computes these experts one after the other.
     pub(super) fn prepare_groups(&mut self, shape: GroupShape) -> Result<(), String> {
-        let of = self.group_form(shape)?;
-        if self.npu.is_given_up(Wanted::Groups(of)) {
+        let group = self.group_form(shape)?;
+        if self.npu.is_given_up(Wanted::Groups(group)) {
             return Ok(());
         }
-        if let Err(e) = self.npu.prepare_groups(of) {
+        if let Err(e) = self.npu.prepare_groups(group) {
             tracing::warn!(error = %e, "no graphs of {} tokens for groups of experts", shape.capacity);
         }
         Ok(())
@@ -98,10 +98,10 @@ impl Graphs {
         if !shape.kind.ungated {
             let mut of_ups = GraphRuns::default();
             self.multiply_experts(of, experts, 1, &mut of_ups, |expert, n, row, up| {
-                let its = &experts[expert];
-                let value = &mut hidden[places[expert] + n * its.rows() + row];
+                let task = &experts[expert];
+                let value = &mut hidden[places[expert] + n * task.rows() + row];
                 if *value != 0.0 {
-                    let bias = its.up_bias.get(n).unwrap_or(&0.0);
+                    let bias = task.up_bias.get(n).unwrap_or(&0.0);
                     *value *= of_up(shape.kind, up + bias);
                 }
             })?;

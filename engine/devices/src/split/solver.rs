@@ -128,9 +128,9 @@ impl Pair<'_> {
             }
             consider(of.rows, tokens);
             for [first, second] in space.ratios.filter(|_| some_rows).unwrap_or_default() {
-                let its = of.rows - of.rows * first / (first + second).max(1);
-                if its < of.rows {
-                    consider(its, tokens);
+                let rows = of.rows - of.rows * first / (first + second).max(1);
+                if rows < of.rows {
+                    consider(rows, tokens);
                 }
             }
         }
