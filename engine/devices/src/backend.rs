@@ -21,6 +21,7 @@ use emberflow_opencl::{HostBytes, Sums};
 
 use crate::error::DeviceError;
 use crate::experts::{ExpertGroup, GraphRuns, GroupShape};
+use crate::part::Part;
 
 /// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,10 +147,6 @@ pub(crate) fn token_bytes(dtype: DType, d: usize) -> usize {
         false => 4 * d,
     }
 }
-
-/// A part of a device's memory, by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part(pub(crate) usize);
 
 /// Work or a copy under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

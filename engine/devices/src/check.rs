@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod forms_tests;
+mod leased;
 mod numbers;
 mod products;
 mod reference;
@@ -10,11 +11,12 @@ mod verdicts;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::leased::checked;
 pub(crate) use self::numbers::Numbers;
 use self::reference::{CLUSTERS, NEURONS, OF_WIDE, Reference, cases, few_cases, is_wrong};
 pub use self::reference::{TokenScales, WIDTHS};
 pub(crate) use self::verdicts::OfProducts;
-pub use self::verdicts::{Entry, Found, Times, Verdicts, checked};
+pub use self::verdicts::{Entry, Found, Times, Verdicts};
 use super::times::{Sample, Samples};
 use super::{Backend, DenseShape, DeviceError, Facts, Part};
 use emberflow_engine::lane::CLUSTER;

@@ -18,10 +18,11 @@ use emberflow_storage::trace::Tracer;
 use emberflow_engine::lane::{CLUSTER, Input, NeuronRows};
 use emberflow_engine::{Error, trace};
 
-use crate::backend::{Clusters, Part, PartKind, Program, Taken, Ticket, Work};
+use crate::backend::{Clusters, PartKind, Program, Taken, Ticket, Work};
 use crate::error::DeviceError;
 use crate::experts::{ExpertGroup, ExpertRows, MOST_EXPERTS};
 use crate::in_use::{Devices, InUse, MOST_DEVICES};
+use crate::part::Part;
 use crate::split::{Curve, Product, shares};
 use crate::times::Samples;
 use crate::units::nanoseconds;

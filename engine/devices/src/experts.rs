@@ -7,7 +7,7 @@
 
 use emberflow_engine::lane::PickedTokens;
 
-use super::Part;
+use crate::part::Part;
 use crate::tiers::GROUPS;
 
 /// Most experts of a group.

@@ -12,6 +12,7 @@
 //! the border between what devices and CPU compute moves from pass to pass and nothing is copied. Otherwise devices compute all
 //! that they hold, for the CPU's rows too. One piece of work is under way at a time.
 
+mod group_work;
 mod groups;
 mod holding;
 mod passing;
@@ -33,11 +34,12 @@ use self::groups::Queued;
 pub(crate) use self::groups::{GroupCounts, GroupLane};
 use self::passing::Passing;
 pub use self::report::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, device_report};
-use crate::backend::{Clusters, DenseShape, Part, token_bytes};
+use crate::backend::{Clusters, DenseShape, token_bytes};
 use crate::device_set::DeviceSet;
 use crate::experts::MOST_EXPERTS;
 use crate::in_use::Devices;
 use crate::loads::ExpertModel;
+use crate::part::Part;
 use crate::products::SharedProducts;
 use crate::sharing::Sharer;
 use crate::trials::DeviceTrials;

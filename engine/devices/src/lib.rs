@@ -33,6 +33,7 @@ mod numbers;
 mod open;
 mod opencl;
 mod order;
+mod part;
 mod plan;
 mod products;
 
@@ -53,7 +54,7 @@ pub use emberflow_opencl::{Dots, Form, HostBytes, Kernels, Listed, Order, Sums, 
 
 pub(crate) use self::backend::token_bytes;
 pub use self::backend::{
-    Backend, Block, Clusters, DenseShape, Facts, Part, PartKind, Program, Taken, Ticket, Work,
+    Backend, Block, Clusters, DenseShape, Facts, PartKind, Program, Taken, Ticket, Work,
 };
 pub use self::check::{Entry, Found, Times, TokenScales, Verdict, Verdicts, checked};
 pub use self::choice::{DeviceChoice, DeviceChoices};
@@ -68,5 +69,6 @@ pub use self::npu::{NpuDevice, TryOut};
 pub use self::numbers::{DeviceNumbers, RowTimes};
 pub use self::open::OnDevices;
 pub use self::opencl::OpenCl;
+pub use self::part::Part;
 pub use self::plan::{DevicePlan, ExpertPlan, GroupPlan, LayerTime};
 pub use self::trials::LeftOut;

@@ -24,8 +24,9 @@ use emberflow_engine::lane::{
 use emberflow_engine::trace;
 use emberflow_storage::trace::Tracer;
 
-use crate::backend::{Block, Part, PartKind, Ticket, Work};
+use crate::backend::{Block, PartKind, Ticket, Work};
 use crate::in_use::{InUse, MOST_DEVICES};
+use crate::part::Part;
 use crate::split::{
     Curve, Forms, Pair, Partition, Product, Rectangle, Rectangles, Space, Together,
 };

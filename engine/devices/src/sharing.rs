@@ -8,10 +8,11 @@ use emberflow_engine::Error;
 use emberflow_engine::lane::{HostMatrix, Input, SharedMatrix, Sharing};
 use emberflow_kernels::{Activations, DType};
 
-use crate::backend::{Block, Part, PartKind, Program, Work, token_bytes};
+use crate::backend::{Block, PartKind, Program, Work, token_bytes};
 use crate::check::{Numbers, OfProducts, Times};
 use crate::error::DeviceError;
 use crate::in_use::{Devices, InUse};
+use crate::part::Part;
 use crate::products::{Matrices, SharedProducts};
 use crate::split::{Curve, Product};
 use crate::times::{GraphTimes, Sample, Samples};

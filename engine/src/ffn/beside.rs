@@ -3,30 +3,16 @@
 //! Without a lane nothing here is called.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use emberflow_kernels::Compute;
 
-use super::pairs::{Inputs, Unit, UnitInput};
+use super::pairs::{Inputs, Unit};
 use super::reduce::is_plain;
 use super::state::{Ffn, clusters_per_group};
 use super::units::{BankWork, LayerInput, Rows};
 use crate::error::Error;
-use crate::input::Input;
-use crate::lane::{
-    Collect, Experts, HiddenRows, Lane, MatrixRows, Offer, PickedTokens, ProductShare, Products,
-    Share, UnitRows, Work,
-};
-use crate::store::{Resident, Step};
-
-/// What a lane computes of a layer beside the CPU's units.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Beside<'a> {
-    /// Input of further rows, which it computes with all clusters, and most clusters of a group then.
-    pub rows: Option<(UnitInput<'a>, usize)>,
-    /// Experts of the layer of which it computes hidden values.
-    pub experts: Option<Experts<'a>>,
-}
+use crate::lane::{Collect, HiddenRows, Lane, Offer, PickedTokens, Share, UnitRows, Work};
+use crate::store::Step;
 
 impl<'a> BankWork<'a> {
     /// The unit's first `count` rows, and the rest.
@@ -299,69 +285,6 @@ impl Ffn {
 /// Whether a lane gives the total of its clusters: of the only unit, with weight 1.
 fn is_total(units: &[Unit], inputs: Inputs<'_>) -> bool {
     units.len() == 1 && is_plain(&inputs.at.units[0])
-}
-
-/// Products of a bank's last Gate rows, under way on a lane.
-pub(super) struct LaneGates {
-    products: Arc<dyn Products>,
-    share: ProductShare,
-}
-
-impl LaneGates {
-    /// Begins products of some neurons' Gate rows, if a lane takes any.
-    pub fn begin(
-        resident: &Resident,
-        bank: u32,
-        neurons: Range<usize>,
-        input: Input<'_>,
-    ) -> Option<Self> {
-        let matrix = resident.matrix(bank)?.lane()?;
-        let rows = MatrixRows {
-            number: matrix.number,
-            rows: neurons,
-        };
-        let share = matrix.products.offer(&[rows], input, true)?;
-        Some(Self {
-            products: Arc::clone(&matrix.products),
-            share,
-        })
-    }
-
-    /// The first row that the lane multiplies.
-    pub fn first(&self) -> usize {
-        self.share.left.first().copied().unwrap_or(0)
-    }
-
-    /// Waits for the products and hands them to `then`. False if they are missing.
-    pub fn collect(&self, tokens: usize, then: &mut dyn FnMut(GateProducts<'_>)) -> bool {
-        let first = self.first();
-        self.products.collect(&mut |values| {
-            then(GateProducts {
-                values,
-                first,
-                tokens,
-            });
-        })
-    }
-}
-
-/// Products of the rows from `first` on, `[tokens × rows]`.
-#[derive(Clone, Copy)]
-pub(super) struct GateProducts<'a> {
-    values: &'a [f32],
-    first: usize,
-    tokens: usize,
-}
-
-impl GateProducts<'_> {
-    /// Those of neurons, `[neurons × tokens]`.
-    pub fn of(&self, neurons: Range<usize>, gates: &mut [f32]) {
-        let all = self.values.len() / self.tokens;
-        for (gates, n) in gates.chunks_exact_mut(self.tokens).zip(neurons) {
-            let products = (self.values.chunks_exact(all)).map(|v| v[n - self.first]);
-            gates.iter_mut().zip(products).for_each(|(g, p)| *g = p);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use emberflow_kernels::{Cpu, Row};
 
-use super::beside::GateProducts;
+use super::lane_gates::GateProducts;
 use super::mask;
 use super::products::{RowList, WantedPairs, products, products_floats};
 use crate::activation::Gating;

@@ -2,8 +2,8 @@
 
 use emberflow_kernels::Compute;
 
-use super::beside::{Beside, split_units};
-use super::pairs::UnitInput;
+use super::beside::split_units;
+use super::pairs::{Beside, UnitInput};
 use super::state::Ffn;
 use super::units::{BankWork, LayerInput, Rows};
 use crate::error::Error;

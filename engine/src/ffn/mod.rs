@@ -17,6 +17,7 @@
 mod beside;
 mod gates;
 mod gates_ahead;
+mod lane_gates;
 mod layer;
 mod lookahead;
 mod mask;

@@ -13,8 +13,8 @@ use emberflow_kernels::{Compute, Cpu, Lane, Lanes};
 use emberflow_predictor::Features;
 use emberflow_storage::trace::Tracer;
 
-use super::beside::{GateProducts, LaneGates};
 use super::gates::GateWork;
+use super::lane_gates::{GateProducts, LaneGates};
 use super::lookahead::{GATE_PIECES, Lookahead};
 use super::mask;
 use super::pairs::{Inputs, Pairs, Unit, UnitInput};

@@ -4,13 +4,21 @@ use std::ops::Range;
 
 use emberflow_kernels::{Activations, Cpu};
 
-use super::beside::Beside;
 use super::mask;
 use super::units::{BankWork, Bias, LayerInput, Rows};
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::input::Input;
-use crate::lane::{HiddenRows, UnitRows};
+use crate::lane::{Experts, HiddenRows, UnitRows};
+
+/// What a lane computes of a layer beside the CPU's units.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Beside<'a> {
+    /// Input of further rows, which it computes with all clusters, and most clusters of a group then.
+    pub rows: Option<(UnitInput<'a>, usize)>,
+    /// Experts of the layer of which it computes hidden values.
+    pub experts: Option<Experts<'a>>,
+}
 
 /// A unit of work during its layer's computation.
 #[derive(Debug, Clone, Copy)]

@@ -3,10 +3,9 @@
 use emberflow_kernels::Compute;
 use emberflow_models::config::Activation;
 
-use super::beside::Beside;
 use super::gates_ahead::GateRows;
 use super::lookahead::{FEW, Upcoming};
-use super::pairs::{Inputs, Unit};
+use super::pairs::{Beside, Inputs, Unit};
 use super::state::{Ffn, clusters_per_group};
 use super::units::{BankWork, LayerInput};
 use crate::activation::Gating;

@@ -107,6 +107,7 @@ fn try_case(case: &Path, found: &Mutex<Found>) {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_key_counts_or_is_refused() {
     let models = std::fs::read_dir(fixtures().join("models")).unwrap();
     let cases: Vec<PathBuf> = models

@@ -175,6 +175,7 @@ fn resident_experts_are_hits() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn budgets_from_the_smallest_up_change_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     for name in CASES {
@@ -217,6 +218,7 @@ fn budgets_from_the_smallest_up_change_no_bit() {
 
 /// Guesses of the next layer's experts change no bit, right or wrong.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn reading_ahead_changes_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     for name in CASES {

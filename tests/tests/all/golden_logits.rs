@@ -253,6 +253,7 @@ fn half_precision_keys_and_values_stay_close() {
 /// Checks the engine's central guarantee for every family: sparsity mode, memory budget, thread
 /// count and chunk length change no bit.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn nothing_but_the_weights_decides_a_bit() {
     let mut offloaded = 0;
     let dir = tempfile::tempdir().unwrap();

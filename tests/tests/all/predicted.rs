@@ -105,6 +105,7 @@ fn missed_after(path: &Path, prompt: &[u32], chunk: usize, after: &[u32]) -> u64
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn trained_predictors_give_one_answer_and_leave_the_rest_of_the_file_alone() {
     let dir = tempfile::tempdir().unwrap();
     let bundled = ModelArg { model: None };
@@ -234,6 +235,7 @@ fn predictors_of_other_families_experts_give_one_answer() {
 /// Layers whose gates have a cutoff per token, which the predictor estimates; the last layer is
 /// dense.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn predictors_of_gaussian_top_k_give_one_answer() {
     let dir = tempfile::tempdir().unwrap();
     let case = fixtures().join("models").join("gemma3n_whole");

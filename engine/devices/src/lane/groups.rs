@@ -7,14 +7,10 @@
 //! hidden values ◀─ take ── group after group, in the order of their first units
 //! ```
 
-use std::time::Instant;
-
 use arrayvec::ArrayVec;
-use emberflow_engine::Error;
-use emberflow_engine::lane::{CLUSTER, Experts, HiddenRows, Room};
+use emberflow_engine::lane::{CLUSTER, HiddenRows, Room};
 
-use super::DeviceLane;
-use crate::experts::{ExpertGroup, ExpertRows, GraphRuns, MOST_EXPERTS};
+use crate::experts::{GraphRuns, MOST_EXPERTS};
 use crate::loads::ExpertSetup;
 use crate::tiers::{CapacityGroup, Placement, RouteCounts};
 
@@ -43,7 +39,7 @@ pub(crate) struct GroupCounts {
 /// The groups of a device.
 #[derive(Debug)]
 pub(crate) struct GroupLane {
-    setup: ExpertSetup,
+    pub(super) setup: ExpertSetup,
     /// By bank: clusters that the device holds.
     held: Vec<u32>,
     /// By layer, for passes of `rows` rows.
@@ -184,12 +180,12 @@ impl GroupLane {
     }
 
     /// Where the values of the group under way lie.
-    fn values(&mut self, group: &Queued) -> &mut [f32] {
+    pub(super) fn values(&mut self, group: &Queued) -> &mut [f32] {
         &mut self.hidden[self.known..group.end]
     }
 
     /// The values of a group have come.
-    fn taken(&mut self, group: &Queued, graphs: GraphRuns) {
+    pub(super) fn taken(&mut self, group: &Queued, graphs: GraphRuns) {
         self.known = group.end;
         let parts = group
             .experts
@@ -213,58 +209,6 @@ impl GroupLane {
         self.tokens.clear();
         self.parts.clear();
         self.known = 0;
-    }
-}
-
-impl DeviceLane {
-    /// Begins a group with its experts' places and tokens.
-    pub(super) fn submit_group(
-        &mut self,
-        group: &Queued,
-        experts: Experts<'_>,
-    ) -> Result<(), Error> {
-        let rows = |expert: &usize| {
-            let place = experts.each.binary_search_by_key(expert, |of| of.expert);
-            let of = experts.each[place.ok()?];
-            Some(ExpertRows {
-                part: self.parts[of.bank as usize]?,
-                neurons: self.banks.neurons(of.bank),
-                tokens: of.tokens,
-                bias: of.bias,
-            })
-        };
-        let rows: Option<ArrayVec<_, MOST_EXPERTS>> = group.experts.iter().map(rows).collect();
-        let Some(rows) = rows.filter(|_| self.set.lost().is_none()) else {
-            self.lost = true;
-            return Ok(());
-        };
-        let work = ExpertGroup {
-            capacity: group.capacity,
-            experts: &rows,
-        };
-        let submitted = self.set.submit_group(work, experts.input, self.layer)?;
-        self.lost |= submitted.is_none();
-        Ok(())
-    }
-
-    /// Waits for a group.
-    pub(super) fn take_group(&mut self, group: &Queued) -> Result<(), Error> {
-        let Some(groups) = &mut self.groups else {
-            return Ok(());
-        };
-        let start = Instant::now();
-        let taken = self.set.take_group(groups.values(group))?;
-        self.waited += start.elapsed();
-        match taken {
-            Some(taken) => {
-                groups.taken(group, taken.graphs);
-                self.fired += taken.fired;
-                let neurons = group.experts.len() * groups.setup.times.neurons;
-                self.bytes += (neurons * self.banks.format.gate_len()) as u64;
-            }
-            None => self.lost = true,
-        }
-        Ok(())
     }
 }
 
