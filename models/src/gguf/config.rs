@@ -94,7 +94,11 @@ pub(super) fn model_config(
     let mut form = form::form(keys, family, arch, facts, sizes, window.size > 0)?;
     form.local_rope = local_rope;
     let window: Vec<u32> = (0..layers).map(|layer| window.of(layer)).collect();
-    let (kv_heads, ffn, headless) = by_layer(keys, family, arch, facts, &window, &mut form)?;
+    let ByLayer {
+        kv_heads,
+        ffn,
+        headless,
+    } = by_layer(keys, family, arch, facts, &window, &mut form)?;
     let file = GgufLayers {
         keys,
         sizes,
@@ -163,7 +167,16 @@ fn of_mixers(
     Ok(())
 }
 
-/// The heads of keys and values, the FFN's neurons if layers differ, and the layers without heads of keys and values.
+/// What may differ from layer to layer.
+struct ByLayer {
+    /// Heads of keys and values, where all layers have as many.
+    kv_heads: Option<u32>,
+    /// The FFN's neurons, if layers differ.
+    ffn: Option<u32>,
+    /// Layers without heads of keys and values.
+    headless: Vec<u32>,
+}
+
 fn by_layer(
     keys: ArchKeys<'_>,
     family: &Family,
@@ -171,11 +184,15 @@ fn by_layer(
     facts: &Facts,
     window: &[u32],
     form: &mut Form,
-) -> Result<(Option<u32>, Option<u32>, Vec<u32>), Error> {
+) -> Result<ByLayer, Error> {
     let layers = window.len() as u32;
     if family.has(Quirk::GlobalHeads) {
         let (kv_heads, ffn) = gemma4::form(keys, facts.gemma4, window, form)?;
-        return Ok((kv_heads, ffn, Vec::new()));
+        return Ok(ByLayer {
+            kv_heads,
+            ffn,
+            headless: Vec::new(),
+        });
     }
     let (kv_heads, headless) = if family.has(Quirk::Sublayers) {
         sublayers::sublayers(keys, layers, form)?
@@ -186,7 +203,11 @@ fn by_layer(
     } else {
         (keys.uniform(KV_HEADS)?, Vec::new())
     };
-    Ok((kv_heads, None, headless))
+    Ok(ByLayer {
+        kv_heads,
+        ffn: None,
+        headless,
+    })
 }
 
 /// The epsilon of the norms.

@@ -181,6 +181,7 @@ fn with_failures(source: &dyn Checkpoint, output: &Path, options: &PackOptions) 
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_family_goes_on_where_it_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let [whole, stopped] = ["whole.ember", "stopped.ember"].map(|n| dir.path().join(n));
@@ -202,6 +203,7 @@ fn every_family_goes_on_where_it_stopped() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_calibrated_family_goes_on_too() {
     let dir = tempfile::tempdir().unwrap();
     let [whole, stopped] = ["whole.ember", "stopped.ember"].map(|n| dir.path().join(n));

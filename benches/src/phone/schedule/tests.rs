@@ -82,7 +82,7 @@ fn mixers_hide_behind_ffns() {
 fn no_pass_in_parts_is_slower_than_in_order() {
     let mut random = fastrand::Rng::with_seed(11);
     let (mut faster, mut searched) = (0, 0);
-    let (mut above, mut took) = ([0.0f64; 3], std::time::Duration::ZERO);
+    let mut above = [0.0f64; 3];
     for _ in 0..1000 {
         let (parts, layers) = (random.usize(2..6), random.usize(4..24));
         let projects = random.bool();
@@ -92,9 +92,7 @@ fn no_pass_in_parts_is_slower_than_in_order() {
         let layer = [projects, true, true];
         let graph = PartGraph::new(std::iter::repeat_n(layer, layers), &seconds);
         let of = |rule| by_rule(&graph.operations, &BOTH, DEVICE, rule).seconds();
-        let start = std::time::Instant::now();
         let (taken, in_order) = (PartOrder::fastest(&graph), of(Rule::InOrder));
-        took += start.elapsed();
         let least = Bounds::of(&graph.operations, 2).largest();
         let online = in_order.min(of(Rule::Stalls));
         assert!(taken.seconds <= online, "{taken:?} {online}");
@@ -109,11 +107,11 @@ fn no_pass_in_parts_is_slower_than_in_order() {
             *sum += found / least / 10.0 - 0.1;
         }
     }
-    println!(
-        "{faster} of 1000 faster than in order, {searched} searched; in order, the better of that and Eq. 5, and taken: \
-         {above:?} % above the largest lower bound on average; {took:?} in all"
+    // Per cent above the largest lower bound: in order, the better of that and Eq. 5, and what is taken.
+    assert!(
+        faster > 0 && searched > 0 && above[2] < above[1] && above[1] < above[0],
+        "{faster} {searched} {above:?}"
     );
-    assert!(faster > 0 && searched > 0, "{faster} {searched}");
 }
 
 /// The shortest schedule, by all orders of a graph.
@@ -250,7 +248,6 @@ fn searched_orders_bear_times_that_differ() {
             *sum += found / least / 3.0;
         }
     }
-    println!("in order, Eq. 5 and searched: {sums:?} % of the largest lower bound");
     assert!(sums[2] < sums[0].min(sums[1]), "{sums:?}");
 }
 
