@@ -18,6 +18,7 @@ fn draw(dir: &Path, line: &str) -> String {
 
 /// Regression: in `profile show --svg` the legend covered a label.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn nothing_in_a_chart_is_covered_or_cut_off() {
     let dir = tempfile::tempdir().unwrap();
     exported(dir.path());

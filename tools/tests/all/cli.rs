@@ -303,6 +303,7 @@ fn exit_codes_are_as_documented() {
 
 /// Commands that take long for a large model show their progress on a terminal.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn everything_long_shows_its_progress() {
     let dir = tempfile::tempdir().unwrap();
     let demo = exported(dir.path());

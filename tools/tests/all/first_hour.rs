@@ -166,6 +166,7 @@ fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn the_pages_work_and_show_what_they_say() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let dir = tempfile::tempdir().unwrap();

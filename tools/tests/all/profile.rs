@@ -41,6 +41,7 @@ fn tokens(shown: &Value) -> u64 {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_stopped_profile_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -69,6 +70,7 @@ fn a_stopped_profile_goes_on() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn parts_merge_and_are_shown() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();

@@ -62,6 +62,7 @@ fn a_server_without_places_says_so() {
 
 /// Clients that do not read their streams, and one that does.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_slow_reader_holds_nobody_up() {
     let server = Server::start(&["--parallel", "2", "--context", "1024"]);
     let alone = server.post(PATH, &request(40)).body;

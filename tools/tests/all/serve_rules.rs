@@ -296,6 +296,7 @@ const MOST: u64 = 12 << 20;
 /// Each within a second and little memory, and all within the smallest budget that the server
 /// accepts.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn bombs_cost_neither_time_nor_memory() {
     let refused = call(&["serve", "--port", "0", "--memory", "12MiB"]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
