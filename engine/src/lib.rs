@@ -67,7 +67,6 @@
 //! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
 //! | the door for GPUs and NPUs, which the crate `emberflow-devices` implements | [`lane`] |
-//! | accelerators; a new back end | `device`; division of work by time: [`split`]; capacities and groups of experts: [`tiers`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |
 //! | whole cluster or single neurons | `store/rules.rs`, `store/costs.rs` |
 //! | bytes of a bundle | [`bundle`]; offsets and alignment: `store/layout.rs` |
