@@ -13,7 +13,7 @@
 //! | products of matrices, their timing and division | `products.rs`, `sharing.rs`, [`split`] |
 //! | experts in groups of one capacity | `lane/groups.rs`, [`tiers`] |
 //! | the share by measured times, plans | `plan.rs`; whether devices help at all: `trials.rs` |
-//! | what a run reports | `report.rs` |
+//! | what a run reports | `lane/report.rs` |
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -36,7 +36,6 @@ mod order;
 mod part;
 mod plan;
 mod products;
-
 mod sharing;
 pub mod split;
 #[cfg(test)]

@@ -177,6 +177,7 @@ struct ByLayer {
     headless: Vec<u32>,
 }
 
+/// Reads what may differ from layer to layer.
 fn by_layer(
     keys: ArchKeys<'_>,
     family: &Family,
