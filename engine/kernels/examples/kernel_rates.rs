@@ -1,12 +1,14 @@
 //! Prints how fast the row kernels are, per format and instruction set, next to a plain
 //! read of the same memory.
 //!
-//! `cargo run --release -p emberflow-kernels --example kernel_rates`
+//! `cargo run --release -p emberflow-kernels --example kernel_rates`; with `-- blocks` only the products of
+//! matrices of blocks of GGUF files, beside those of the formats written here.
 
 use std::{hint::black_box, time::Instant};
 
 use emberflow_kernels::{
-    Activations, Columns, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q,
+    Activations, Block, Columns, Cpu, DType, Row, Workers, matmul_scratch, matmul_scratch_q,
+    with_scale_per_token,
 };
 
 const N: usize = 4096;
@@ -82,6 +84,7 @@ fn measure(cpu: Cpu, dtype: DType, bytes: &[u8], inputs: &Inputs) -> Seconds {
     let mut scratch = vec![0.0f32; matmul_scratch(N).max(matmul_scratch_q(N))];
     let grouped = dtype.is_grouped();
     let mut q = Activations::default();
+    let cpu = with_scale_per_token(cpu, dtype.is_per_channel());
     cpu.quantize_activations(xs, TOKENS, &mut q);
     Seconds {
         dot: seconds(|| cpu.matvec(dtype, bytes, row, N, black_box(x), black_box(&mut y))),
@@ -177,11 +180,69 @@ fn print_from_memory(x: &[f32]) {
         print!("{isa:14}{name:6} dot {:.1} GB/s", gb / dot);
         if dtype.is_grouped() {
             let mut q = Activations::default();
+            let cpu = with_scale_per_token(cpu, dtype.is_per_channel());
             cpu.quantize_activations(x, 1, &mut q);
             let dot = seconds(|| cpu.matvec_q(dtype, &bytes, row, q.token(0), &mut y));
             print!(", int dot {:.1} GB/s", gb / dot);
         }
         println!();
+    }
+}
+
+/// Matrices of two shapes: one token from the last-level cache and from memory, then many tokens.
+fn print_matrices() {
+    let memory = weights(256 << 20);
+    let gb = memory.len() as f64 / 1e9;
+    let read = seconds(|| _ = black_box(sum_words(black_box(&memory))));
+    println!("1 thread; plain read of 256 MiB {:.1} GB/s", gb / read);
+    println!(
+        "{:14}{:8}{:>13}{:>12}{:>12}{:>12}{:>12}{:>12}",
+        "isa", "format", "rows × cols", "cache GB/s", "mem GB/s", "4 GF/s", "32 GF/s", "128 GF/s"
+    );
+    let own = [DType::Q8, DType::Q4, DType::Q4k, DType::Mxfp4].into_iter();
+    let formats: Vec<DType> = own.chain(Block::ALL.map(DType::Block)).collect();
+    for (rows, n) in [(8960, 1536), (1536, 8960)] {
+        let xs: Vec<f32> = (0..128 * n).map(|i| (i as f32 * 0.3).sin()).collect();
+        for cpu in Cpu::all().into_iter().skip(1) {
+            let mut x = Activations::default();
+            cpu.quantize_activations(&xs, 128, &mut x);
+            for &dtype in &formats {
+                let row = dtype.row_bytes(n);
+                let mut y = vec![0.0f32; (memory.len() / row).max(128 * rows)];
+                let one = |y: &mut [f32]| {
+                    let s = seconds(|| cpu.matvec_q(dtype, &memory, row, x.token(0), y));
+                    (y.len() * row) as f64 / s / 1e9
+                };
+                let (cached, from_memory) =
+                    (one(&mut y[..rows]), one(&mut y[..memory.len() / row]));
+                let mut scratch = vec![0.0; matmul_scratch_q(n)];
+                let mut many = |tokens: usize| {
+                    let s = seconds(|| {
+                        let mut y = Columns::new(&mut y[..tokens * rows], tokens, rows, rows);
+                        cpu.matmul_q(
+                            dtype,
+                            &memory,
+                            row,
+                            x.all().range(0, tokens),
+                            &mut y,
+                            &mut scratch,
+                        );
+                    });
+                    (2 * tokens * rows * n) as f64 / s / 1e9
+                };
+                println!(
+                    "{:14}{:8}{:>13}{:12.1}{:12.1}{:12.1}{:12.1}{:12.1}",
+                    cpu.name(),
+                    dtype.name(),
+                    format!("{rows} × {n}"),
+                    cached,
+                    from_memory,
+                    many(4),
+                    many(32),
+                    many(128)
+                );
+            }
+        }
     }
 }
 
@@ -216,6 +277,9 @@ fn print_empty_runs() {
 }
 
 fn main() {
+    if std::env::args().any(|arg| arg == "blocks") {
+        return print_matrices();
+    }
     let inputs = Inputs {
         x: (0..N).map(|i| (i as f32 * 0.7).sin()).collect(),
         xs: (0..TOKENS * N).map(|i| (i as f32 * 0.3).sin()).collect(),

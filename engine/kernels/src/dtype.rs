@@ -28,12 +28,16 @@
 //!              q4c: f32 of the nibbles, f32 of the outliers, outliers × i8 quants,
 //!                   outliers × u16 elements: see `channel.rs`
 //!
+//! blocks       a whole number of blocks of a GGUF file, scales inside: see `blocks/`
+//!
 //! value        q8, q8c: q × scale    q4, q4c: (nibble − 8) × scale    mxfp4: e2m1 × 2^(e − 127)
 //!              q4k: nibble × scale − minimum    q4c: and outlier quant × outlier scale
 //! ```
 //!
 //! Elements past `n` in the last group are written as zero (q8, q8c: 0, q4, q4c: nibble 8, q4k and mxfp4: nibble 0) and
 //! ignored on reading.
+
+use crate::blocks::Block;
 
 /// Elements of the longest row of q8c or q4c: its sum fits in 32 bits.
 pub const LONGEST: usize = 1 << 17;
@@ -122,35 +126,36 @@ const _: () = assert!(DType::Q4c.code() == 8 && DType::Q4c.row_bytes(64) == 32 +
 const _: () = assert!(DType::F32.row_bytes(3) == 12 && DType::BF16.row_bytes(3) == 6);
 const _: () = assert!(DType::F16.row_bytes(0) == 0 && DType::Q4.row_bytes(0) == 0);
 
-/// A storage format of weights or of the KV cache. The discriminants are stored in
+/// A storage format of weights or of the KV cache. Their [codes](DType::code) are stored in
 /// containers and never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u32)]
 pub enum DType {
     /// 32-bit IEEE float.
-    F32 = 0,
+    F32,
     /// 16-bit IEEE float.
-    F16 = 1,
+    F16,
     /// The upper half of a 32-bit IEEE float.
-    BF16 = 2,
+    BF16,
     /// Signed 8-bit integers, one f16 scale per 32 elements.
-    Q8 = 3,
+    Q8,
     /// 4-bit integers, one f16 scale per 32 elements.
-    Q4 = 4,
+    Q4,
     /// 4-bit floats, one exponent per 32 elements, as gpt-oss is published.
-    Mxfp4 = 5,
+    Mxfp4,
     /// 4-bit integers from a minimum on; scales and minimums in six bits for 32 elements each, in
     /// units of two f16 for 256. As large as q4, with a third less squared error.
-    Q4k = 6,
+    Q4k,
     /// Signed 8-bit integers, one f32 scale per row: for NPUs, which know no groups.
-    Q8c = 7,
+    Q8c,
     /// 4-bit integers with one f32 scale per row, and one element of 64 in 8 bits instead, with
     /// another (PowerInfer-2 §7.6).
-    Q4c = 8,
+    Q4c,
+    /// Blocks of GGUF files. Rows are read as they lie and never written.
+    Block(Block),
 }
 
 impl DType {
-    /// Every format, in order of its code.
+    /// Every format that rows can be written in, in order of its code.
     pub const ALL: [DType; 9] = [
         DType::F32,
         DType::F16,
@@ -175,20 +180,32 @@ impl DType {
             DType::Q4k => "q4k",
             DType::Q8c => "q8c",
             DType::Q4c => "q4c",
+            DType::Block(block) => block.name(),
         }
     }
 
-    /// The format with this [`name`](DType::name), `None` if there is none.
+    /// The format of [`ALL`](DType::ALL) with this [`name`](DType::name), `None` if there is none.
     pub fn parse(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The number stored in files.
+    /// The number stored in files; of blocks 256 more than in GGUF files.
     pub const fn code(self) -> u32 {
-        self as u32
+        match self {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            DType::BF16 => 2,
+            DType::Q8 => 3,
+            DType::Q4 => 4,
+            DType::Mxfp4 => 5,
+            DType::Q4k => 6,
+            DType::Q8c => 7,
+            DType::Q4c => 8,
+            DType::Block(block) => 256 + block.gguf(),
+        }
     }
 
-    /// The format with this [`code`](DType::code), `None` if there is none.
+    /// The format of [`ALL`](DType::ALL) with this [`code`](DType::code), `None` if there is none.
     pub fn from_code(code: u32) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
@@ -225,10 +242,18 @@ impl DType {
             DType::Q8 | DType::Q4 | DType::Mxfp4 => GROUP,
             DType::Q4k => GROUP * SUPER_GROUPS,
             DType::Q8c | DType::Q4c => usize::MAX,
+            DType::Block(block) => block.elements(),
         }
     }
 
-    /// Bytes of the elements of a row of `n`, without scales. Saturates at `usize::MAX`, which no
+    /// Whether rows are blocks of GGUF files. Such rows meet activations in 8 bits, in the products of
+    /// matrices ([`Cpu::matvec_q`](crate::Cpu::matvec_q), [`Cpu::matmul_q`](crate::Cpu::matmul_q)).
+    #[inline(always)]
+    pub const fn is_blocks(self) -> bool {
+        matches!(self, DType::Block(_))
+    }
+
+    /// Bytes of the elements of a row of `n`, without scales; of all of it, if it is blocks. Saturates at `usize::MAX`, which no
     /// slice reaches, so an absurd `n` fails the caller's length check.
     #[inline(always)]
     pub const fn quants_bytes(self, n: usize) -> usize {
@@ -240,10 +265,11 @@ impl DType {
             DType::Q4 | DType::Q4k | DType::Q4c | DType::Mxfp4 => {
                 groups.saturating_mul(Q4_GROUP_BYTES)
             }
+            DType::Block(block) => block.row_bytes(n),
         }
     }
 
-    /// Bytes of the scales of a row of `n`; zero for the float formats.
+    /// Bytes of the scales of a row of `n`; zero for the float formats and blocks.
     #[inline(always)]
     pub const fn scales_bytes(self, n: usize) -> usize {
         match self {
@@ -252,7 +278,7 @@ impl DType {
             DType::Mxfp4 => n.div_ceil(GROUP),
             DType::Q8c => CHANNEL_SCALE,
             DType::Q4c => 2 * CHANNEL_SCALE + OUTLIER_BYTES * outliers(n),
-            DType::F32 | DType::F16 | DType::BF16 => 0,
+            DType::F32 | DType::F16 | DType::BF16 | DType::Block(_) => 0,
         }
     }
 

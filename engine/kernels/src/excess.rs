@@ -16,6 +16,7 @@
 //! where this adds 1.7 %.
 
 use crate::{
+    blocks::block_group,
     channel::{Outliers, scale_of},
     dtype::{DType, E2M1_DOUBLED, GROUP, MXFP4_SCALES, SUPER_BYTES, SUPER_GROUPS},
     math::f16_to_f32,
@@ -125,6 +126,12 @@ pub(crate) fn element(row: Row<'_>, i: usize) -> f32 {
             let its = Outliers::of(row);
             let here = its.each().filter(|&(_, at)| at == i);
             here.fold(dense, |sum, (quant, _)| sum + f32::from(quant) * its.scale)
+        }
+        DType::Block(block) => {
+            let group = block_group(block, quants, group);
+            let mut weights = [0.0; GROUP];
+            group.decode(&mut weights);
+            weights[i % GROUP]
         }
         DType::F32 | DType::F16 | DType::BF16 => unreachable!("rows of floats take floats"),
     }

@@ -31,6 +31,8 @@
 //! Decode and matrix products both follow it. It is several times faster than f32 activations,
 //! which it replaces for these formats; the tests bound its loss of accuracy.
 //!
+//! The blocks of GGUF files follow the chain rule too: see `blocks/`.
+//!
 //! Rows with one scale (q8c, q4c) times activations with one scale per token follow the channel rule: one exact
 //! integer for the row, and one for its outliers (`channel.rs`). The scale of such a token ignores its four largest
 //! elements, which are clipped; the products of what clipping removes, with rows of any of these formats, are added in f32
@@ -79,6 +81,7 @@
 //! | `select.rs` | the largest of many values |
 //! | `signs.rs` | signs as bits, and counts of differing signs |
 //! | `q4k.rs` | super-blocks of q4k, and the search for the best ones |
+//! | `blocks/` | the blocks of GGUF files, one file for each format |
 //! | `channel.rs` | rows with one scale (q8c, q4c), their outliers, the channel rule |
 //! | `excess.rs` | outlier activations of tokens with one scale |
 //! | `narrow.rs` | rows in two or three bits, widened to q4 |
@@ -95,6 +98,7 @@ compile_error!(
 
 mod activations;
 mod bandwidth;
+mod blocks;
 mod bounds;
 mod channel;
 mod columns;
@@ -125,6 +129,7 @@ mod workers;
 
 pub use activations::{Activations, ActivationsRef, Chunk};
 pub use bandwidth::{prefetch, read_bandwidth};
+pub use blocks::{Block, Group, block_group, decode_blocks};
 pub use channel::{ChannelRow, Outliers, outlier_channels, quantize_q4c};
 pub use columns::Columns;
 pub use compute::Compute;

@@ -75,6 +75,12 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// The format of the rows.
+    #[inline(always)]
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// Elements per row.
     #[inline]
     pub(crate) fn n(&self) -> usize {

@@ -32,7 +32,7 @@ use crate::{
 /// `quants` and `scales` are then unspecified.
 ///
 /// # Panics
-/// If the length of `quants` or `scales` is not that of a `dtype` row.
+/// If the length of `quants` or `scales` is not that of a `dtype` row, or if it is blocks.
 pub fn quantize_row(
     dtype: DType,
     src: &[f32],
@@ -97,6 +97,7 @@ pub fn quantize_row(
         DType::Q8c => return channel::quantize_q8c(src, quants, scales),
         DType::Q4c => return channel::quantize_alone(src, quants, scales),
         DType::Mxfp4 => return store_mxfp4(src, quants, scales),
+        DType::Block(_) => panic!("rows of {dtype} are not written"),
     }
     Ok(())
 }
@@ -288,7 +289,7 @@ const SLACK: f32 = 1.0 + 1.0 / 8192.0;
 pub fn error_bound(dtype: DType, max_abs: f32) -> f32 {
     let max_abs = max_abs.abs();
     let bound = match dtype {
-        DType::F32 | DType::Mxfp4 => return 0.0,
+        DType::F32 | DType::Mxfp4 | DType::Block(_) => return 0.0,
         DType::F16 => max_abs * F16_ROUNDING + F16_HALF_STEP,
         DType::BF16 => max_abs * BF16_ROUNDING + f32::MIN_POSITIVE / 256.0,
         DType::Q8 => {

@@ -97,6 +97,7 @@ unsafe fn axpy_rows<L: Lanes, const G: usize, const NEW: bool>(
             DType::Q8c => axpy_rows_as::<L, Q8c, G, NEW>(factors, rows, y),
             DType::Q4c => axpy_decoded::<L, G, NEW>(factors, rows, y),
             DType::Mxfp4 => axpy_rows_as::<L, Mxfp4, G, NEW>(factors, rows, y),
+            DType::Block(_) => unreachable!("checked by the dispatcher"),
         }
     }
 }

@@ -136,6 +136,7 @@ pub(super) unsafe fn axpy_rows_tokens<L: Lanes, const G: usize, const T: usize>(
             DType::Q8c => all_rows::<L, Q8c, G, T>(factors, rows, tokens, new, ys, scratch),
             DType::Q4c => all_rows::<L, Q4c, G, T>(factors, rows, tokens, new, ys, scratch),
             DType::Mxfp4 => all_rows::<L, Mxfp4, G, T>(factors, rows, tokens, new, ys, scratch),
+            DType::Block(_) => unreachable!("checked by the dispatcher"),
         }
     }
 }

@@ -188,6 +188,7 @@ mod walk;
 pub(crate) use stored::{LINE, prefetch};
 
 use crate::{
+    blocks::decode_blocks,
     columns::Columns,
     cpu::{Cpu, Isa},
     delta::{Decay, DeltaToken},
@@ -261,12 +262,22 @@ fn check_len(what: &str, len: usize, expected: usize) {
     );
 }
 
+/// Blocks are multiplied by quantised activations only.
+fn check_format(dtype: DType) {
+    assert!(
+        !dtype.is_blocks(),
+        "a row of {dtype} takes quantised activations"
+    );
+}
+
 pub(crate) fn dot(cpu: Cpu, row: Row<'_>, x: &[f32]) -> f32 {
+    check_format(row.dtype());
     check_len("x", x.len(), row.len());
     dispatch!(cpu, dot(row, x))
 }
 
 pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
+    check_format(row.dtype());
     check_len("y", y.len(), row.len());
     dispatch!(cpu, axpy(a, row, y))
 }
@@ -274,6 +285,7 @@ pub(crate) fn axpy(cpu: Cpu, a: f32, row: Row<'_>, y: &mut [f32]) {
 /// Rows added up must have one format and the length of the sum.
 fn check_rows(rows: &[Row<'_>], n: usize) {
     for row in rows {
+        check_format(row.dtype());
         check_len("y", n, row.len());
         let (dtype, first) = (row.dtype(), rows[0].dtype());
         assert!(dtype == first, "rows of {first} and {dtype}");
@@ -363,10 +375,14 @@ fn token_by_token(
 
 pub(crate) fn dequantize(cpu: Cpu, row: Row<'_>, out: &mut [f32]) {
     check_len("out", out.len(), row.len());
+    if let DType::Block(format) = row.dtype() {
+        return decode_blocks(format, row.quants(), out);
+    }
     dispatch!(cpu, dequantize(row, out))
 }
 
 pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: &[f32], y: &mut [f32]) {
+    check_format(m.dtype());
     check_len("x", x.len(), m.n());
     check_len("y", y.len(), m.rows());
     dispatch!(cpu, matvec(m, x, y))

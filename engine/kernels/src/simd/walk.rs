@@ -95,6 +95,7 @@ unsafe fn walk<L: Lanes>(row: Row<'_>, groups: usize, visitor: &mut impl Visitor
             DType::Q8c => walk_as::<L, Q8c>(row, groups, visitor),
             DType::Q4c => walk_as::<L, Q4c>(row, groups, visitor),
             DType::Mxfp4 => walk_as::<L, Mxfp4>(row, groups, visitor),
+            DType::Block(_) => unreachable!("checked by the dispatcher"),
         }
     }
 }
@@ -212,6 +213,7 @@ unsafe fn last_group<L: Lanes>(row: Row<'_>) -> [f32; GROUP] {
             DType::Q8c => L::load_q8(from, scale),
             DType::Q4c => L::load_q4(from, scale),
             DType::Mxfp4 => L::load_mxfp4(from, scale),
+            DType::Block(_) => unreachable!("checked by the dispatcher"),
         };
         lanes.store_f32(weights.as_mut_ptr().cast());
     }

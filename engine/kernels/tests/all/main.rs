@@ -4,6 +4,7 @@ mod accuracy;
 mod attend;
 mod axpy;
 mod bit_equal;
+mod blocks;
 mod delta;
 mod golden;
 mod int;

@@ -4,6 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::{
+    blocks::BlockUnit,
     dot::padded,
     form::{E2M1_RAISED, Form, RAISED_BY},
     quantize::{MAGNITUDE, Quantize},
@@ -11,7 +12,8 @@ use super::{
 };
 use crate::{
     Chunk,
-    activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
+    blocks::{Blocks, Format, Vector},
     cpu::with_features,
     dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
     simd::{
@@ -22,9 +24,11 @@ use crate::{
 
 pub(super) mod base {
     super::with_features!(avx2, entry_points, super::Avx2<false>);
+    super::with_features!(avx2, block_entry_points, super::Avx2<false>);
 }
 pub(super) mod vnni {
     super::with_features!(avx2_vnni, entry_points, super::Avx2<true>);
+    super::with_features!(avx2_vnni, block_entry_points, super::Avx2<true>);
 }
 
 /// Registers of eight lanes, with or without AVX-VNNI.
@@ -287,6 +291,273 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
     }
 }
 
+impl<const VNNI: bool> Vector for Avx2<VNNI> {
+    type Bytes = __m256i;
+    type Values = [__m256; 2];
+
+    const LANES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<'a>(at: impl Fn(usize) -> &'a [u8; HALF]) -> __m256i {
+        let (first, second) = (at(0), at(1));
+        // SAFETY: the caller guarantees AVX2; both are 16 bytes long.
+        unsafe {
+            let low = load_16(first.as_ptr());
+            if std::ptr::eq(first, second) {
+                _mm256_broadcastsi128_si256(low)
+            } else {
+                _mm256_set_m128i(load_16(second.as_ptr()), low)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(byte: u8) -> __m256i {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_set1_epi8(byte.cast_signed()) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_and_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift(bytes: __m256i, left: impl Fn(usize) -> i32) -> __m256i {
+        let (a, b) = (left(0), left(1));
+        // SAFETY: the caller guarantees AVX2.
+        unsafe {
+            let by = |a: i32, b: i32| _mm256_setr_epi32(a, a, a, a, b, b, b, b);
+            match (a, b) {
+                (0, 0) => bytes,
+                _ if a >= 0 && b >= 0 => _mm256_sllv_epi32(bytes, by(a, b)),
+                _ if a <= 0 && b <= 0 => _mm256_srlv_epi32(bytes, by(-a, -b)),
+                _ => {
+                    let right = _mm256_srlv_epi32(bytes, by((-a).max(0), (-b).max(0)));
+                    _mm256_sllv_epi32(right, by(a.max(0), b.max(0)))
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], at: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees AVX2; the table is 16 bytes long.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(load_16(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, at)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn spread(words: impl Fn(usize) -> u32, half: usize) -> __m256i {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe {
+            let word = |lane| _mm_set1_epi32(words(lane).cast_signed());
+            let words = _mm256_set_m128i(word(1), word(0));
+            let at = 2 * half as i64 * 0x0101_0101_0101_0101;
+            let next = at + 0x0101_0101_0101_0101;
+            let bytes = _mm256_shuffle_epi8(words, _mm256_setr_epi64x(at, next, at, next));
+            let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values(values: &[f32; CHUNK_GROUPS]) -> [__m256; 2] {
+        // SAFETY: passed on from the caller.
+        unsafe { Self::chains(values) }
+    }
+
+    #[inline(always)]
+    unsafe fn wide(halves: &[u16; CHUNK_GROUPS]) -> [__m256; 2] {
+        // SAFETY: passed on from the caller; all scales are there.
+        unsafe { Self::scales(halves.as_ptr().cast(), CHUNK_GROUPS) }
+    }
+
+    #[inline(always)]
+    unsafe fn times(values: [__m256; 2], by: &[i8; CHUNK_GROUPS]) -> [__m256; 2] {
+        // SAFETY: the caller guarantees AVX2; there are 16 bytes.
+        unsafe {
+            let by = load_16(by.as_ptr().cast());
+            let low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(by));
+            let high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(by, by)));
+            [
+                _mm256_mul_ps(values[0], low),
+                _mm256_mul_ps(values[1], high),
+            ]
+        }
+    }
+}
+
+impl<const VNNI: bool> BlockUnit for Avx2<VNNI> {
+    #[inline(always)]
+    unsafe fn blocks<B: Format, const T: usize>(
+        chunk: Blocks<'_, B>,
+        xs: Chunks<T>,
+    ) -> [[__m256i; 2]; T] {
+        // SAFETY: the caller guarantees the ISA and the chunks.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); 2]; T];
+            let steps = B::steps(chunk);
+            for half in 0..2 {
+                // Weights of two groups each, one in each half of a register.
+                let mut weights = [[_mm256_setzero_si256(); 2]; 4];
+                let mut by = [[_mm256_setzero_si256(); 2]; 4];
+                for i in 0..4 {
+                    let g = 8 * half + 2 * i;
+                    for part in 0..2 {
+                        weights[i][part] = B::unpack::<Self>(chunk, g, part);
+                    }
+                    if B::STEPS {
+                        by[i] = pairs_of_steps(&steps, g);
+                    }
+                }
+                for t in 0..T {
+                    let x = &*xs[t];
+                    let quants = x.quants.as_ptr().cast::<u8>();
+                    let mut parts = [_mm256_setzero_si256(); 4];
+                    for i in 0..4 {
+                        let at = quants.add(first_half(8 * half + 2 * i));
+                        let x = [load(at), load(at.add(SECOND_HALF))];
+                        parts[i] = block_products::<B, VNNI>(weights[i], by[i], x);
+                    }
+                    let of_groups = match B::MOST {
+                        _ if VNNI || B::STEPS => sums_of_groups(parts),
+                        0..=15 => short_sums_of_groups(parts),
+                        16..=31 => medium_sums_of_groups(parts),
+                        _ => sums_of_groups(parts),
+                    };
+                    let eights = match VNNI && B::SIGNED {
+                        true => 128 / 8,
+                        false if B::STEPS => 0,
+                        false => B::RAISED / 8,
+                    };
+                    sums[t][half] = match eights {
+                        16 => {
+                            _mm256_add_epi32(of_groups, load(x.by_128[8 * half..].as_ptr().cast()))
+                        }
+                        times => {
+                            let by_8 = load(x.by_8[8 * half..].as_ptr().cast());
+                            let mut sum = of_groups;
+                            for _ in 0..times {
+                                sum = _mm256_add_epi32(sum, by_8);
+                            }
+                            sum
+                        }
+                    };
+                }
+            }
+            sums
+        }
+    }
+}
+
+/// The steps of the first and of the second halves of groups `g` and `g + 1`, in 16 bits: those of a
+/// group in its half of a register.
+///
+/// # Safety
+/// The CPU has AVX2; `g` is even and below 16.
+#[inline(always)]
+unsafe fn pairs_of_steps(steps: &[i8; 2 * CHUNK_GROUPS], g: usize) -> [__m256i; 2] {
+    // SAFETY: the caller guarantees AVX2 and the group; eight steps from a multiple of eight on exist.
+    unsafe {
+        let eight = _mm_loadl_epi64(steps.as_ptr().add(2 * g / 8 * 8).cast());
+        let eight = _mm256_broadcastsi128_si256(_mm_cvtepi8_epi16(eight));
+        // Bytes of word `i` of eight, in both bytes of a word.
+        let word = |i: i64| 0x0001_0001_0001_0001 * ((2 * i + 1) << 8 | 2 * i);
+        let i = (2 * g % 8) as i64;
+        let order = |i: i64| {
+            let (a, b) = (word(i), word(i + 2));
+            _mm256_setr_epi64x(a, a, b, b)
+        };
+        [
+            _mm256_shuffle_epi8(eight, order(i)),
+            _mm256_shuffle_epi8(eight, order(i + 1)),
+        ]
+    }
+}
+
+/// Partial sums of the products of two groups, one in each half of a register: eight of 16 bits for each
+/// group if the weights are small and there are neither steps nor VNNI, otherwise four of 32 bits. With
+/// VNNI signed weights count as raised by 128.
+///
+/// # Safety
+/// The CPU has AVX2, and AVX-VNNI if `VNNI`.
+#[inline(always)]
+unsafe fn block_products<B: Format, const VNNI: bool>(
+    weights: [__m256i; 2],
+    by: [__m256i; 2],
+    x: [__m256i; 2],
+) -> __m256i {
+    // SAFETY: the caller guarantees the ISA.
+    unsafe {
+        if B::STEPS {
+            let raised = _mm256_set1_epi8(B::RAISED.cast_signed());
+            let mut sums = [_mm256_setzero_si256(); 2];
+            for i in 0..2 {
+                // At most 2 × 63 × 127 each, and 2 × 32 × 127 the difference.
+                let products = _mm256_maddubs_epi16(weights[i], x[i]);
+                let less = _mm256_maddubs_epi16(raised, x[i]);
+                sums[i] = _mm256_madd_epi16(_mm256_sub_epi16(products, less), by[i]);
+            }
+            return _mm256_add_epi32(sums[0], sums[1]);
+        }
+        if VNNI {
+            let flip = _mm256_set1_epi8(if B::SIGNED { i8::MIN } else { 0 });
+            let mut sum = _mm256_setzero_si256();
+            for i in 0..2 {
+                sum = _mm256_dpbusd_avx_epi32(sum, _mm256_xor_si256(weights[i], flip), x[i]);
+            }
+            return sum;
+        }
+        let mut sums = [_mm256_setzero_si256(); 2];
+        for i in 0..2 {
+            sums[i] = match B::SIGNED {
+                // The weight's sign moves to the activation, which is never −128.
+                true => _mm256_maddubs_epi16(
+                    _mm256_abs_epi8(weights[i]),
+                    _mm256_sign_epi8(x[i], weights[i]),
+                ),
+                false => _mm256_maddubs_epi16(weights[i], x[i]),
+            };
+            if B::MOST > 31 {
+                sums[i] = _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1));
+            }
+        }
+        match B::MOST {
+            0..=31 => _mm256_add_epi16(sums[0], sums[1]),
+            _ => _mm256_add_epi32(sums[0], sums[1]),
+        }
+    }
+}
+
+/// [`short_sums_of_groups`] of sums that are no more than 15,748 in magnitude: two of them do not
+/// overflow.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn medium_sums_of_groups(parts: [__m256i; 4]) -> __m256i {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        let [a, b, c, d] = parts;
+        let ones = _mm256_set1_epi16(1);
+        let ab = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let cd = _mm256_add_epi16(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        let (ab, cd) = (_mm256_madd_epi16(ab, ones), _mm256_madd_epi16(cd, ones));
+        let sums = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+        _mm256_permutevar8x32_epi32(sums, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+    }
+}
+
 /// The six-bit scales and minimums of two whole super-blocks, in 16 bits each.
 ///
 /// # Safety
@@ -340,11 +611,11 @@ pub(super) unsafe fn numbers<F: Form, const VNNI: bool>(nibbles: __m256i) -> __m
 pub(super) const fn by_8<F: Form, const VNNI: bool>() -> usize {
     match F::FLOATS {
         true if VNNI => RAISED_BY as usize / 8,
-        _ => F::CENTRED as usize,
+        _ => F::EIGHTS,
     }
 }
 
-/// Sums of two products of [`numbers`] without VNNI, in 16 bits.
+/// Sums of two products of weights as they are packed without VNNI, in 16 bits.
 ///
 /// # Safety
 /// The CPU has AVX2.
@@ -352,7 +623,7 @@ pub(super) const fn by_8<F: Form, const VNNI: bool>() -> usize {
 pub(super) unsafe fn pairs<F: Form>(weights: __m256i, x: __m256i) -> __m256i {
     // SAFETY: the caller guarantees AVX2.
     unsafe {
-        match F::FLOATS {
+        match F::SIGNED {
             // The weight's sign moves to the activation, which is never −128.
             true => _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)),
             false => _mm256_maddubs_epi16(weights, x),

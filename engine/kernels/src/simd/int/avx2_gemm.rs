@@ -5,13 +5,15 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::{Avx2, by_8, load, numbers, pairs},
+    blocks::{BlockTile, each_chunk},
     dot::{factors, scales_of},
-    form::Form,
+    form::{Form, Of, RAISED_BY},
     gemm::{Panel, Step, Tile, Tokens},
 };
 use crate::{
     Chunk, Row,
     activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    blocks::{Format, Vector},
     dtype::{DType, GROUP},
     simd::avx2::load_16,
 };
@@ -78,6 +80,77 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
     }
 }
 
+impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
+    const FROM: usize = 6;
+
+    #[inline(always)]
+    unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
+        // What is added to unpacked weights: with VNNI they are unsigned, without it those with steps
+        // or of floats are signed.
+        let (add, flip) = match VNNI {
+            _ if B::STEPS => (B::RAISED.wrapping_neg(), 0),
+            true if Of::<B>::FLOATS => (RAISED_BY as u8, 0),
+            true if B::SIGNED => (0, 128),
+            _ => (0, 0),
+        };
+        each_chunk::<B, ROWS>(rows, |first, count, chunks| {
+            // SAFETY: only existing groups are stored; the caller guarantees AVX2 and the memory of the
+            // panel.
+            unsafe {
+                let (add, flip) = (Self::splat(add), Self::splat(flip));
+                for g in (0..count).step_by(2) {
+                    let mut lines = [[_mm256_setzero_si256(); ROWS]; 2];
+                    for r in 0..ROWS {
+                        let mut halves = [_mm256_setzero_si256(); 2];
+                        for half in 0..2 {
+                            let weights = B::unpack::<Self>(chunks[r], g, half);
+                            halves[half] = _mm256_xor_si256(_mm256_add_epi8(weights, add), flip);
+                        }
+                        lines[0][r] = _mm256_permute2x128_si256::<0x20>(halves[0], halves[1]);
+                        lines[1][r] = _mm256_permute2x128_si256::<0x31>(halves[0], halves[1]);
+                    }
+                    for (g, lines) in (g..count).zip(lines) {
+                        let to = panel.group(first + g);
+                        for (step, line) in transpose(lines).into_iter().enumerate() {
+                            _mm256_store_si256(to.add(32 * step).cast(), line);
+                        }
+                    }
+                }
+                // [scales, minimums][first eight groups, the others][row]
+                let mut lines = [[[_mm256_setzero_si256(); ROWS]; 2]; 2];
+                for r in 0..ROWS {
+                    let factors = B::factors::<Self>(chunks[r]);
+                    for part in 0..2 {
+                        for half in 0..2 {
+                            lines[part][half][r] = _mm256_castps_si256(factors[part][half]);
+                        }
+                    }
+                    if B::STEPS {
+                        let steps = B::steps(chunks[r]);
+                        for g in 0..count {
+                            let to = panel.group(first + g).add(ROWS * GROUP).cast::<[i16; 2]>();
+                            for half in 0..2 {
+                                let step = i16::from(steps[2 * g + half]);
+                                to.add((1 + half) * ROWS + r).write([step; 2]);
+                            }
+                        }
+                    }
+                }
+                for (part, halves) in lines.into_iter().take(1 + B::MINS as usize).enumerate() {
+                    for (half, lines) in halves.into_iter().enumerate() {
+                        let these = ROWS.min(count.saturating_sub(ROWS * half));
+                        for (i, &line) in transpose(lines)[..these].iter().enumerate() {
+                            let group = panel.group(first + ROWS * half + i);
+                            let to = group.add(ROWS * GROUP + part * 4 * ROWS);
+                            _mm256_store_si256(to.cast(), line);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
 /// The sums of one packed group and each of `T` tokens.
 ///
 /// # Safety
@@ -90,46 +163,44 @@ unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
 ) -> [__m256i; T] {
     // SAFETY: passed on from the caller.
     unsafe {
-        let ones = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_si256(); T];
-        let (correction, times) = if F::NIBBLES {
+        let vnni = const { VNNI && !F::STEPS };
+        let (correction, times) = if !F::SIGNED || F::FLOATS {
             (std::mem::offset_of!(Chunk, by_8), by_8::<F, VNNI>())
         } else {
-            (std::mem::offset_of!(Chunk, by_128), VNNI as usize)
+            (std::mem::offset_of!(Chunk, by_128), vnni as usize)
         };
-        if VNNI {
-            for t in 0..T {
-                for _ in 0..times {
-                    sums[t] = _mm256_add_epi32(sums[t], splat(x.byte(t, correction + 4 * m)));
+        let times = if F::STEPS { 0 } else { times };
+        for t in 0..T {
+            for _ in 0..times {
+                sums[t] = _mm256_add_epi32(sums[t], splat(x.byte(t, correction + 4 * m)));
+            }
+        }
+        let steps = group.add(ROWS * GROUP + ROWS * size_of::<f32>());
+        for first in (0..STEPS).step_by(F::RUN) {
+            // Sums of a run, in 16 bits.
+            let mut short = [_mm256_setzero_si256(); T];
+            for step in first..first + F::RUN {
+                let weights = _mm256_load_si256(group.add(32 * step).cast());
+                let half = step / (STEPS / 2) * SECOND_HALF;
+                let at = first_half(m) + half + step % (STEPS / 2) * 4;
+                for t in 0..T {
+                    let x = splat(x.byte(t, at));
+                    if vnni {
+                        sums[t] = _mm256_dpbusd_avx_epi32(sums[t], weights, x);
+                    } else {
+                        short[t] = _mm256_add_epi16(short[t], pairs::<F>(weights, x));
+                    }
                 }
             }
-        }
-        for step in 0..STEPS {
-            let weights = _mm256_load_si256(group.add(32 * step).cast());
-            let half = step / (STEPS / 2) * SECOND_HALF;
-            let at = first_half(m) + half + step % (STEPS / 2) * 4;
-            for t in 0..T {
-                let x = splat(x.byte(t, at));
-                sums[t] = if VNNI {
-                    _mm256_dpbusd_avx_epi32(sums[t], weights, x)
-                } else if F::NIBBLES {
-                    // Pairs of i16: a group sums to at most 16 × 15 × 127.
-                    _mm256_add_epi16(sums[t], pairs::<F>(weights, x))
-                } else {
-                    // As in the dot product: the sign of the weight moves.
-                    let pairs = _mm256_maddubs_epi16(
-                        _mm256_abs_epi8(weights),
-                        _mm256_sign_epi8(x, weights),
-                    );
-                    _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, ones))
+            if !vnni {
+                // Twice the step in each four bytes.
+                let by = match F::STEPS {
+                    true => load(steps.add(first / F::RUN * 4 * ROWS)),
+                    false => _mm256_set1_epi16(1),
                 };
-            }
-        }
-        if F::NIBBLES && !VNNI {
-            for t in 0..T {
-                sums[t] = _mm256_madd_epi16(sums[t], ones);
-                for _ in 0..times {
-                    sums[t] = _mm256_add_epi32(sums[t], splat(x.byte(t, correction + 4 * m)));
+                for t in 0..T {
+                    sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(short[t], by));
                 }
             }
         }

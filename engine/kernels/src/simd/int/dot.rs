@@ -22,7 +22,7 @@ use crate::{
 /// Prefetch distance in bytes. 4 to 64 KiB are equally fast; without prefetching a core reaches
 /// half the memory bandwidth.
 const AHEAD: usize = 8192;
-const CACHE_LINE: usize = 64;
+pub(super) const CACHE_LINE: usize = 64;
 /// Tokens of the largest tile.
 const TILE: usize = 3;
 

@@ -1,8 +1,10 @@
 //! The formats of weights that meet quantised activations, as types.
 
-use crate::dtype::DType;
+use std::marker::PhantomData;
+
 #[cfg(target_arch = "x86_64")]
 use crate::dtype::E2M1_DOUBLED;
+use crate::{blocks::Format, dtype::DType};
 
 /// A grouped format.
 pub(super) trait Form {
@@ -19,6 +21,15 @@ pub(super) trait Form {
     const MINS: bool;
     /// Whether a row has one scale, so that its product follows the channel rule instead.
     const CHANNEL: bool;
+    /// Whether each half of a group has a further factor, an integer.
+    const STEPS: bool = false;
+    /// Whether packed weights are signed where the instruction set takes such.
+    const SIGNED: bool = !Self::NIBBLES || Self::FLOATS;
+    /// How often eight is to be taken from weights that are packed unsigned.
+    const EIGHTS: usize = Self::CENTRED as usize;
+    /// Of the eight times four weights of a group, how many times four have products that add up in 16
+    /// bits.
+    const RUN: usize = if Self::NIBBLES { 8 } else { 1 };
 }
 
 /// Bytes times a scale.
@@ -86,6 +97,29 @@ impl Form for Q4c {
     const FLOATS: bool = false;
     const MINS: bool = false;
     const CHANNEL: bool = true;
+}
+
+/// Blocks of GGUF files.
+pub(super) struct Of<B>(PhantomData<B>);
+
+impl<B: Format> Form for Of<B> {
+    const DTYPE: DType = DType::Block(B::BLOCK);
+    const NIBBLES: bool = B::MOST <= 15 && !B::STEPS;
+    const CENTRED: bool = B::RAISED == 8;
+    const FLOATS: bool = B::SIGNED && B::MOST == 12;
+    const MINS: bool = B::MINS;
+    const CHANNEL: bool = false;
+    const STEPS: bool = B::STEPS;
+    const SIGNED: bool = B::SIGNED || B::STEPS;
+    const EIGHTS: usize = B::RAISED as usize / 8;
+    // Sums of two products are at most 2 × 15 × 127, 2 × 31 × 127 and with steps 2 × 32 × 127: eight
+    // and four of them fit in 16 bits.
+    const RUN: usize = match B::MOST {
+        _ if B::STEPS => 4,
+        0..=15 => 8,
+        16..=31 => 4,
+        _ => 1,
+    };
 }
 
 /// What [`E2M1_RAISED`] adds: twice what [`Chunk::by_8`](crate::Chunk) takes away.

@@ -31,15 +31,15 @@ const ALIGN: usize = 64;
 const ROUNDS: usize = CHUNK_GROUPS.ilog2() as usize;
 
 /// Bytes of a packed group of `rows` rows: signed or offset bytes, then f32 scales, then f32
-/// minimums if there are any.
-const fn group_bytes(rows: usize, mins: bool) -> usize {
-    rows * (GROUP + (1 + mins as usize) * size_of::<f32>())
+/// minimums or the steps of the first and of the second halves, four bytes each, if there are any.
+const fn group_bytes(rows: usize, mins: bool, steps: bool) -> usize {
+    rows * (GROUP + (1 + mins as usize + 2 * steps as usize) * size_of::<f32>())
 }
 
 /// f32 elements of scratch for two panels or the quants of [`MAX_FEW`] tokens, whatever the
 /// instruction set, saturating.
 pub(crate) const fn scratch_len(n: usize) -> usize {
-    let panels = (n.div_ceil(GROUP)).saturating_mul(2 * group_bytes(MAX_ROWS, true));
+    let panels = (n.div_ceil(GROUP)).saturating_mul(2 * group_bytes(MAX_ROWS, false, true));
     let tokens = (n.div_ceil(CHUNK)).saturating_mul(CHUNK * MAX_FEW);
     let bytes = if panels > tokens { panels } else { tokens };
     bytes.saturating_add(ALIGN) / size_of::<f32>()
@@ -307,29 +307,33 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
         with_form!(dtype, F => {
             match xs.tokens() < K::PACK_FROM[usize::from(!F::NIBBLES)] {
                 true => K::few::<R, F>(rows, xs, y, scratch),
-                false => matmul_as::<K, R, F>(rows, xs, y, scratch),
+                false => {
+                    let pack = |rows: &[Row<'_>], panel| K::pack::<F>(rows, panel);
+                    matmul_as::<K, R, F>(rows, xs, y, scratch, pack)
+                }
             }
         })
     }
 }
 
-/// [`matmul`] of at least one row, in the format `F`.
+/// [`matmul`] of at least one row, in the format `F`, which `pack` packs.
 ///
 /// # Safety
-/// As for [`matmul`].
+/// As for [`matmul`]; `pack` is [`Tile::pack`] or its like for blocks.
 #[inline(always)]
-unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
+pub(super) unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
     rows: R,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
     scratch: &mut [f32],
+    pack: impl Fn(&[Row<'_>], Panel),
 ) {
     // SAFETY: bytes may be anything.
     let (_, scratch, _) = unsafe { scratch.align_to_mut::<Line>() };
     let panel = Panel {
         base: scratch.as_mut_ptr().cast(),
         groups: xs.n().div_ceil(GROUP),
-        group_bytes: const { group_bytes(K::ROWS, F::MINS) },
+        group_bytes: const { group_bytes(K::ROWS, F::MINS, F::STEPS) },
     };
     debug_assert!(2 * panel.bytes() <= size_of_val(scratch));
     let (count, last) = (rows.count(), rows.count() - 1);
@@ -346,7 +350,7 @@ unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
             unsafe {
                 let base = panel.base.add(p * panel.bytes());
                 let panel = Panel { base, ..panel };
-                K::pack::<F>(&of_panel[..K::ROWS], panel);
+                pack(&of_panel[..K::ROWS], panel);
                 if F::CHANNEL {
                     pack_scales(&of_panel[..K::ROWS], panel);
                 }

@@ -91,6 +91,29 @@ macro_rules! entry_points {
     };
 }
 
+/// The kernels of blocks of one instruction set.
+macro_rules! block_entry_points {
+    ([$($feature:tt)*] $unit:ty) => {
+        use $crate::matrix::Matrix;
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn block_dots(m: Matrix<'_>, x: &[Chunk], y: &mut [f32]) {
+            // SAFETY: the features are enabled here; the dispatcher checked the lengths.
+            unsafe { $crate::simd::int::blocks::dots::<$unit>(m, x, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        pub(in crate::simd::int) fn block_matmul(
+            m: Matrix<'_>,
+            xs: ActivationsRef<'_>,
+            y: &mut Columns<'_, f32>,
+            scratch: &mut [f32],
+        ) {
+            // SAFETY: as in `block_dots`.
+            unsafe { $crate::simd::int::blocks::matmul::<$unit>(m, xs, y, scratch) }
+        }
+    };
+}
 /// The methods of [`gemm::Tile`] on chains that are one register of floats, by its intrinsics.
 #[cfg(target_arch = "x86_64")]
 macro_rules! chains_of_floats {
@@ -166,6 +189,7 @@ pub(in crate::simd) mod avx512;
 mod avx512_few;
 #[cfg(target_arch = "x86_64")]
 mod avx512_gemm;
+mod blocks;
 mod channel;
 mod dot;
 mod form;
@@ -204,6 +228,34 @@ macro_rules! dispatch {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => unsafe { avx512::$kernel($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { neon::base::$kernel($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => unsafe { neon::dotprod::$kernel($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => unsafe { neon::i8mm::$kernel($($arg),*) },
+            // No token exists for the instruction sets of other architectures.
+            _ => portable::$kernel($($arg),*),
+        }
+    };
+}
+
+/// Calls the kernel of blocks of the token's instruction set.
+macro_rules! dispatch_blocks {
+    ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
+        match $cpu.isa() {
+            // SAFETY: a token with this ISA exists only where its features were detected, and those of
+            // AVX-512 include AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni => unsafe {
+                avx2::base::$kernel($($arg),*)
+            },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2Vnni => unsafe { avx2::vnni::$kernel($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { neon::base::$kernel($($arg),*) },
@@ -305,8 +357,11 @@ pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f3
     check_token(x);
     check_len("y", y.len(), m.rows());
     if m.rows() > 0 {
-        check_row(m.row(0), x);
-        dispatch!(cpu, dots(m, x.chunks(), y));
+        check_matrix(m, x);
+        match m.dtype().is_blocks() {
+            true => dispatch_blocks!(cpu, block_dots(m, x.chunks(), y)),
+            false => dispatch!(cpu, dots(m, x.chunks(), y)),
+        }
         add_outliers(cpu, m, x, |r, _, more| add(&mut y[r..], more));
     }
 }
@@ -320,8 +375,11 @@ pub(crate) fn matmul(
 ) {
     check_result(xs, y, m.rows(), scratch);
     if m.rows() > 0 && xs.tokens() > 0 {
-        check_row(m.row(0), xs);
-        dispatch!(cpu, matmul(m, xs, y, scratch));
+        check_matrix(m, xs);
+        match m.dtype().is_blocks() {
+            true => dispatch_blocks!(cpu, block_matmul(m, xs, y, scratch)),
+            false => dispatch!(cpu, matmul(m, xs, y, scratch)),
+        }
         add_outliers(cpu, m, xs, |r, t, more| add(&mut y.row_mut(t)[r..], more));
     }
 }
@@ -402,7 +460,20 @@ fn check_rows(rows: &[Row<'_>], x: ActivationsRef<'_>) {
     }
 }
 
+/// The rows are integers of the length of the activations.
+fn check_matrix(m: Matrix<'_>, x: ActivationsRef<'_>) {
+    match m.dtype().is_blocks() {
+        true => check_len("a row", m.n(), x.n()),
+        false => check_row(m.row(0), x),
+    }
+}
+
 fn check_row(row: Row<'_>, x: ActivationsRef<'_>) {
+    assert!(
+        !row.dtype().is_blocks(),
+        "rows of {} are multiplied as matrices",
+        row.dtype()
+    );
     assert!(
         row.dtype().is_grouped(),
         "a row of {} takes f32 activations",

@@ -1,14 +1,16 @@
 //! Plain Rust for machines without a supported vector unit.
 
 use super::{
+    blocks::{self, BlockTile, BlockUnit},
     dot::padded,
     form::Form,
     gemm::{self, Panel, Step, Tile},
     quantize::Quantize,
-    unit::Unit,
+    unit::{Chunks, Unit},
 };
 use crate::{
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
+    blocks::{Blocks, Format, Vector},
     dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
     math::f16_to_f32,
     q4k,
@@ -16,6 +18,7 @@ use crate::{
 };
 
 entry_points!([] Portable);
+block_entry_points!([] Portable);
 
 /// Arrays of 16.
 pub(super) struct Portable;
@@ -127,6 +130,107 @@ impl Unit for Portable {
     fn prefetch(_line: *const u8) {}
 }
 
+impl Vector for Portable {
+    type Bytes = [u8; HALF];
+    type Values = [f32; CHUNK_GROUPS];
+
+    const LANES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load<'a>(at: impl Fn(usize) -> &'a [u8; HALF]) -> [u8; HALF] {
+        *at(0)
+    }
+
+    #[inline(always)]
+    unsafe fn splat(byte: u8) -> [u8; HALF] {
+        [byte; HALF]
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: [u8; HALF], b: [u8; HALF]) -> [u8; HALF] {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: [u8; HALF], b: [u8; HALF]) -> [u8; HALF] {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn shift(bytes: [u8; HALF], left: impl Fn(usize) -> i32) -> [u8; HALF] {
+        match left(0) {
+            left @ 0.. => bytes.map(|byte| byte << left),
+            left => bytes.map(|byte| byte >> -left),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], at: [u8; HALF]) -> [u8; HALF] {
+        at.map(|at| table[usize::from(at % 16)].cast_unsigned())
+    }
+
+    #[inline(always)]
+    unsafe fn spread(words: impl Fn(usize) -> u32, half: usize) -> [u8; HALF] {
+        let word = words(0);
+        std::array::from_fn(|j| match word >> (HALF * half + j) & 1 {
+            1 => 255,
+            _ => 0,
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn values(values: &[f32; CHUNK_GROUPS]) -> [f32; CHUNK_GROUPS] {
+        *values
+    }
+
+    #[inline(always)]
+    unsafe fn wide(halves: &[u16; CHUNK_GROUPS]) -> [f32; CHUNK_GROUPS] {
+        halves.map(f16_to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn times(values: [f32; CHUNK_GROUPS], by: &[i8; CHUNK_GROUPS]) -> [f32; CHUNK_GROUPS] {
+        std::array::from_fn(|g| values[g] * f32::from(by[g]))
+    }
+}
+
+impl BlockUnit for Portable {
+    #[inline(always)]
+    unsafe fn blocks<B: Format, const T: usize>(
+        chunk: Blocks<'_, B>,
+        xs: Chunks<T>,
+    ) -> [[i32; CHUNK_GROUPS]; T] {
+        let mut sums = [[0; CHUNK_GROUPS]; T];
+        let steps = B::steps(chunk);
+        for g in 0..CHUNK_GROUPS {
+            for half in 0..2 {
+                // SAFETY: there is nothing that the CPU may lack.
+                let weights = unsafe { B::unpack::<Portable>(chunk, g, half) };
+                for t in 0..T {
+                    // SAFETY: the caller guarantees the chunks.
+                    let (low, high) = halves(unsafe { &*xs[t] }, g);
+                    let mut sum = 0;
+                    for (&weight, &x) in weights.iter().zip([low, high][half]) {
+                        let weight = weight.wrapping_sub(B::RAISED).cast_signed();
+                        sum += i32::from(weight) * i32::from(x);
+                    }
+                    sums[t][g] += i32::from(steps[2 * g + half]) * sum;
+                }
+            }
+        }
+        sums
+    }
+}
+
+impl BlockTile for Portable {
+    const FROM: usize = 2;
+
+    unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
+        // SAFETY: passed on from the caller.
+        unsafe { blocks::pack::<Portable, B, GROUP, ROWS>(rows, panel) }
+    }
+}
+
 /// The two halves of group `g`.
 #[inline(always)]
 fn halves(x: &Chunk, g: usize) -> (&[i8], &[i8]) {
@@ -156,18 +260,24 @@ impl Tile for Portable {
     unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[[i32; ROWS]; T]; P] {
         let Step { group, apart, x, m } = at;
         std::array::from_fn(|p| {
+            let group = group.wrapping_add(p * apart);
             // SAFETY: the caller guarantees `P` packed groups.
-            let weights = unsafe { &*group.add(p * apart).cast::<[[i8; GROUP]; ROWS]>() };
+            let weights = unsafe { &*group.cast::<[[i8; GROUP]; ROWS]>() };
+            let steps: [[i32; ROWS]; 2] = match F::STEPS {
+                // SAFETY: two steps of each row follow the scales.
+                true => unsafe { *group.add(ROWS * (GROUP + size_of::<f32>())).cast() },
+                false => [[1; ROWS]; 2],
+            };
             std::array::from_fn(|t| {
                 // SAFETY: the caller guarantees `T` tokens.
                 let (low, high) = halves(unsafe { &*x.chunk(t) }, m);
                 std::array::from_fn(|r| {
-                    let mut sum = 0;
+                    let (mut first, mut second) = (0, 0);
                     for i in 0..HALF {
-                        sum += i32::from(weights[r][i]) * i32::from(low[i]);
-                        sum += i32::from(weights[r][HALF + i]) * i32::from(high[i]);
+                        first += i32::from(weights[r][i]) * i32::from(low[i]);
+                        second += i32::from(weights[r][HALF + i]) * i32::from(high[i]);
                     }
-                    sum
+                    first * steps[0][r] + second * steps[1][r]
                 })
             })
         })

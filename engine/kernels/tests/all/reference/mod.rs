@@ -26,6 +26,7 @@ pub fn value(row: Row<'_>, i: usize) -> f32 {
                 sum + p as f32 * float(row, 4)
             })
         }
+        DType::Block(_) => unreachable!("blocks have their own oracle"),
     }
 }
 

@@ -1,0 +1,148 @@
+//! The names, numbers and sizes of the block formats.
+
+/// A block format of GGUF files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Block {
+    /// 4-bit integers less 8, a scale for 32.
+    Q4_0,
+    /// 4-bit integers, a scale and a minimum for 32.
+    Q4_1,
+    /// 5-bit integers less 16, a scale for 32.
+    Q5_0,
+    /// 5-bit integers, a scale and a minimum for 32.
+    Q5_1,
+    /// 8-bit integers, a scale for 32.
+    Q8_0,
+    /// 3-bit integers less 4; scales in six bits for 16, in units of one for 256.
+    Q3K,
+    /// 4-bit integers; scales and minimums in six bits for 32, in units of two for 256.
+    Q4K,
+    /// 5-bit integers, otherwise as [`Q4K`](Block::Q4K).
+    Q5K,
+    /// 6-bit integers less 32; scales in eight bits for 16, in units of one for 256.
+    Q6K,
+    /// 16 values that are denser near zero, a scale for 32.
+    Iq4Nl,
+    /// The values of [`Iq4Nl`](Block::Iq4Nl); scales in six bits for 32, in units of one for 256.
+    Iq4Xs,
+    /// 4-bit floats, a power of two for 32.
+    Mxfp4,
+}
+
+impl Block {
+    /// Every format.
+    pub const ALL: [Block; 12] = [
+        Block::Q4_0,
+        Block::Q4_1,
+        Block::Q5_0,
+        Block::Q5_1,
+        Block::Q8_0,
+        Block::Q3K,
+        Block::Q4K,
+        Block::Q5K,
+        Block::Q6K,
+        Block::Iq4Nl,
+        Block::Iq4Xs,
+        Block::Mxfp4,
+    ];
+
+    /// The name in GGUF's own documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Block::Q4_0 => "Q4_0",
+            Block::Q4_1 => "Q4_1",
+            Block::Q5_0 => "Q5_0",
+            Block::Q5_1 => "Q5_1",
+            Block::Q8_0 => "Q8_0",
+            Block::Q3K => "Q3_K",
+            Block::Q4K => "Q4_K",
+            Block::Q5K => "Q5_K",
+            Block::Q6K => "Q6_K",
+            Block::Iq4Nl => "IQ4_NL",
+            Block::Iq4Xs => "IQ4_XS",
+            Block::Mxfp4 => "MXFP4",
+        }
+    }
+
+    /// The number of the type in GGUF files.
+    pub const fn gguf(self) -> u32 {
+        match self {
+            Block::Q4_0 => 2,
+            Block::Q4_1 => 3,
+            Block::Q5_0 => 6,
+            Block::Q5_1 => 7,
+            Block::Q8_0 => 8,
+            Block::Q3K => 11,
+            Block::Q4K => 12,
+            Block::Q5K => 13,
+            Block::Q6K => 14,
+            Block::Iq4Nl => 20,
+            Block::Iq4Xs => 23,
+            Block::Mxfp4 => 39,
+        }
+    }
+
+    /// The format with this number in GGUF files, `None` if there are no products for it.
+    pub fn from_gguf(number: u32) -> Option<Block> {
+        Block::ALL.into_iter().find(|block| block.gguf() == number)
+    }
+
+    /// Weights of a block.
+    pub const fn elements(self) -> usize {
+        match self {
+            Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Q8_0 => 32,
+            Block::Iq4Nl | Block::Mxfp4 => 32,
+            Block::Q3K | Block::Q4K | Block::Q5K | Block::Q6K | Block::Iq4Xs => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Block::Q4_0 => 18,
+            Block::Q4_1 => 20,
+            Block::Q5_0 => 22,
+            Block::Q5_1 => 24,
+            Block::Q8_0 => 34,
+            Block::Q3K => 110,
+            Block::Q4K => 144,
+            Block::Q5K => 176,
+            Block::Q6K => 210,
+            Block::Iq4Nl => 18,
+            Block::Iq4Xs => 136,
+            Block::Mxfp4 => 17,
+        }
+    }
+
+    /// Bytes of a row of `n` weights, saturating; `usize::MAX`, which no slice reaches, if they are
+    /// not a whole number of blocks.
+    #[inline]
+    pub const fn row_bytes(self, n: usize) -> usize {
+        if n.is_multiple_of(self.elements()) {
+            (n / self.elements()).saturating_mul(self.bytes())
+        } else {
+            usize::MAX
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_gguf_name_the_formats() {
+        for block in Block::ALL {
+            assert_eq!(Block::from_gguf(block.gguf()), Some(block));
+        }
+        assert_eq!(Block::from_gguf(0), None);
+    }
+
+    #[test]
+    fn a_row_is_whole_blocks() {
+        assert_eq!(Block::Q6K.row_bytes(512), 420);
+        assert_eq!(Block::Q6K.row_bytes(500), usize::MAX);
+        assert_eq!(Block::Q4_0.row_bytes(0), 0);
+        assert_eq!(Block::Q8_0.row_bytes(usize::MAX / 32 * 32), usize::MAX);
+    }
+}

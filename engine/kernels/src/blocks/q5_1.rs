@@ -1,0 +1,76 @@
+//! Q5_1: integers of five bits times a scale, plus an offset.
+//!
+//! ```text
+//! 0    2   scale   f16
+//! 2    2   offset  f16
+//! 4    4   high    bit i is the fifth bit of weight i
+//! 8   16   quants  the other four, as in Q4_0
+//!
+//! weight   scale × q + offset
+//! ```
+
+use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
+use crate::{activations::HALF, dtype::GROUP, math::f16_to_f32};
+
+/// A stored block.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockQ5_1 {
+    scale: [u8; 2],
+    offset: [u8; 2],
+    high: [u8; 4],
+    quants: [u8; HALF],
+}
+const _: () = assert!(size_of::<BlockQ5_1>() == 24 && align_of::<BlockQ5_1>() == 1);
+
+/// The sign of an f16: an offset is a minimum of the other sign.
+const SIGN: u16 = 1 << 15;
+
+impl Format for BlockQ5_1 {
+    const BLOCK: Block = Block::Q5_1;
+    const ELEMENTS: usize = GROUP;
+    const SIGNED: bool = false;
+    const MOST: u8 = 31;
+    const RAISED: u8 = 0;
+    const MINS: bool = true;
+    const STEPS: bool = false;
+
+    fn group(&self, _: usize) -> Group {
+        let quant = |i: usize| {
+            let nibble = self.quants[i % HALF] >> (4 * (i / HALF)) & 15;
+            let fifth = self.high[i / 8] >> (i % 8) & 1;
+            (nibble | fifth << 4).cast_signed()
+        };
+        Group {
+            quants: std::array::from_fn(quant),
+            scale: f16_to_f32(u16::from_le_bytes(self.scale)),
+            steps: [1; 2],
+            minimum: -f16_to_f32(u16::from_le_bytes(self.offset)),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<V: Vector>(chunk: Blocks<'_, Self>, first: usize, half: usize) -> V::Bytes {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            let low = nibble::<V>(V::load(|lane| &chunk.at(first + lane).quants), half);
+            let fifth = V::spread(|lane| u32::from_le_bytes(chunk.at(first + lane).high), half);
+            V::or(low, V::and(fifth, V::splat(16)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<V: Vector>(chunk: Blocks<'_, Self>) -> V::Values {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { V::wide(&chunk.each(|block| u16::from_le_bytes(block.scale))) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors<V: Vector>(chunk: Blocks<'_, Self>) -> [V::Values; 2] {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            let less = chunk.each(|block| u16::from_le_bytes(block.offset) ^ SIGN);
+            [Self::scales::<V>(chunk), V::wide(&less)]
+        }
+    }
+}
