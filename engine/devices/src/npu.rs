@@ -159,7 +159,7 @@ fn form(dtype: DType, cols: usize) -> Result<Form, String> {
         DType::Q8 | DType::Q8c => Weights::Bytes,
         DType::Q4 | DType::Q4c => Weights::Nibbles(8),
         DType::Q4k => Weights::Nibbles(0),
-        DType::F32 | DType::F16 | DType::BF16 | DType::Mxfp4 => {
+        DType::F32 | DType::F16 | DType::BF16 | DType::Mxfp4 | DType::Block(_) => {
             return Err(format!(
                 "NPUs do not know {dtype}: pack the model with --quant q8, q8c, q4, q4c or q4k"
             ));

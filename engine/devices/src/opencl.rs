@@ -76,7 +76,7 @@ fn format_of(dtype: DType) -> Option<&'static str> {
         DType::Q8 => "Q8",
         DType::Q4 => "Q4",
         DType::Q4k => "Q4K",
-        DType::Mxfp4 | DType::Q8c | DType::Q4c => return None,
+        DType::Mxfp4 | DType::Q8c | DType::Q4c | DType::Block(_) => return None,
     })
 }
 

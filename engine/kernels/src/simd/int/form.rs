@@ -23,10 +23,13 @@ pub(super) trait Form {
     const CHANNEL: bool;
     /// Whether each half of a group has a further factor, an integer.
     const STEPS: bool = false;
+    #[cfg(target_arch = "x86_64")]
     /// Whether packed weights are signed where the instruction set takes such.
     const SIGNED: bool = !Self::NIBBLES || Self::FLOATS;
+    #[cfg(target_arch = "x86_64")]
     /// How often eight is to be taken from weights that are packed unsigned.
     const EIGHTS: usize = Self::CENTRED as usize;
+    #[cfg(target_arch = "x86_64")]
     /// Of the eight times four weights of a group, how many times four have products that add up in 16
     /// bits.
     const RUN: usize = if Self::NIBBLES { 8 } else { 1 };
@@ -110,8 +113,11 @@ impl<B: Format> Form for Of<B> {
     const MINS: bool = B::MINS;
     const CHANNEL: bool = false;
     const STEPS: bool = B::STEPS;
+    #[cfg(target_arch = "x86_64")]
     const SIGNED: bool = B::SIGNED || B::STEPS;
+    #[cfg(target_arch = "x86_64")]
     const EIGHTS: usize = B::RAISED as usize / 8;
+    #[cfg(target_arch = "x86_64")]
     // Sums of two products are at most 2 × 15 × 127, 2 × 31 × 127 and with steps 2 × 32 × 127: eight
     // and four of them fit in 16 bits.
     const RUN: usize = match B::MOST {

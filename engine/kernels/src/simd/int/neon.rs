@@ -3,10 +3,17 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::{dot::padded, form::Form, quantize::Quantize, unit::Unit};
+use super::{
+    blocks::BlockUnit,
+    dot::padded,
+    form::Form,
+    quantize::Quantize,
+    unit::{Chunks, Unit},
+};
 use crate::{
     Chunk,
     activations::{CHUNK_GROUPS, HALF, SECOND_HALF, first_half},
+    blocks::{Blocks, Format, Vector},
     cpu::with_features,
     dtype::{E2M1_DOUBLED, GROUP, SUPER_BYTES},
     simd::{neon::widen_f16, prefetch},
@@ -14,12 +21,19 @@ use crate::{
 
 pub(super) mod base {
     super::with_features!(neon, entry_points, super::Neon<{ super::BASE }>);
+    super::with_features!(neon, block_entry_points, super::Neon<{ super::BASE }>);
 }
 pub(super) mod dotprod {
     super::with_features!(neon_dotprod, entry_points, super::Neon<{ super::DOTPROD }>);
+    super::with_features!(
+        neon_dotprod,
+        block_entry_points,
+        super::Neon<{ super::DOTPROD }>
+    );
 }
 pub(super) mod i8mm {
     super::with_features!(neon_i8mm, entry_points, super::Neon<{ super::I8MM }>);
+    super::with_features!(neon_i8mm, block_entry_points, super::Neon<{ super::I8MM }>);
 }
 
 /// Extensions [`Neon`] may use: none, dot products, dot products and matrix products.
@@ -204,6 +218,125 @@ impl<const LEVEL: u8> Unit for Neon<LEVEL> {
     #[inline(always)]
     fn prefetch(line: *const u8) {
         prefetch(line);
+    }
+}
+
+impl<const LEVEL: u8> Vector for Neon<LEVEL> {
+    type Bytes = uint8x16_t;
+    type Values = [float32x4_t; 4];
+
+    const LANES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load<'a>(at: impl Fn(usize) -> &'a [u8; HALF]) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON; there are 16 bytes.
+        unsafe { vld1q_u8(at(0).as_ptr()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(byte: u8) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vdupq_n_u8(byte) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vandq_u8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vorrq_u8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift(bytes: uint8x16_t, left: impl Fn(usize) -> i32) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON. A negative count moves bits to the right.
+        unsafe { vshlq_u8(bytes, vdupq_n_s8(left(0) as i8)) }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], at: uint8x16_t) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON; the table is 16 bytes long.
+        unsafe { vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(table.as_ptr()), at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn spread(words: impl Fn(usize) -> u32, half: usize) -> uint8x16_t {
+        const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
+        let [a, b, c, d] = words(0).to_le_bytes();
+        let [first, second] = [[a, b], [c, d]][half];
+        // SAFETY: the caller guarantees NEON; the table is 16 bytes long.
+        unsafe {
+            let bytes = vcombine_u8(vdup_n_u8(first), vdup_n_u8(second));
+            vtstq_u8(bytes, vld1q_u8(BITS.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn values(values: &[f32; CHUNK_GROUPS]) -> [float32x4_t; 4] {
+        // SAFETY: passed on from the caller.
+        unsafe { Self::chains(values) }
+    }
+
+    #[inline(always)]
+    unsafe fn wide(halves: &[u16; CHUNK_GROUPS]) -> [float32x4_t; 4] {
+        // SAFETY: passed on from the caller; all scales are there.
+        unsafe { Self::scales(halves.as_ptr().cast(), CHUNK_GROUPS) }
+    }
+
+    #[inline(always)]
+    unsafe fn times(values: [float32x4_t; 4], by: &[i8; CHUNK_GROUPS]) -> [float32x4_t; 4] {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let by = Self::chains(&by.map(f32::from));
+            let mut products = values;
+            for i in 0..CHUNK_GROUPS / 4 {
+                products[i] = vmulq_f32(values[i], by[i]);
+            }
+            products
+        }
+    }
+}
+
+impl<const LEVEL: u8> BlockUnit for Neon<LEVEL> {
+    #[inline(always)]
+    unsafe fn blocks<B: Format, const T: usize>(
+        chunk: Blocks<'_, B>,
+        xs: Chunks<T>,
+    ) -> [[int32x4_t; 4]; T] {
+        // SAFETY: the caller guarantees the ISA and the chunks.
+        unsafe {
+            let mut sums = [[vdupq_n_s32(0); 4]; T];
+            let (zero, raised) = (vdupq_n_s8(0), vdupq_n_u8(B::RAISED));
+            let steps = B::steps(chunk);
+            for quad in 0..CHUNK_GROUPS / 4 {
+                let mut parts = [[vdupq_n_s32(0); 4]; T];
+                for i in 0..4 {
+                    let g = 4 * quad + i;
+                    let low = vsubq_u8(B::unpack::<Self>(chunk, g, 0), raised);
+                    let high = vsubq_u8(B::unpack::<Self>(chunk, g, 1), raised);
+                    let (low, high) = (vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(high));
+                    for t in 0..T {
+                        let (x_low, x_high) = halves(&*xs[t], g);
+                        parts[t][i] = if B::STEPS {
+                            let first = products::<LEVEL>(low, x_low, zero, zero);
+                            let second = products::<LEVEL>(high, x_high, zero, zero);
+                            let first = vmulq_n_s32(first, i32::from(steps[2 * g]));
+                            vmlaq_n_s32(first, second, i32::from(steps[2 * g + 1]))
+                        } else {
+                            products::<LEVEL>(low, x_low, high, x_high)
+                        };
+                    }
+                }
+                for t in 0..T {
+                    sums[t][quad] = sums_of_groups(parts[t]);
+                }
+            }
+            sums
+        }
     }
 }
 

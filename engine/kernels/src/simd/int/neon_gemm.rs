@@ -5,11 +5,12 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{
+    blocks::{self, BlockTile},
     form::Form,
     gemm::{self, Panel, Step, Tile, Tokens},
     neon::{BASE, DOTPROD, Neon, halves, products, sums_of_groups},
 };
-use crate::{Row, dtype::GROUP};
+use crate::{Row, blocks::Format, dtype::GROUP};
 
 const ROWS: usize = 8;
 
@@ -43,6 +44,10 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
             let mut sums = [[[vdupq_n_s32(0); 2]; T]; P];
             for p in 0..P {
                 let group = group.add(p * apart).cast();
+                if F::STEPS {
+                    sums[p] = sums_with_steps::<LEVEL, T>(group, x, m);
+                    continue;
+                }
                 sums[p] = match LEVEL {
                     BASE => sums_by_rows::<T>(group, x, m),
                     DOTPROD => sums_by_sdot::<T>(group, x, m),
@@ -108,6 +113,57 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
             vst1q_f32(to, values[0]);
             vst1q_f32(to.add(4), values[1]);
         }
+    }
+}
+
+impl<const LEVEL: u8> BlockTile for Neon<LEVEL> {
+    const FROM: usize = 4;
+
+    #[inline(always)]
+    unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match LEVEL {
+                _ if B::STEPS => blocks::pack::<Self, B, GROUP, ROWS>(rows, panel),
+                BASE => blocks::pack::<Self, B, GROUP, ROWS>(rows, panel),
+                DOTPROD => blocks::pack::<Self, B, 4, ROWS>(rows, panel),
+                _ => blocks::pack::<Self, B, 8, ROWS>(rows, panel),
+            }
+        }
+    }
+}
+
+/// As [`sums_by_rows`], with the steps of each row's halves behind its scale.
+///
+/// # Safety
+/// As for [`Tile::sums`] of a [`Neon`], with one panel.
+#[inline(always)]
+unsafe fn sums_with_steps<const LEVEL: u8, const T: usize>(
+    group: *const i8,
+    x: Tokens,
+    m: usize,
+) -> [[int32x4_t; 2]; T] {
+    // SAFETY: the caller guarantees the ISA, a packed group with steps, and `T` tokens.
+    unsafe {
+        let mut sums = [[vdupq_n_s32(0); 2]; T];
+        let zero = vdupq_n_s8(0);
+        let steps = group.add(ROWS * (GROUP + size_of::<f32>())).cast::<i32>();
+        for t in 0..T {
+            let (x_low, x_high) = halves(&*x.chunk(t), m);
+            for half in 0..2 {
+                let mut parts = [[vdupq_n_s32(0); 4]; 2];
+                for r in 0..4 {
+                    let from = group.add((4 * half + r) * GROUP);
+                    let (low, high) = (vld1q_s8(from), vld1q_s8(from.add(GROUP / 2)));
+                    parts[0][r] = products::<LEVEL>(low, x_low, zero, zero);
+                    parts[1][r] = products::<LEVEL>(high, x_high, zero, zero);
+                }
+                let (first, second) = (steps.add(4 * half), steps.add(ROWS + 4 * half));
+                let sum = vmulq_s32(sums_of_groups(parts[0]), vld1q_s32(first));
+                sums[t][half] = vmlaq_s32(sum, sums_of_groups(parts[1]), vld1q_s32(second));
+            }
+        }
+        sums
     }
 }
 
