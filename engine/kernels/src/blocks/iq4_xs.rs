@@ -35,11 +35,17 @@ impl BlockIq4Xs {
     /// The scales of its groups.
     #[inline(always)]
     fn scales(&self) -> [i8; SUPER_GROUPS] {
-        let high = u16::from_le_bytes(self.high);
-        std::array::from_fn(|g| {
-            let low = self.low[g / 2] >> (4 * (g % 2)) & 15;
-            (low | ((high >> (2 * g) & 3) as u8) << 4).cast_signed() - 32
-        })
+        // Each step halves the runs of bits and doubles the gaps between them.
+        let mut low = u64::from(u32::from_le_bytes(self.low));
+        low = (low | low << 16) & 0x0000_ffff_0000_ffff;
+        low = (low | low << 8) & 0x00ff_00ff_00ff_00ff;
+        low = (low | low << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+        let mut high = u64::from(u16::from_le_bytes(self.high));
+        high = (high | high << 24) & 0x0000_00ff_0000_00ff;
+        high = (high | high << 12) & 0x000f_000f_000f_000f;
+        high = (high | high << 6) & 0x0303_0303_0303_0303;
+        let scales = (low | high << 4).to_le_bytes();
+        scales.map(|scale| scale.cast_signed() - 32)
     }
 }
 

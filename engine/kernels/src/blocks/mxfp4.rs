@@ -10,7 +10,7 @@
 use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
 use crate::{
     activations::HALF,
-    dtype::{E2M1_DOUBLED, GROUP, mxfp4_scale},
+    dtype::{E2M1_DOUBLED, GROUP, MXFP4_SCALES},
 };
 
 /// A stored block.
@@ -38,7 +38,7 @@ impl Format for BlockMxfp4 {
         };
         Group {
             quants: std::array::from_fn(quant),
-            scale: mxfp4_scale(self.exponent),
+            scale: MXFP4_SCALES[usize::from(self.exponent)],
             steps: [1; 2],
             minimum: 0.0,
         }
@@ -56,6 +56,6 @@ impl Format for BlockMxfp4 {
     #[inline(always)]
     unsafe fn scales<V: Vector>(chunk: Blocks<'_, Self>) -> V::Values {
         // SAFETY: the caller guarantees the instruction set.
-        unsafe { V::values(&chunk.each(|block| mxfp4_scale(block.exponent))) }
+        unsafe { V::values(&chunk.each(|block| MXFP4_SCALES[usize::from(block.exponent)])) }
     }
 }

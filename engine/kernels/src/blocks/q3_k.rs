@@ -11,7 +11,7 @@
 //! weight   (scale × (step − 32)) × (q − 4)
 //! ```
 
-use super::{Block, Blocks, Format, Group, Vector, vector::half_of};
+use super::{Block, Blocks, Format, Group, Vector, six_bits::both, vector::half_of};
 use crate::{
     activations::CHUNK_GROUPS,
     dtype::{GROUP, SUPER_GROUPS},
@@ -33,11 +33,15 @@ impl BlockQ3K {
     /// The steps of its 16 halves of groups.
     #[inline(always)]
     fn steps(&self) -> [i8; CHUNK_GROUPS] {
-        std::array::from_fn(|s| {
-            let low = self.packed[s % 8] >> (4 * (s / 8)) & 15;
-            let high = self.packed[8 + s % 4] >> (2 * (s / 4)) & 3;
-            (low | high << 4).cast_signed() - 32
-        })
+        const FOUR: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        const TWO: u64 = 0x0303_0303_0303_0303;
+        let (words, _) = self.packed.as_chunks();
+        let [a, b, c] = [0, 1, 2].map(|i| u32::from_le_bytes(words[i]));
+        let low = both(a, b);
+        let first = low & FOUR | (both(c, c >> 2) & TWO) << 4;
+        let second = low >> 4 & FOUR | (both(c >> 4, c >> 6) & TWO) << 4;
+        let all = [first, second].map(u64::to_le_bytes);
+        std::array::from_fn(|s| (all[s / 8][s % 8]).cast_signed() - 32)
     }
 }
 

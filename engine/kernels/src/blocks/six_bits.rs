@@ -7,6 +7,12 @@
 //!                their upper two are the upper two of bytes g and 4 + g
 //! ```
 
+/// Two words of four bytes, one after the other.
+#[inline(always)]
+pub(super) const fn both(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
 /// Scales and minimums of eight groups.
 #[inline(always)]
 pub(super) fn six_bits(packed: &[u8; 12]) -> [[i8; 8]; 2] {
@@ -18,7 +24,6 @@ pub(super) fn six_bits(packed: &[u8; 12]) -> [[i8; 8]; 2] {
         u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
     };
     let (a, b, c) = (word(0), word(1), word(2));
-    let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let scales = both(a & SIX, c & FOUR | (a >> 6 & TWO) << 4);
     let mins = both(b & SIX, c >> 4 & FOUR | (b >> 6 & TWO) << 4);
     [scales, mins].map(|eight| eight.to_le_bytes().map(u8::cast_signed))

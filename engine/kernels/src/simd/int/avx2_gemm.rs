@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::{
     avx2::{Avx2, by_8, load, numbers, pairs},
-    blocks::{BlockTile, each_chunk},
+    blocks::{BlockTile, chunk_of},
     dot::{factors, scales_of},
     form::{Form, Of, RAISED_BY},
     gemm::{Panel, Step, Tile, Tokens},
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Chunk, Row,
     activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
-    blocks::{Format, Vector},
+    blocks::{Format, MAX_CHUNK_BYTES, Vector},
     dtype::{DType, GROUP},
     simd::avx2::load_16,
 };
@@ -81,7 +81,7 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
 }
 
 impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
-    const FROM: usize = 6;
+    const FROM: usize = 12;
 
     #[inline(always)]
     unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
@@ -93,7 +93,11 @@ impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
             true if B::SIGNED => (0, 128),
             _ => (0, 0),
         };
-        each_chunk::<B, ROWS>(rows, |first, count, chunks| {
+        let groups = rows[0].len().div_ceil(GROUP);
+        let mut filled = [[0; MAX_CHUNK_BYTES]; ROWS];
+        for (k, first) in (0..groups).step_by(CHUNK_GROUPS).enumerate() {
+            let count = CHUNK_GROUPS.min(groups - first);
+            let chunks = chunk_of::<B, ROWS>(rows, k, &mut filled);
             // SAFETY: only existing groups are stored; the caller guarantees AVX2 and the memory of the
             // panel.
             unsafe {
@@ -147,7 +151,7 @@ impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
                     }
                 }
             }
-        });
+        }
     }
 }
 

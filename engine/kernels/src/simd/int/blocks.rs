@@ -1,10 +1,12 @@
 //! Rows of blocks of GGUF files times quantised activations: one token or a few by rows, as in `dot`,
 //! many by panels, as in `gemm`.
 
+use std::marker::PhantomData;
+
 use super::{
     dot::{self, further},
     form::Of,
-    gemm::{self, Panel, Tile},
+    gemm::{self, Pack, Panel, Tile},
     unit::{Chunks, Unit},
 };
 use crate::{
@@ -41,6 +43,17 @@ pub(super) trait BlockTile: Tile + BlockUnit {
     /// # Safety
     /// As for [`Tile::pack`] with [`Of<B>`].
     unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel);
+}
+
+/// Packs by [`BlockTile::pack_blocks`].
+struct Whole<B>(PhantomData<B>);
+
+impl<K: BlockTile, B: Format> Pack<K> for Whole<B> {
+    #[inline(always)]
+    unsafe fn pack(rows: &[Row<'_>], panel: Panel) {
+        // SAFETY: passed on from the caller.
+        unsafe { K::pack_blocks::<B>(rows, panel) }
+    }
 }
 
 /// `y[r] = row r · x`.
@@ -91,8 +104,7 @@ pub(super) unsafe fn matmul<K: BlockTile>(
             if xs.tokens() < K::FROM {
                 few::<K, B>(m, xs, y);
             } else {
-                let pack = |rows: &[Row<'_>], panel| K::pack_blocks::<B>(rows, panel);
-                gemm::matmul_as::<K, _, Of<B>>(m, xs, y, scratch, pack);
+                gemm::matmul_as::<K, _, Of<B>, Whole<B>>(m, xs, y, scratch);
             }
         }
     })
@@ -201,37 +213,28 @@ unsafe fn step<U: BlockUnit, B: Format, const T: usize>(
     }
 }
 
-/// Calls `then` with each chunk of the rows of a panel: the number of its first group and of its groups,
-/// and its blocks, filled up with zeros at the end of the rows.
+/// Room for the last chunk of each row of a panel.
+pub(super) type Filled<const ROWS: usize> = [[u8; MAX_CHUNK_BYTES]; ROWS];
+
+/// Chunk `k` of the rows of a panel; the last one, if it is short, is filled up with zeros in `filled`,
+/// which is zero before.
 #[inline(always)]
-pub(super) fn each_chunk<B: Format, const ROWS: usize>(
-    rows: &[Row<'_>],
-    mut then: impl FnMut(usize, usize, [Blocks<'_, B>; ROWS]),
-) {
+pub(super) fn chunk_of<'a, B: Format, const ROWS: usize>(
+    rows: &'a [Row<'_>],
+    k: usize,
+    filled: &'a mut Filled<ROWS>,
+) -> [Blocks<'a, B>; ROWS] {
     let bytes = const { Blocks::<B>::BYTES };
-    let groups = rows[0].len().div_ceil(GROUP);
-    for (k, first) in (0..groups).step_by(CHUNK_GROUPS).enumerate() {
-        let count = CHUNK_GROUPS.min(groups - first);
-        let chunk_of = |r: usize| &rows[r].quants()[k * bytes..];
-        if count == CHUNK_GROUPS {
-            then(
-                first,
-                count,
-                std::array::from_fn(|r| Blocks::of(&chunk_of(r)[..bytes])),
-            );
-        } else {
-            let mut filled = [[0; MAX_CHUNK_BYTES]; ROWS];
-            for (r, filled) in filled.iter_mut().enumerate() {
-                let rest = chunk_of(r);
-                filled[..rest.len()].copy_from_slice(rest);
-            }
-            then(
-                first,
-                count,
-                std::array::from_fn(|r| Blocks::of(&filled[r][..bytes])),
-            );
+    for (row, filled) in rows.iter().zip(&mut *filled) {
+        let rest = &row.quants()[k * bytes..];
+        if rest.len() < bytes {
+            filled[..rest.len()].copy_from_slice(rest);
         }
     }
+    std::array::from_fn(|r| {
+        let rest = &rows[r].quants()[k * bytes..];
+        Blocks::of(rest.get(..bytes).unwrap_or(&filled[r][..bytes]))
+    })
 }
 
 /// [`BlockTile::pack_blocks`] as [`gemm::pack`] orders weights: `STEP` consecutive elements of every
@@ -248,7 +251,11 @@ pub(super) unsafe fn pack<U: BlockUnit, B: Format, const STEP: usize, const ROWS
         assert!(size_of::<U::Bytes>() == HALF && U::LANES == 1);
         assert!(size_of::<U::Values>() == size_of::<[f32; CHUNK_GROUPS]>());
     }
-    each_chunk::<B, ROWS>(rows, |first, count, chunks| {
+    let groups = rows[0].len().div_ceil(GROUP);
+    let mut filled = [[0; MAX_CHUNK_BYTES]; ROWS];
+    for (k, first) in (0..groups).step_by(CHUNK_GROUPS).enumerate() {
+        let count = CHUNK_GROUPS.min(groups - first);
+        let chunks = chunk_of::<B, ROWS>(rows, k, &mut filled);
         for (r, &chunk) in chunks.iter().enumerate() {
             // SAFETY: the caller guarantees the instruction set; vectors are bytes or floats. The groups
             // are as large as all rows and their factors, and aligned.
@@ -285,5 +292,5 @@ pub(super) unsafe fn pack<U: BlockUnit, B: Format, const STEP: usize, const ROWS
                 }
             }
         }
-    });
+    }
 }

@@ -5,6 +5,8 @@
 //! groups are visited chain by chain, so the accumulators of a chain stay in registers; a finished
 //! chain is folded at once with its partner in the tree.
 
+use std::marker::PhantomData;
+
 use super::{
     channel, dot,
     form::{Form, with_form},
@@ -307,26 +309,42 @@ pub(super) unsafe fn matmul<K: Tile + Unit, R: Rows>(
         with_form!(dtype, F => {
             match xs.tokens() < K::PACK_FROM[usize::from(!F::NIBBLES)] {
                 true => K::few::<R, F>(rows, xs, y, scratch),
-                false => {
-                    let pack = |rows: &[Row<'_>], panel| K::pack::<F>(rows, panel);
-                    matmul_as::<K, R, F>(rows, xs, y, scratch, pack)
-                }
+                false => matmul_as::<K, R, F, Parts<F>>(rows, xs, y, scratch),
             }
         })
     }
 }
 
-/// [`matmul`] of at least one row, in the format `F`, which `pack` packs.
+/// How panels are packed; a type and no closure, as closures are not always inlined.
+pub(super) trait Pack<K> {
+    /// As [`Tile::pack`].
+    ///
+    /// # Safety
+    /// As for [`Tile::pack`].
+    unsafe fn pack(rows: &[Row<'_>], panel: Panel);
+}
+
+/// Packs rows in the format `F` by [`Tile::pack`].
+struct Parts<F>(PhantomData<F>);
+
+impl<K: Tile, F: Form> Pack<K> for Parts<F> {
+    #[inline(always)]
+    unsafe fn pack(rows: &[Row<'_>], panel: Panel) {
+        // SAFETY: passed on from the caller.
+        unsafe { K::pack::<F>(rows, panel) }
+    }
+}
+
+/// [`matmul`] of at least one row, in the format `F`, which `P` packs.
 ///
 /// # Safety
-/// As for [`matmul`]; `pack` is [`Tile::pack`] or its like for blocks.
+/// As for [`matmul`].
 #[inline(always)]
-pub(super) unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
+pub(super) unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form, P: Pack<K>>(
     rows: R,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
     scratch: &mut [f32],
-    pack: impl Fn(&[Row<'_>], Panel),
 ) {
     // SAFETY: bytes may be anything.
     let (_, scratch, _) = unsafe { scratch.align_to_mut::<Line>() };
@@ -350,7 +368,7 @@ pub(super) unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form>(
             unsafe {
                 let base = panel.base.add(p * panel.bytes());
                 let panel = Panel { base, ..panel };
-                pack(&of_panel[..K::ROWS], panel);
+                P::pack(&of_panel[..K::ROWS], panel);
                 if F::CHANNEL {
                     pack_scales(&of_panel[..K::ROWS], panel);
                 }
