@@ -1,5 +1,8 @@
 //! Every kernel as a method of [`Cpu`].
 //!
+//! Rows here are floats or in a format written by this crate: blocks of GGUF files ([`DType::Block`]) can
+//! only be decoded, and multiplied by quantised activations (`ops_int.rs`).
+//!
 //! Mismatched lengths are programmer errors and panic with a message; check sizes from files before
 //! calling. Nothing allocates.
 
@@ -19,7 +22,7 @@ impl Cpu {
     /// Sum of `row[i] * x[i]` by the lane rule (see the crate documentation).
     ///
     /// # Panics
-    /// If `x.len() != row.len()`.
+    /// If `x.len() != row.len()`, or if the row is blocks.
     #[inline]
     pub fn dot(self, row: Row<'_>, x: &[f32]) -> f32 {
         simd::dot(self, row, x)
@@ -90,7 +93,8 @@ impl Cpu {
         simd::axpy_rows_tokens(self, factors, rows, tokens, true, ys);
     }
 
-    /// `out[i] = row[i]`, exact in f32 for every format.
+    /// `out[i] = row[i]`, exact in f32 for every format written here. Blocks of GGUF files are decoded as
+    /// [`decode_blocks`](crate::decode_blocks) says.
     ///
     /// # Panics
     /// If `out.len() != row.len()`.

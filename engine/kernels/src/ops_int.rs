@@ -75,7 +75,8 @@ impl Cpu {
         simd::int::dot_rows(self, rows, x, y);
     }
 
-    /// [`matvec`](Cpu::matvec) with quantised activations, by the chain rule.
+    /// [`matvec`](Cpu::matvec) with quantised activations, by the chain rule. Rows may be blocks of GGUF
+    /// files ([`DType::Block`]), which [`matmul_q`](Cpu::matmul_q) takes too, and the other products do not.
     ///
     /// # Panics
     /// As [`dot_q`](Cpu::dot_q), or if the rows do not fit in `bytes`.

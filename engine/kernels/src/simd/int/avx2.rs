@@ -472,7 +472,7 @@ unsafe fn pairs_of_steps(steps: &[i8; 2 * CHUNK_GROUPS], g: usize) -> [__m256i; 
         let eight = _mm_loadl_epi64(steps.as_ptr().add(2 * g / 8 * 8).cast());
         let eight = _mm256_broadcastsi128_si256(_mm_cvtepi8_epi16(eight));
         // Bytes of word `i` of eight, in both bytes of a word.
-        let word = |i: i64| 0x0001_0001_0001_0001 * ((2 * i + 1) << 8 | 2 * i);
+        let word = |i: i64| 0x0001_0001_0001_0001 * (((2 * i + 1) << 8) | (2 * i));
         let i = (2 * g % 8) as i64;
         let order = |i: i64| {
             let (a, b) = (word(i), word(i + 2));
