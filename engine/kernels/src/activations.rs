@@ -20,20 +20,15 @@
 //! beyond `n` are zero. A token with one scale also stores what a few elements exceed it by ([`Excess`]), unless outliers
 //! are pruned.
 
+pub(crate) use crate::dtype::{CHUNK, CHUNK_GROUPS, HALF};
 use crate::{
     LANES,
     dtype::GROUP,
     excess::{EXCESSES, Excess},
 };
 
-/// Groups of a chunk, and chains of an integer dot product.
-pub(crate) const CHUNK_GROUPS: usize = 16;
-/// Elements of a chunk.
-pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
 /// Groups whose halves are interleaved: the groups in 64 bytes of a q4 row.
 const QUAD: usize = 4;
-/// Half of a group: the elements in the low or high nibbles of a q4 group.
-pub(crate) const HALF: usize = GROUP / 2;
 const _: () = assert!(size_of::<Chunk>() == 768 && align_of::<Chunk>() == 64);
 const _: () = assert!(CHUNK_GROUPS.is_multiple_of(QUAD) && CHUNK.is_multiple_of(LANES));
 

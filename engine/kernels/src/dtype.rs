@@ -44,6 +44,12 @@ pub const LONGEST: usize = 1 << 17;
 
 /// Elements that share one scale in the block formats.
 pub const GROUP: usize = 32;
+/// Half of a group: the elements in the low or high nibbles of a q4 group.
+pub(crate) const HALF: usize = GROUP / 2;
+/// Groups of a chunk, and chains of an integer dot product.
+pub(crate) const CHUNK_GROUPS: usize = 16;
+/// Elements of a chunk.
+pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
 
 /// Elements of a q4c row for each of its outliers.
 const PER_OUTLIER: usize = 64;

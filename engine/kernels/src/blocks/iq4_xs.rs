@@ -15,7 +15,7 @@ use super::{
     vector::{half_of, nibble},
 };
 use crate::{
-    activations::HALF,
+    dtype::HALF,
     dtype::{GROUP, SUPER_GROUPS},
     math::f16_to_f32,
 };

@@ -39,8 +39,8 @@ mod six_bits;
 mod vector;
 
 use crate::{
-    activations::{CHUNK, CHUNK_GROUPS, HALF},
     dtype::GROUP,
+    dtype::{CHUNK, CHUNK_GROUPS, HALF},
 };
 
 pub use format::Block;

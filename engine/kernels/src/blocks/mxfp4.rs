@@ -9,7 +9,7 @@
 
 use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
 use crate::{
-    activations::HALF,
+    dtype::HALF,
     dtype::{E2M1_DOUBLED, GROUP, MXFP4_SCALES},
 };
 

@@ -13,7 +13,7 @@
 
 use super::{Block, Blocks, Format, Group, Vector, six_bits::both, vector::half_of};
 use crate::{
-    activations::CHUNK_GROUPS,
+    dtype::CHUNK_GROUPS,
     dtype::{GROUP, SUPER_GROUPS},
     math::f16_to_f32,
 };

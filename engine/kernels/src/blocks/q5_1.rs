@@ -10,7 +10,7 @@
 //! ```
 
 use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
-use crate::{activations::HALF, dtype::GROUP, math::f16_to_f32};
+use crate::{dtype::GROUP, dtype::HALF, math::f16_to_f32};
 
 /// A stored block.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

@@ -78,9 +78,9 @@ fn matrix(format: Block, kind: Kind, bytes: usize, random: &mut fastrand::Rng) -
             }
             let half = match kind {
                 Kind::Any => random.u16(..),
-                Kind::Finite => random.u16(..0x7c00) | random.u16(..2) << 15,
+                Kind::Finite => random.u16(..0x7c00) | (random.u16(..2) << 15),
                 Kind::Extreme => random.choice([0x7bff, 0xfbff]).unwrap(),
-                Kind::Tiny => random.u16(..0x0400) * random.u16(..2) | random.u16(..2) << 15,
+                Kind::Tiny => (random.u16(..0x0400) * random.u16(..2)) | (random.u16(..2) << 15),
             };
             block[at..at + 2].copy_from_slice(&half.to_le_bytes());
         }
