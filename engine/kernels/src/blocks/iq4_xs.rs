@@ -15,8 +15,7 @@ use super::{
     vector::{half_of, nibble},
 };
 use crate::{
-    dtype::HALF,
-    dtype::{GROUP, SUPER_GROUPS},
+    dtype::{GROUP, HALF, SUPER_GROUPS},
     math::f16_to_f32,
 };
 

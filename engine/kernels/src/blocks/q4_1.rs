@@ -9,7 +9,10 @@
 //! ```
 
 use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
-use crate::{dtype::GROUP, dtype::HALF, math::f16_to_f32};
+use crate::{
+    dtype::{GROUP, HALF},
+    math::f16_to_f32,
+};
 
 /// A stored block.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
