@@ -1,5 +1,5 @@
 //! Ablations: the full system, or the system without some mechanisms, to measure what each one
-//! gains.
+//! gains. [`Ablation`] is a name on the command line, [`Policy`] the values that it stands for.
 //!
 //! A baseline is this program with mechanisms disabled; kernels, I/O and file are the same
 //! (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No ablation changes a text. The command
@@ -35,12 +35,23 @@ pub enum Ablation {
 /// What stays resident between tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// As many neurons as fit, by the eviction policy.
+    /// As many neurons as fit, by recency and frequency.
     All,
     /// As many neurons of the last tokens as fit; the least recently used are evicted first.
     Window,
     /// Nothing.
     Nothing,
+}
+
+impl Keep {
+    /// Eviction policy of the cold region.
+    pub fn eviction(self) -> Eviction {
+        match self {
+            // The least recently used neurons were used only by the oldest token of the window.
+            Self::Window => Eviction::Lru,
+            Self::All | Self::Nothing => Eviction::Lrfu,
+        }
+    }
 }
 
 /// What computation overlaps with reads.
@@ -52,6 +63,33 @@ pub(crate) enum Overlap {
     Matrix,
     /// Nothing.
     Nothing,
+}
+
+/// The mechanisms of a store as values: what stays in memory, where bytes come from and how they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Policy {
+    pub keep: Keep,
+    pub overlap: Overlap,
+    /// The file is mapped and the page cache keeps what fits; nothing is read into slots.
+    pub mapped: bool,
+    /// One read covers all vectors of a neuron.
+    pub bundles: bool,
+    /// Guessed and chosen neurons of the next layer are prefetched.
+    pub prefetches: bool,
+    /// A compute thread makes the short reads of small models itself.
+    pub reads_inline: bool,
+}
+
+impl Policy {
+    /// All mechanisms.
+    pub const FULL: Self = Self {
+        keep: Keep::All,
+        overlap: Overlap::Clusters,
+        mapped: false,
+        bundles: true,
+        prefetches: true,
+        reads_inline: true,
+    };
 }
 
 impl Ablation {
@@ -81,39 +119,46 @@ impl Ablation {
         }
     }
 
-    pub(crate) fn keep(self) -> Keep {
+    /// The mechanisms that remain.
+    pub(crate) fn policy(self) -> Policy {
+        let some = Policy {
+            prefetches: false,
+            reads_inline: false,
+            ..Policy::FULL
+        };
+        let uncached = Policy {
+            keep: Keep::Nothing,
+            ..some
+        };
+        let sequential = Policy {
+            overlap: Overlap::Nothing,
+            ..uncached
+        };
         match self {
-            Self::Full | Self::NoPipeline | Self::NoBundle | Self::Mmap => Keep::All,
-            Self::LlmFlash => Keep::Window,
-            Self::NoCache | Self::Baseline | Self::BundleOnly => Keep::Nothing,
+            Self::Full => Policy::FULL,
+            Self::NoPipeline => Policy {
+                overlap: Overlap::Matrix,
+                ..some
+            },
+            Self::NoCache => uncached,
+            Self::NoBundle => Policy {
+                bundles: false,
+                ..some
+            },
+            Self::Baseline => Policy {
+                bundles: false,
+                ..sequential
+            },
+            Self::BundleOnly => sequential,
+            Self::LlmFlash => Policy {
+                keep: Keep::Window,
+                ..sequential
+            },
+            Self::Mmap => Policy {
+                mapped: true,
+                ..some
+            },
         }
-    }
-
-    /// Eviction policy of the cold region.
-    pub(crate) fn eviction(self) -> Eviction {
-        match self.keep() {
-            // The least recently used neurons were used only by the oldest token of the window.
-            Keep::Window => Eviction::Lru,
-            Keep::All | Keep::Nothing => Eviction::Lrfu,
-        }
-    }
-
-    pub(crate) fn overlap(self) -> Overlap {
-        match self {
-            Self::Full | Self::NoCache | Self::NoBundle | Self::Mmap => Overlap::Clusters,
-            Self::NoPipeline => Overlap::Matrix,
-            Self::Baseline | Self::BundleOnly | Self::LlmFlash => Overlap::Nothing,
-        }
-    }
-
-    /// Whether prefetches for the next layer are enabled.
-    pub(crate) fn looks_ahead(self) -> bool {
-        self == Self::Full
-    }
-
-    /// Whether one read covers all vectors of a neuron.
-    pub(crate) fn bundles(self) -> bool {
-        !matches!(self, Self::NoBundle | Self::Baseline)
     }
 }
 

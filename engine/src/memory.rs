@@ -6,7 +6,7 @@
 
 use emberflow_storage::budget::Ledger;
 
-use crate::ablation::{Ablation, Keep};
+use crate::ablation::{Keep, Policy};
 use crate::cluster::{LEAST_BUFFERS, split};
 use crate::error::Error;
 
@@ -197,20 +197,21 @@ impl MemoryPlan {
         self.ledger.used().saturating_sub(reserves)
     }
 
-    /// The plan of an ablation that keeps fewer neurons resident.
-    pub(crate) fn limited_to(mut self, ablation: Ablation, needs: &Needs) -> Self {
-        let wanted = match ablation.keep() {
-            _ if ablation == Ablation::Mmap => 0,
+    /// The plan of a policy that keeps fewer neurons resident.
+    pub(crate) fn limited_to(mut self, policy: Policy, needs: &Needs) -> Self {
+        let wanted = match policy.keep {
+            // The rest is for pages.
+            _ if policy.mapped => {
+                self.gate_banks = 0;
+                self.ledger.release("gates", u64::MAX);
+                0
+            }
             Keep::All => return self,
             // As much as fits.
             Keep::Window => needs.neurons,
             // One layer's reads in flight.
             Keep::Nothing => needs.neurons / needs.banks.max(1),
         };
-        if ablation == Ablation::Mmap {
-            self.gate_banks = 0;
-            self.ledger.release("gates", u64::MAX);
-        }
         let slot = match self.residency() {
             SlotContents::GatesResident => needs.rest_slot,
             SlotContents::Bundles => needs.whole_slot,

@@ -8,7 +8,7 @@ use emberflow_storage::container::{Container, TensorEntry};
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
-use crate::ablation::Ablation;
+use crate::ablation::Policy;
 use crate::bundle::NeuronFormat;
 use crate::embedding::only_decoded;
 use crate::error::Error;
@@ -49,7 +49,7 @@ impl Parts {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
         check_options(&options, c)?;
-        if c.form.has_gate_top() && options.lab.ablation == Ablation::Mmap {
+        if c.form.has_gate_top() && options.lab.ablation.policy().mapped {
             return Err(Error::GateTop {
                 what: "--policy mmap",
             });
@@ -158,7 +158,7 @@ fn lane(
     opens.open(&LaneModel {
         config: c,
         banks: &layout.banks,
-        full: options.lab.ablation == Ablation::Full,
+        full: options.lab.ablation.policy() == Policy::FULL,
         observed: options.lab.observe,
         counted: options.lab.count_fired,
         predicted,

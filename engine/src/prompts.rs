@@ -10,7 +10,6 @@
 
 use emberflow_storage::trim_heap;
 
-use crate::ablation::Ablation;
 use crate::decoder::Decoder;
 use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
@@ -168,10 +167,8 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
 /// # Errors
 /// A failed read.
 pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
-    let lab = &engine.options.lab;
-    let compares = lab.ablation == Ablation::Full && !lab.gates_stay;
-    let alone = engine.options.batch == 1 && engine.decoder.ffn.lane.is_none();
-    if !(engine.planner.firing.assumed && compares && alone) {
+    let alone = engine.planner.compares() && engine.decoder.ffn.lane.is_none();
+    if !(engine.planner.firing.assumed && alone) {
         return Ok(());
     }
     let now = engine.counters();

@@ -22,7 +22,6 @@ use super::predict::Predictors;
 use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
 use super::top::Tops;
-use crate::ablation::Overlap;
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
@@ -208,9 +207,7 @@ impl Taker<'_> {
         let (bank, rows, first) = (naming.bank, naming.rows, c * CLUSTER);
         if !margins.is_empty() {
             let margins = &margins[..margins.len().min(naming.neurons - first)];
-            (self.store)
-                .residency
-                .set_margins(naming.cpu, bank, first, margins, true);
+            (self.store).set_margins(naming.cpu, bank, first, margins, true);
             if let Some(lookahead) = &mut self.lookahead {
                 lookahead.learn(naming.cpu, bank, first, margins);
             }
@@ -219,7 +216,7 @@ impl Taker<'_> {
         let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
         for i in 0..count {
             if c + i < naming.left {
-                self.store.job.leave(self.unit);
+                self.store.leave(self.unit);
                 continue;
             }
             let here = naming.of_cluster(c + i);
@@ -281,20 +278,21 @@ impl Ffn {
         );
         let oracle = of.is_single().then(|| self.oracle.next()).flatten();
         of.named = predictor.is_some() || oracle.is_some();
-        let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
+        let of = *of;
+        let resident = self.store.resident_gates(of.bank);
         let left = self.store.outside.computes(of.bank);
         let gate_len = self.shape.format.gate_len();
         if !of.named {
             let own = of.neurons.saturating_sub(left * CLUSTER);
             self.counts.all(&of, own * gate_len);
         }
-        if !(of.named || known) {
+        if !(of.named || resident.is_some()) {
             return self.name_all(unit);
         }
-        let (resident, tracer) = (self.store.residency.resident(), self.store.tracer.clone());
+        let tracer = self.store.tracer.clone();
         let naming = Naming {
             cpu: on.cpu,
-            layer: self.store.job.layer(),
+            layer: self.store.layer(),
             bank: of.bank,
             neurons: of.neurons,
             rows: of.rows,
@@ -304,7 +302,7 @@ impl Ffn {
             oracle,
             left,
             shares: self.lane.as_ref().is_some_and(|lane| !lane.is_busy()),
-            resident: known.then_some(&*resident),
+            resident: resident.as_deref(),
             all: self.shape.dense,
             streams: self.store.outside.all_needed,
             tracer: &tracer,
@@ -313,7 +311,7 @@ impl Ffn {
         };
         let mut taker = Taker {
             lookahead: (self.lookahead.as_mut()).filter(|l| l.guessed(of.bank)),
-            overlaps: self.store.policy.overlap() == Overlap::Clusters,
+            overlaps: self.store.overlaps(),
             store: &mut self.store,
             counts: &mut self.counts,
             naming: &naming,
@@ -330,7 +328,7 @@ impl Ffn {
         if of.named {
             self.counts.bytes += (needed * gate_len) as u64;
         }
-        self.oracle.keep(self.store.job.needed_of(unit), of.neurons);
+        self.oracle.keep(self.store.needed_of(unit), of.neurons);
         Ok(())
     }
 }
@@ -527,7 +525,7 @@ pub(super) fn need_all(
 ) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
         if first < left * CLUSTER {
-            store.job.leave(unit);
+            store.leave(unit);
             continue;
         }
         let ids = first..(first + CLUSTER).min(neurons);

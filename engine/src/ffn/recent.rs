@@ -110,7 +110,7 @@ impl Done<'_> {
                 unit.gates(&self.pairs.gates),
                 unit.wanted(&self.pairs.wanted),
             );
-            let known = store.job.gates_known(item);
+            let known = store.gates_known(item);
             let words = mask::words(unit.rows);
             let again = self.recent.visits(self.work[at].rows);
             store.release(item, again, |neuron| {

@@ -14,7 +14,6 @@ use super::recent;
 use super::schedule::FEW;
 use super::state::Ffn;
 use super::sums::Job;
-use crate::ablation::Overlap;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::store::Step;
@@ -37,10 +36,9 @@ impl Ffn {
         if has_lane {
             self.begin_items(on, inputs, &group)?;
         }
-        let is_own =
-            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_left(item);
-        let mut open = group.clone().filter(is_own).count();
-        let overlap = self.store.policy.overlap();
+        let is_summed = |&item: &usize| self.store.is_summed(item);
+        let mut open = group.clone().filter(is_summed).count();
+        let few = (SLICE * on.threads()).min(FEW);
         let mut begun = false;
         while open > 0 {
             self.store.poll()?;
@@ -49,27 +47,12 @@ impl Ffn {
                 self.collect_items(on, inputs, &group, width, false)?;
             }
             // Without the cluster pipeline, reads must complete first.
-            let barrier = match overlap {
-                Overlap::Clusters => false,
-                Overlap::Matrix => begun,
-                Overlap::Nothing => true,
-            };
-            if barrier && self.store.reads.outstanding() > 0 {
+            if self.store.must_wait(begun) {
                 self.store.wait()?;
                 continue;
             }
             begun = true;
-            // If reads and computation interleave, buffers must soon be free for further reads.
-            let most = if self.store.job.streams() {
-                (SLICE * on.threads()).min(FEW)
-            } else {
-                usize::MAX
-            };
-            // Clusters without a buffer are not limited.
-            let longer = most.saturating_mul(2);
-            (self.store)
-                .job
-                .take_ready(group.end, most, longer, &mut self.schedule.ready);
+            (self.store).take_ready(group.end, few, &mut self.schedule.ready);
             if self.schedule.ready.is_empty() {
                 // Idle: release slots now.
                 if !self.release_done(inputs) {
@@ -89,7 +72,7 @@ impl Ffn {
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
             open -= self.settle()?;
-            if self.store.job.is_short_of_memory() || self.store.job.streams() {
+            if self.store.wants_memory() {
                 self.release_done(inputs);
             }
         }
@@ -194,7 +177,7 @@ impl Ffn {
             }
         };
         let partials = &mut self.partials[..group.len() * width];
-        if store.job.streams() {
+        if store.streams() {
             let each = (group.clone()).zip(partials.chunks_exact_mut(width));
             let mut copies = self.schedule.copies.iter_mut().peekable();
             let mut few: ArrayVec<_, FEW> = (each.filter(|(item, _)| is_ready(item)))
@@ -222,7 +205,7 @@ impl Ffn {
 
     /// Reserves slots for streamed items that are about to be computed and become resident.
     fn reserve_copies(&mut self, inputs: Inputs<'_>) {
-        if !self.store.job.streams() {
+        if !self.store.streams() {
             return;
         }
         for &(item, step) in &self.schedule.ready {

@@ -12,7 +12,7 @@ impl Engine {
         let chunk = self.prompt_chunk();
         let mut rows = vec![1, self.options().batch, chunk];
         rows.dedup();
-        let resident = store.residency.gates();
+        let resident = store.gates();
         Some(lane.report(&Reported {
             rows: &rows,
             chunk,

@@ -56,7 +56,7 @@ impl Planner {
         batch: usize,
     ) -> Result<Division, Error> {
         Ok(Division {
-            memory: needs.plan(budget)?.limited_to(self.ablation, &needs),
+            memory: needs.plan(budget)?.limited_to(self.policy, &needs),
             needs,
             chunk,
             batch,
@@ -150,7 +150,7 @@ impl Planner {
             predictor: self.predictor,
             stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
-            foresees: self.ablation.looks_ahead() && !self.gates_first,
+            foresees: self.policy.prefetches && !self.gates_first,
             beside: LanePart::default(),
         })
     }

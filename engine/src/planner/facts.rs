@@ -6,7 +6,7 @@ use emberflow_storage::profile::ReadCost;
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
-use crate::ablation::Ablation;
+use crate::ablation::Policy;
 use crate::lane::LaneFacts;
 use crate::memory::Needs;
 
@@ -54,7 +54,7 @@ pub struct Planner {
     /// Most sequences at once.
     pub(crate) batch: usize,
     /// Enabled mechanisms. Forecasts model only memory limits and prefetching.
-    pub(crate) ablation: Ablation,
+    pub(crate) policy: Policy,
     /// Gate rows stay resident regardless of the forecast.
     pub(crate) gates_stay: bool,
     pub(crate) predictor: PredictorNeeds,

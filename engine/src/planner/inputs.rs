@@ -116,7 +116,7 @@ impl Planner {
             context: options.context,
             hot_clusters: known.hot_clusters,
             batch: options.batch,
-            ablation: options.lab.ablation,
+            policy: options.lab.ablation.policy(),
             gates_stay: options.lab.gates_stay,
             predictor: of.predictor(),
             gates_first: of.gates_first(costs),
@@ -376,7 +376,7 @@ impl Opened<'_> {
                 0
             },
             RouterAhead::bytes_for(self.config, self.threads),
-            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation),
+            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation.policy().mapped),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
             // Candidates of each sampler, and a copy for sorting.
@@ -408,7 +408,7 @@ impl Opened<'_> {
         };
         let sparse = self.naming != Naming::All;
         let tables = Embedding::bytes_for(layout, c);
-        let eviction = o.lab.ablation.eviction();
+        let eviction = o.lab.ablation.policy().keep.eviction();
         let format = &self.ffn.format;
         let [lane_clusters, lane] = self.fixed_part();
         Ok(Needs {

@@ -4,7 +4,7 @@
 use super::budget::Division;
 use super::facts::Planner;
 use super::plan::Plan;
-use crate::ablation::Ablation;
+use crate::ablation::Policy;
 use crate::cluster::HOT;
 use crate::error::{Error, at_next_start};
 use crate::memory::Needs;
@@ -233,8 +233,8 @@ impl Planner {
     /// Whether forecasts of single neurons and of whole clusters are compared. They apply to one
     /// text: with several, the border between the regions follows the batch. A device's own search
     /// begins with what is found.
-    fn compares(&self) -> bool {
-        let full = self.ablation == Ablation::Full && !self.gates_stay;
+    pub(crate) fn compares(&self) -> bool {
+        let full = self.policy == Policy::FULL && !self.gates_stay;
         full && self.batch == 1
     }
 
