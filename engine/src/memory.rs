@@ -232,11 +232,15 @@ impl MemoryPlan {
         self
     }
 
+    /// Clusters that are resident as a whole: in the hot region, or outside the store.
+    pub fn whole_clusters(&self, needs: &Needs) -> u64 {
+        self.hot_clusters + needs.lane_clusters
+    }
+
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         // The last cluster of a bank may be partial.
-        let whole = self.hot_clusters + needs.lane_clusters;
-        let hot = whole as f64 / (needs.clusters as f64).max(1.0);
+        let hot = self.whole_clusters(needs) as f64 / (needs.clusters as f64).max(1.0);
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
         let share = (hot + cold).min(1.0);
         let gate = needs.gate_share();

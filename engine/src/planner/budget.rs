@@ -42,7 +42,7 @@ impl Division {
 
     /// Whether all neurons are in memory, so that nothing is read.
     pub fn is_resident(&self) -> bool {
-        let whole = self.memory.hot_clusters + self.needs.lane_clusters;
+        let whole = self.memory.whole_clusters(&self.needs);
         self.memory.slots + whole * self.needs.cluster >= self.needs.neurons
     }
 }
@@ -107,7 +107,7 @@ impl Planner {
     /// share of all experts, as for uniform, independent routing.
     pub(super) fn expert_hits(&self, division: &Division) -> f64 {
         let needs = &division.needs;
-        let held = division.memory.hot_clusters + needs.lane_clusters;
+        let held = division.memory.whole_clusters(needs);
         let held = held as f64 / needs.clusters.max(1) as f64;
         match self.expert_misses.and_then(|misses| misses.rate(held)) {
             Some(missed) => 1.0 - missed,
@@ -123,18 +123,19 @@ impl Planner {
             return vec![first; self.shape.layers];
         }
         let hot = self.hot(division.batch);
-        let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
+        let clusters = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
         let wanted = if division.scans(&self.shape) {
-            &all
+            &clusters
         } else {
             hot
         };
-        let whole = division.memory.hot_clusters + division.needs.lane_clusters;
-        let prefix = prefixes(whole, wanted, &all);
-        let its = prefixes(division.needs.lane_clusters, &all, &all);
+        let whole = division.memory.whole_clusters(&division.needs);
+        let prefix = prefixes(whole, wanted, &clusters);
+        let outside = prefixes(division.needs.lane_clusters, &clusters, &clusters);
         let neuron = |c: u32| (c as usize * CLUSTER).min(self.shape.neurons);
-        let both = prefix.iter().zip(its);
-        both.map(|(&first, its)| neuron(first.max(its))).collect()
+        let ends = prefix.iter().zip(outside);
+        ends.map(|(&hot, outside)| neuron(hot.max(outside)))
+            .collect()
     }
 
     /// Cost model for `threads` threads without a lane. `None` without rates for that thread

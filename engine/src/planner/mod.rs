@@ -20,7 +20,6 @@ mod plan;
 mod prompts;
 pub mod rates;
 mod reads;
-mod room;
 mod search;
 mod temperature;
 #[cfg(test)]
