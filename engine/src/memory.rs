@@ -323,10 +323,10 @@ impl Needs {
     fn with_gates(&self) -> u64 {
         let least = self.min_slots.saturating_mul(self.rest_slot);
         let rest = if self.predicts {
-            let all = self
+            let resident = self
                 .host_clusters()
                 .saturating_mul(self.cluster_len(SlotContents::GatesResident));
-            least.max(all)
+            least.max(resident)
         } else {
             least
         };

@@ -175,8 +175,8 @@ pub fn has_rows_with_one_scale(container: &Container, c: &ModelConfig) -> bool {
     let decoded: Vec<String> = only_decoded(c).map(|role| name_of(role, 0)).collect();
     let tensors = container.tensors().iter();
     let multiplied = tensors.filter(|entry| !decoded.contains(&entry.name));
-    let mut all = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
-    all.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
+    let mut dtypes = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
+    dtypes.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
 }
 
 /// Compute threads, on `cores` if given, that quantise activations as the model's products read them.

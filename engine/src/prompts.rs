@@ -153,10 +153,12 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
     let mut tables = [embedding.as_mut(), inputs, ngrams];
     // Free first, then allocate.
-    let still = |at: usize, table: &Embedding| hold[at] && table.is_held();
+    let still = |number: usize, table: &Embedding| hold[number] && table.is_held();
     hold_tables(&mut tables, &ffn.store.layout.container, still)?;
     ffn.set_plan(&division.memory)?;
-    hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])?;
+    hold_tables(&mut tables, &ffn.store.layout.container, |number, _| {
+        hold[number]
+    })?;
     engine.division = division;
     Ok(())
 }

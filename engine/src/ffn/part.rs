@@ -95,11 +95,11 @@ impl Ffn {
         if after.is_empty() && inputs.beside.rows.is_none() {
             self.look_ahead(on, at)?;
         }
-        let mut own = match has_lane {
+        let mut first_own = match has_lane {
             true => self.begin_beside(on, inputs, out)?,
             false => 0,
         };
-        let mut waits = own > 0 && inputs.beside.rows.is_none();
+        let mut waits = first_own > 0 && inputs.beside.rows.is_none();
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -114,7 +114,7 @@ impl Ffn {
                 .beside
                 .rows
                 .map_or(group, |(_, most)| group.min(most));
-            let mut first = items.start.max(std::mem::take(&mut own));
+            let mut first = items.start.max(std::mem::take(&mut first_own));
             while first < items.end {
                 let group = first..(first + group).min(items.end);
                 first = group.end;
@@ -179,8 +179,8 @@ impl Ffn {
 
     /// The activation of a layer's gates.
     fn activation(&self, layer: usize) -> Activation {
-        let own = self.activations.get(layer).copied();
-        own.unwrap_or(self.shape.kind.activation)
+        let activation = self.activations.get(layer).copied();
+        activation.unwrap_or(self.shape.kind.activation)
     }
 
     /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the

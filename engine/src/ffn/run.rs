@@ -111,18 +111,18 @@ impl Ffn {
                     return;
                 }
                 let unit = unit_of(item);
-                let (of, words) = (&units[unit], mask::words(first.rows));
-                let wanted = of.wanted(wanted);
+                let (work_unit, words) = (&units[unit], mask::words(first.rows));
+                let wanted = work_unit.wanted(wanted);
                 let UnitInput { input, bias, .. } = inputs.of(unit);
                 let work = GateWork {
                     cpu: on.cpu,
                     format,
-                    gating: of.gating,
+                    gating: work_unit.gating,
                     input,
                     bias: bias.gate,
                     cutoffs,
                 };
-                let cluster = item - of.first;
+                let cluster = item - work_unit.first;
                 let wanted = wanted.map(|wanted| &wanted[cluster * words..][..words]);
                 work.of_bundles(&store.cluster(item), wanted, gates);
             });
@@ -152,22 +152,24 @@ impl Ffn {
         let sum = |from: usize, partials: &mut [f32]| {
             let (mut item, end) = (from, from + partials.len() / width);
             while item < end {
-                let (unit, of) = (unit_of(item), &units[unit_of(item)]);
-                let stop = end.min(of.end);
+                let (unit, work_unit) = (unit_of(item), &units[unit_of(item)]);
+                let stop = end.min(work_unit.end);
                 let input = inputs.of(unit);
                 let job = Job {
                     cpu: on.cpu,
                     shape,
-                    gating: of.gating,
+                    gating: work_unit.gating,
                     cutoffs,
                     store,
                     input: input.input,
                     bias: input.bias,
-                    gates: of.gates(&pairs.gates),
-                    wanted: of.wanted(&pairs.wanted),
-                    hidden: of
-                        .hidden
-                        .and_then(|part| known.get(part.first..)?.get(..part.tokens * of.neurons)),
+                    gates: work_unit.gates(&pairs.gates),
+                    wanted: work_unit.wanted(&pairs.wanted),
+                    hidden: work_unit.hidden.and_then(|part| {
+                        known
+                            .get(part.first..)?
+                            .get(..part.tokens * work_unit.neurons)
+                    }),
                 };
                 let records = records.get(from - group.start..).unwrap_or(&[]);
                 let done = job.sum(from, (item..stop).filter(is_ready), partials, records);
@@ -238,14 +240,14 @@ impl Ffn {
                 self.schedule.done.push(item);
                 continue;
             }
-            let at = self.units.partition_point(|u| u.first <= item as usize) - 1;
-            let unit = &self.units[at];
+            let number = self.units.partition_point(|u| u.first <= item as usize) - 1;
+            let unit = &self.units[number];
             let (gates, rows) = (unit.gates(&self.pairs.gates), unit.rows);
-            let of = |neuron: u32| &gates[neuron as usize * rows..][..rows];
+            let gates_of = |neuron: u32| &gates[neuron as usize * rows..][..rows];
             let ids = self.store.cluster(item as usize).ids();
-            let pairs = ids.iter().flat_map(|&neuron| of(neuron));
+            let pairs = ids.iter().flat_map(|&neuron| gates_of(neuron));
             self.counts.fired += pairs.filter(|&&g| g != 0.0).count() as u64;
-            let fires = |neuron: u32| of(neuron).iter().any(|&g| g != 0.0);
+            let fires = |neuron: u32| gates_of(neuron).iter().any(|&g| g != 0.0);
             self.store.resolve(item, fires)?;
         }
         Ok(self.schedule.done.len() - before)
