@@ -173,3 +173,32 @@ impl std::str::FromStr for Ablation {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each name as the values that distinguish it from the full system.
+    #[test]
+    fn names_are_values() {
+        let policies = Ablation::ALL.map(|name| {
+            let policy = name.policy();
+            let full = policy == Policy::FULL;
+            assert_eq!([policy.prefetches, policy.reads_inline], [full; 2]);
+            (policy.keep, policy.overlap, policy.bundles, policy.mapped)
+        });
+        let expected = [
+            (Keep::All, Overlap::Clusters, true, false),
+            (Keep::All, Overlap::Matrix, true, false),
+            (Keep::Nothing, Overlap::Clusters, true, false),
+            (Keep::All, Overlap::Clusters, false, false),
+            (Keep::Nothing, Overlap::Nothing, false, false),
+            (Keep::Nothing, Overlap::Nothing, true, false),
+            (Keep::Window, Overlap::Nothing, true, false),
+            (Keep::All, Overlap::Clusters, true, true),
+        ];
+        assert_eq!(policies, expected);
+        let names = Ablation::ALL.map(|name| name.name().parse());
+        assert_eq!(names, Ablation::ALL.map(Ok));
+    }
+}

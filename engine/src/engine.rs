@@ -541,7 +541,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         lane.multiply(&mut large, &mut sharing, false)?;
     }
     let mut store = NeuronStore::open(StoreSetup {
-        costs: layout.read_costs(&planner.device, planner.firing.share()),
+        costs: layout.read_costs(&planner.storage, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),

@@ -146,7 +146,7 @@ impl Planner {
             firing: &self.firing,
             machine: &self.rates,
             rates: self.rates.with_threads(threads)?,
-            device: &self.device,
+            storage: &self.storage,
             stream: &self.stream,
             predictor: self.predictor,
             stream_buffers: division.memory.stream_buffers,

@@ -42,7 +42,7 @@ pub struct Planner {
     pub(crate) expert_misses: Option<ExpertMisses>,
     pub(crate) rates: Rates,
     /// Storage costs at high queue depth, and at the depth of the stream buffers.
-    pub(crate) device: ReadCost,
+    pub(crate) storage: ReadCost,
     pub(crate) stream: ReadCost,
     /// Most compute threads; whether their number is fixed.
     pub(crate) threads: usize,

@@ -127,9 +127,9 @@ impl Planner {
             basis: Basis {
                 machine_measured: self.rates.measured,
                 machine_doubt: self.rates.doubt.clone(),
-                device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
-                device_doubtful: self.device.origin() == Origin::Doubtful,
-                device: self.device.origin().to_string(),
+                device_measured: !matches!(self.storage.origin(), Origin::Assumed(_)),
+                device_doubtful: self.storage.origin() == Origin::Doubtful,
+                device: self.storage.origin().to_string(),
                 statistics: if experts {
                     !visits || !misses || self.expert_misses.is_some()
                 } else {

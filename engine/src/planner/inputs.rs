@@ -109,7 +109,7 @@ impl Planner {
                 _ => firing,
             },
             rates,
-            device,
+            storage: device,
             stream,
             threads: opened.threads,
             threads_fixed: options.threads != 0,

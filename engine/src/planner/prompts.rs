@@ -90,7 +90,7 @@ fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
         0 => s.stride,
         _ => s.rest_read,
     };
-    let short = per_byte(neuron, planner.device.read_ns(neuron, Pattern::Random));
+    let short = per_byte(neuron, planner.storage.read_ns(neuron, Pattern::Random));
     let long = per_byte(
         s.cluster_read,
         (planner.stream).read_ns(s.cluster_read, Pattern::Sequential),

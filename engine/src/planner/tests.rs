@@ -77,7 +77,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         firing,
         expert_misses: None,
         rates: Rates::assumed(4, Isa::Neon),
-        device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
+        storage: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
         stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
         threads: 4,
         threads_fixed: false,
