@@ -68,6 +68,7 @@ pub(crate) struct StoreSetup<'a> {
     pub gates_first: bool,
     /// By layer: every token needs all neurons, while other layers are sparse.
     pub always: Vec<bool>,
+    /// Enabled mechanisms.
     pub policy: Policy,
     pub options: &'a Options,
     pub tracer: Tracer,
@@ -108,7 +109,7 @@ impl NeuronStore {
         } = setup;
         let (layout, latch) = (Arc::new(setup.layout), Arc::<Latch>::default());
         let memory = region_memory(options.lock);
-        let mapped = policy.mapped.then(|| Mapping::new(&layout, plan));
+        let mapped = (policy.mapped.then(|| Mapping::new(&layout, plan))).transpose()?;
         let prefers = Preferences {
             naming: setup.naming,
             always: setup.always,
@@ -139,7 +140,7 @@ impl NeuronStore {
             prefetch: Prefetch::new(shared(), policy.prefetches, options.lab.read_ahead),
             job: Job::new(layout.banks(), neurons, clusters),
             outside: Outside::new(vec![0; layout.banks()]),
-            mapped: mapped.transpose()?,
+            mapped,
             threads: options.threads,
             counters: Counters::default(),
             latch,

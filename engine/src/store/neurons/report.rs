@@ -19,6 +19,7 @@ impl NeuronStore {
             ..self.counters
         }
     }
+
     /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
     pub fn by_layer(&self) -> Vec<LayerResidency> {
         self.residency.by_layer(|bank| self.outside.holds(bank))

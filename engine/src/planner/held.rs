@@ -1,8 +1,8 @@
 //! Search for the clusters that a lane holds, and for the chunk that suits it.
 
+use super::budget::Division;
+use super::facts::Planner;
 use crate::cluster::HOT;
-use crate::planner::Planner;
-use crate::planner::budget::Division;
 
 /// Number of candidate cluster counts for a lane, evenly spaced.
 const CANDIDATES: u64 = 64;
@@ -22,7 +22,7 @@ struct Candidate {
 
 impl Planner {
     /// `division`, or the faster one in which a lane holds clusters and computes prompts.
-    pub(in crate::planner) fn beside_lane(&self, budget: u64, division: Division) -> Division {
+    pub(super) fn beside_lane(&self, budget: u64, division: Division) -> Division {
         let found = self.with_lane(budget, division.clone());
         self.with_longer_chunk(budget, &division, found)
     }
