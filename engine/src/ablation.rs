@@ -82,14 +82,7 @@ pub(crate) struct Policy {
 
 impl Policy {
     /// All mechanisms.
-    pub const FULL: Self = Self {
-        keep: Keep::All,
-        overlap: Overlap::Clusters,
-        mapped: false,
-        bundles: true,
-        prefetches: true,
-        reads_inline: true,
-    };
+    pub const FULL: Self = Ablation::Full.policy();
 }
 
 impl Ablation {
@@ -120,44 +113,23 @@ impl Ablation {
     }
 
     /// The mechanisms that remain.
-    pub(crate) fn policy(self) -> Policy {
-        let some = Policy {
-            prefetches: false,
-            reads_inline: false,
-            ..Policy::FULL
+    pub(crate) const fn policy(self) -> Policy {
+        let (keep, overlap, bundles) = match self {
+            Self::Full | Self::Mmap => (Keep::All, Overlap::Clusters, true),
+            Self::NoPipeline => (Keep::All, Overlap::Matrix, true),
+            Self::NoCache => (Keep::Nothing, Overlap::Clusters, true),
+            Self::NoBundle => (Keep::All, Overlap::Clusters, false),
+            Self::Baseline => (Keep::Nothing, Overlap::Nothing, false),
+            Self::BundleOnly => (Keep::Nothing, Overlap::Nothing, true),
+            Self::LlmFlash => (Keep::Window, Overlap::Nothing, true),
         };
-        let uncached = Policy {
-            keep: Keep::Nothing,
-            ..some
-        };
-        let sequential = Policy {
-            overlap: Overlap::Nothing,
-            ..uncached
-        };
-        match self {
-            Self::Full => Policy::FULL,
-            Self::NoPipeline => Policy {
-                overlap: Overlap::Matrix,
-                ..some
-            },
-            Self::NoCache => uncached,
-            Self::NoBundle => Policy {
-                bundles: false,
-                ..some
-            },
-            Self::Baseline => Policy {
-                bundles: false,
-                ..sequential
-            },
-            Self::BundleOnly => sequential,
-            Self::LlmFlash => Policy {
-                keep: Keep::Window,
-                ..sequential
-            },
-            Self::Mmap => Policy {
-                mapped: true,
-                ..some
-            },
+        Policy {
+            keep,
+            overlap,
+            bundles,
+            mapped: matches!(self, Self::Mmap),
+            prefetches: matches!(self, Self::Full),
+            reads_inline: matches!(self, Self::Full),
         }
     }
 }
@@ -178,27 +150,30 @@ impl std::str::FromStr for Ablation {
 mod tests {
     use super::*;
 
-    /// Each name as the values that distinguish it from the full system.
     #[test]
-    fn names_are_values() {
-        let policies = Ablation::ALL.map(|name| {
-            let policy = name.policy();
-            let full = policy == Policy::FULL;
-            assert_eq!([policy.prefetches, policy.reads_inline], [full; 2]);
-            (policy.keep, policy.overlap, policy.bundles, policy.mapped)
-        });
-        let expected = [
-            (Keep::All, Overlap::Clusters, true, false),
-            (Keep::All, Overlap::Matrix, true, false),
-            (Keep::Nothing, Overlap::Clusters, true, false),
-            (Keep::All, Overlap::Clusters, false, false),
-            (Keep::Nothing, Overlap::Nothing, false, false),
-            (Keep::Nothing, Overlap::Nothing, true, false),
-            (Keep::Window, Overlap::Nothing, true, false),
-            (Keep::All, Overlap::Clusters, true, true),
-        ];
-        assert_eq!(policies, expected);
+    fn every_name_is_another_policy() {
         let names = Ablation::ALL.map(|name| name.name().parse());
         assert_eq!(names, Ablation::ALL.map(Ok));
+        let policies = Ablation::ALL.map(Ablation::policy);
+        for (number, policy) in policies.iter().enumerate() {
+            assert!(!policies[..number].contains(policy), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn baselines_lack_mechanisms() {
+        let baseline = Ablation::Baseline.policy();
+        assert_eq!(
+            (baseline.keep, baseline.overlap),
+            (Keep::Nothing, Overlap::Nothing)
+        );
+        assert!(!(baseline.bundles || baseline.prefetches || baseline.reads_inline));
+        let window = Ablation::LlmFlash.policy();
+        assert_eq!(
+            (window.keep.eviction(), window.overlap),
+            (Eviction::Lru, Overlap::Nothing)
+        );
+        assert!(window.bundles && !window.mapped && Ablation::Mmap.policy().mapped);
+        assert_eq!(Policy::FULL.keep.eviction(), Eviction::Lrfu);
     }
 }

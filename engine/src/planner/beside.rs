@@ -120,49 +120,4 @@ impl Planner {
             chunk,
         })
     }
-
-    /// Clusters in each of the two stream buffers of a lane. In separate memory the buffers
-    /// displace neurons, so there are none if no row of a chunk would use them.
-    pub(crate) fn stream_buffers(&self, division: &Division) -> usize {
-        let streams = |d: &Division| d.widths.streamed(d.chunk.max(d.batch)) > 0;
-        let used = |lane: &&LaneFacts| {
-            lane.unified || streams(division) || self.long(division).is_some_and(|d| streams(&d))
-        };
-        let lane = self.lane.as_ref().filter(used);
-        lane.map_or(0, |lane| lane.at_once)
-    }
-
-    /// Bytes of a lane's memory available to neurons.
-    pub(super) fn room_for_neurons(&self, lane: &LaneFacts, division: &Division) -> u64 {
-        let buffers = if lane.unified {
-            0
-        } else {
-            2 * self.stream_buffers(division) as u64 * lane.cluster_len
-        };
-        lane.memory.saturating_sub(buffers)
-    }
-
-    /// Bytes of a lane's memory left for copies of matrices that the host holds too. Unlimited in
-    /// unified memory, where a lane reads the host's matrices.
-    pub(crate) fn lane_spare(&self, division: &Division) -> u64 {
-        match &self.lane {
-            Some(lane) if !lane.unified => {
-                let held = division.needs.lane_clusters * lane.cluster_len;
-                self.room_for_neurons(lane, division).saturating_sub(held)
-            }
-            _ => u64::MAX,
-        }
-    }
-
-    /// The budget that holds `needs` and what a lane holds if memory is no limit: the CPU has Gate rows of its neurons
-    /// too.
-    pub(super) fn full_budget_beside(&self, needs: &Needs) -> u64 {
-        let full = needs.full_budget();
-        let follows = self.lane.as_ref().filter(|lane| lane.follows());
-        let with_lane = follows.and_then(|lane| {
-            let clusters = self.divide(2 * full).ok()?.needs.lane_clusters;
-            Some(lane.holding(needs, clusters).full_budget())
-        });
-        full.max(with_lane.unwrap_or(0))
-    }
 }

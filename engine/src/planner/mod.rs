@@ -21,6 +21,7 @@ mod plan;
 mod prompts;
 pub mod rates;
 mod reads;
+mod room;
 mod search;
 mod temperature;
 #[cfg(test)]

@@ -7,10 +7,6 @@ use emberflow_storage::profile::Pattern;
 use super::budget::Division;
 use super::facts::{ChunkMemory, Planner};
 use super::search::FORECAST_MARGIN;
-use crate::memory::Needs;
-
-/// Chunk size for comparing divisions on prompts.
-const LONG: usize = 256;
 
 /// Time to shrink the cache and grow it back: 1 ms with 1 MB of buffers for a chunk, 10 ms with 20 MB.
 const MOVE_TIME: Duration = Duration::from_micros(500);
@@ -43,30 +39,6 @@ impl Planner {
         });
         let (best, division) = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
         (best * FORECAST_MARGIN < seconds(usual)).then_some(division)
-    }
-
-    /// A division of the same kind for a long prompt, if a longer chunk is possible.
-    pub(super) fn long(&self, division: &Division) -> Option<Division> {
-        let mut chunks = self.scratch.iter().map(|s| s.chunk);
-        let long = chunks.rfind(|&chunk| chunk <= LONG);
-        let long = long.filter(|&chunk| self.batch == 1 && chunk > division.chunk);
-        self.with_chunk(division, long?)
-    }
-
-    /// A division of the same budget with another chunk and the same tables in memory. A long chunk may take the memory
-    /// of Gate rows: nearly all neurons fire for one of its rows.
-    pub(super) fn with_chunk(&self, usual: &Division, chunk: usize) -> Option<Division> {
-        let needs = Needs {
-            process_peak: 0,
-            ..self.needs_with(&usual.needs, chunk)
-        };
-        let budget = usual.memory.budget();
-        let divided = self.divided(budget, needs, chunk, usual.batch).ok()?;
-        let (before, after) = (&usual.memory, &divided.memory);
-        let same = before.tables == after.tables
-            && (!self.gates_stay || before.gate_banks == after.gate_banks);
-        let widths = self.widths(&divided, self.threads);
-        same.then_some(Division { widths, ..divided })
     }
 
     /// Expected prefill speed in tokens per second. A single text uses the long chunks of its

@@ -188,9 +188,17 @@ impl Planner {
         at_next_start(self.smallest_budget())
     }
 
-    /// The budget that holds the whole model with the longest chunk.
+    /// The budget that holds the whole model with the longest chunk, and what a lane holds if memory is no limit: the CPU has
+    /// Gate rows of these neurons too.
     pub fn full_budget(&self) -> u64 {
-        self.full_budget_beside(&self.needs_with(&self.needs, self.longest_chunk()))
+        let needs = self.needs_with(&self.needs, self.longest_chunk());
+        let full = needs.full_budget();
+        let follows = self.lane.as_ref().filter(|lane| lane.follows());
+        let with_lane = follows.and_then(|lane| {
+            let clusters = self.divide(2 * full).ok()?.needs.lane_clusters;
+            Some(lane.holding(&needs, clusters).full_budget())
+        });
+        full.max(with_lane.unwrap_or(0))
     }
 
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose
