@@ -308,7 +308,7 @@ impl Engine {
         self.division =
             (self.planner).divide_again(&self.division, budget, batch, Candidates::Current)?;
         let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
-        self.decoder.ffn.store.residency.aim_border(memory, hot);
+        self.decoder.ffn.store.aim_border(memory, hot);
         Ok(())
     }
 
@@ -393,8 +393,7 @@ impl Engine {
 
     /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
     pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
-        let store = &self.decoder.ffn.store;
-        store.residency.by_layer(|bank| store.outside.holds(bank))
+        self.decoder.ffn.store.by_layer()
     }
 
     /// Bytes of keys and values per position, including the position's share of pool vectors.
@@ -404,12 +403,12 @@ impl Engine {
 
     /// Counts of prefetched experts since the engine was opened; `None` without experts.
     pub fn foreseen(&self) -> Option<Foreseen> {
-        self.decoder.ffn.store.prefetch.foreseen()
+        self.decoder.ffn.store.foreseen()
     }
 
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
-        self.decoder.ffn.store.reads.engine()
+        self.decoder.ffn.store.io_name()
     }
 }
 
@@ -443,7 +442,7 @@ fn threads(
 fn hold(planner: &Planner, division: &Division, room: &FfnRoom, store: &NeuronStore) -> Hold {
     Hold {
         clusters: division.needs.lane_clusters,
-        hot: store.residency.wanted(),
+        hot: store.hot_wanted(),
         visits: planner.visits.clone(),
         room: room.of_lane(store.layout.format.d),
         widths: planner.widths(division, room.threads),
@@ -467,8 +466,7 @@ fn warm(
     let outside = lane.hold(hold)?;
     store.warm(plan, outside, &mut |of, rows| lane.upload(of, rows))?;
     lane.settle(&mut store.outside)?;
-    if store.residency.banks.names_by_gates() {
-        let gates = store.residency.gates_mut();
+    if let Some(gates) = store.naming_gates() {
         let mut gates = gates.matrices_mut().map(|of| of as &mut dyn HostMatrix);
         lane.multiply(&mut gates, sharing, true)?;
     }
@@ -543,7 +541,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         lane.multiply(&mut large, &mut sharing, false)?;
     }
     let mut store = NeuronStore::open(StoreSetup {
-        costs: layout.read_costs(&planner.device, planner.firing.share()),
+        costs: layout.read_costs(&planner.storage, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),
@@ -553,6 +551,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         naming,
         buffers: division.needs.stream_most.max(LEAST_BUFFERS),
         known: &known,
+        policy: planner.policy,
         options: &options,
         tracer,
     })?;

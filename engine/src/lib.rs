@@ -75,7 +75,7 @@
 //! | expected speed | `planner/cost.rs`, `planner/reads.rs`; measured inputs: [`planner::rates`] |
 //! | what a run reports | `observe/report.rs`; counters: `counters.rs`; traces: [`trace`] |
 //! | metadata of a container | [`meta`] |
-//! | baselines such as LLM in a flash | `ablation.rs` |
+//! | baselines such as LLM in a flash, and the values that they are for the store | `ablation.rs` |
 //!
 //! A first reading in about an hour: this page, `engine.rs`, `run/stepper.rs`, `decoder.rs`,
 //! `ffn/layer.rs`, `store/neurons/layer.rs`, `store/rules.rs`, `planner/mod.rs`, `memory.rs`.

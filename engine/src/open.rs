@@ -8,7 +8,7 @@ use emberflow_storage::container::{Container, TensorEntry};
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
-use crate::ablation::Ablation;
+use crate::ablation::Policy;
 use crate::bundle::NeuronFormat;
 use crate::embedding::only_decoded;
 use crate::error::Error;
@@ -49,7 +49,7 @@ impl Parts {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
         check_options(&options, c)?;
-        if c.form.has_gate_top() && options.lab.ablation == Ablation::Mmap {
+        if c.form.has_gate_top() && options.lab.ablation.policy().mapped {
             return Err(Error::GateTop {
                 what: "--policy mmap",
             });
@@ -158,7 +158,7 @@ fn lane(
     opens.open(&LaneModel {
         config: c,
         banks: &layout.banks,
-        full: options.lab.ablation == Ablation::Full,
+        full: options.lab.ablation.policy() == Policy::FULL,
         observed: options.lab.observe,
         counted: options.lab.count_fired,
         predicted,
@@ -175,8 +175,8 @@ pub fn has_rows_with_one_scale(container: &Container, c: &ModelConfig) -> bool {
     let decoded: Vec<String> = only_decoded(c).map(|role| name_of(role, 0)).collect();
     let tensors = container.tensors().iter();
     let multiplied = tensors.filter(|entry| !decoded.contains(&entry.name));
-    let mut all = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
-    all.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
+    let mut dtypes = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
+    dtypes.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
 }
 
 /// Compute threads, on `cores` if given, that quantise activations as the model's products read them.

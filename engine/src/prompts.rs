@@ -10,7 +10,6 @@
 
 use emberflow_storage::trim_heap;
 
-use crate::ablation::Ablation;
 use crate::decoder::Decoder;
 use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
@@ -154,10 +153,12 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
     let mut tables = [embedding.as_mut(), inputs, ngrams];
     // Free first, then allocate.
-    let still = |at: usize, table: &Embedding| hold[at] && table.is_held();
+    let still = |number: usize, table: &Embedding| hold[number] && table.is_held();
     hold_tables(&mut tables, &ffn.store.layout.container, still)?;
     ffn.set_plan(&division.memory)?;
-    hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])?;
+    hold_tables(&mut tables, &ffn.store.layout.container, |number, _| {
+        hold[number]
+    })?;
     engine.division = division;
     Ok(())
 }
@@ -168,10 +169,8 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
 /// # Errors
 /// A failed read.
 pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
-    let lab = &engine.options.lab;
-    let compares = lab.ablation == Ablation::Full && !lab.gates_stay;
-    let alone = engine.options.batch == 1 && engine.decoder.ffn.lane.is_none();
-    if !(engine.planner.firing.assumed && compares && alone) {
+    let alone = engine.planner.compares() && engine.decoder.ffn.lane.is_none();
+    if !(engine.planner.firing.assumed && alone) {
         return Ok(());
     }
     let now = engine.counters();

@@ -251,6 +251,7 @@ impl World {
             costs: setup.costs,
             gates_first: setup.gates_first,
             always: Vec::new(),
+            policy: setup.ablation.policy(),
             options: &options,
             tracer: Tracer::default(),
         })?;

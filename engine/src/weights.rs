@@ -1,7 +1,6 @@
 //! The resident weights: everything outside the FFNs.
 
 use std::thread::{Builder, ScopedJoinHandle};
-use std::time::Duration;
 
 use emberflow_kernels::Cpu;
 use emberflow_models::config::{Mixture, ModelConfig, Parallel};
@@ -197,31 +196,8 @@ impl Weights {
         projections.chain([&mut self.head])
     }
 
-    /// Share of the weights of projections and head that a lane multiplies for one token, and time spent waiting for it.
-    pub(crate) fn on_lane(&self) -> (f64, Duration) {
-        let taken = self.projections_on_lane(1);
-        let taken = taken + Matrix::weights_on_lane([&self.head].into_iter(), 1);
-        let all = || self.all_projections().chain([&self.head]);
-        let weights: f64 = all().map(Matrix::weights).sum();
-        (taken / weights, Matrix::waited_for_lane(all()))
-    }
-
-    /// Share of the weights of projections that a lane multiplies for `n` prompt tokens.
-    pub(crate) fn prompt_on_lane(&self, n: usize) -> f64 {
-        let weights: f64 = self.all_projections().map(Matrix::weights).sum();
-        self.projections_on_lane(n) / weights
-    }
-
-    fn projections_on_lane(&self, n: usize) -> f64 {
-        let layer = |l: &LayerWeights| {
-            let inputs = Matrix::weights_on_lane(l.mixer.inputs(), n);
-            let rest = l.mixer.between().chain(l.mixer.output());
-            inputs + (rest.map(|one| Matrix::weights_on_lane([one].into_iter(), n))).sum::<f64>()
-        };
-        self.layers.iter().map(layer).sum()
-    }
-
-    fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
+    /// The matrices of all mixers.
+    pub(crate) fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
         self.layers
             .iter()
             .flat_map(|layer| projections(&layer.mixer))

@@ -64,10 +64,10 @@ pub(crate) struct Opened<'a> {
 
 impl Planner {
     /// Collects the planner's inputs, including the statistics of neurons and experts.
-    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
+    pub(crate) fn new(opened: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
-        } = of;
+        } = opened;
         // Loaded first, so that the measured process size includes it.
         let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
@@ -81,48 +81,51 @@ impl Planner {
             Rates::assumed(cores, isa)
         });
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
-        let mut known = Temperature::read(layout, of.config, most)?;
-        let firing = of.firing(&known);
+        let mut known = Temperature::read(layout, opened.config, most)?;
+        let firing = opened.firing(&known);
         let always = add_always(&mut known.hot_clusters, layout, &firing);
         let device = layout.read_cost(options.lab.io, Limits::PRODUCTION.depth);
-        let buffers = of.buffers(&rates, &device);
+        let buffers = opened.buffers(&rates, &device);
         // A buffer is idle while its cluster is computed.
         let stream = layout.read_cost(options.lab.io, (layout.stream_depth(buffers) / 2).max(1));
         let costs = layout.read_costs(&device, firing.share());
-        let chunks = of.chunks().into_iter();
-        let scratch: Vec<ChunkMemory> = chunks.map(|chunk| of.scratched(chunk)).collect();
+        let chunks = opened.chunks().into_iter();
+        let scratch: Vec<ChunkMemory> = chunks.map(|chunk| opened.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (known.hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
             stream_most: buffers,
             always,
-            ..of.needs(hot, costs, least)?
+            ..opened.needs(hot, costs, least)?
         };
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         let planner = Self {
             needs,
             scratch,
-            shape: of.shape(),
+            shape: opened.shape(),
             expert_misses: known.popularity.misses,
-            firing: match of.naming {
+            firing: match opened.naming {
                 Naming::All => Firing::always(layout.layers(), layout.neurons_visited()),
                 _ => firing,
             },
             rates,
-            device,
+            storage: device,
             stream,
-            threads: of.threads,
+            threads: opened.threads,
             threads_fixed: options.threads != 0,
             context: options.context,
             hot_clusters: known.hot_clusters,
             batch: options.batch,
-            ablation: options.lab.ablation,
+            policy: options.lab.ablation.policy(),
             gates_stay: options.lab.gates_stay,
-            predictor: of.predictor(),
-            gates_first: of.gates_first(costs),
-            lane: of.lane.map(|lane| lane.facts().clone()),
+            predictor: opened.predictor(),
+            gates_first: opened.gates_first(costs),
+            lane: opened.lane.map(|lane| lane.facts().clone()),
             visits: known.popularity.visits.clone(),
-            io_core: options.lab.io_core.or_else(|| cores::io_core(of.threads)),
+            io_core: options
+                .lab
+                .io_core
+                .or_else(|| cores::io_core(opened.threads)),
         };
         Ok((
             planner,
@@ -376,7 +379,7 @@ impl Opened<'_> {
                 0
             },
             RouterAhead::bytes_for(self.config, self.threads),
-            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation),
+            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation.policy().mapped),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
             // Candidates of each sampler, and a copy for sorting.
@@ -408,7 +411,7 @@ impl Opened<'_> {
         };
         let sparse = self.naming != Naming::All;
         let tables = Embedding::bytes_for(layout, c);
-        let eviction = o.lab.ablation.eviction();
+        let eviction = o.lab.ablation.policy().keep.eviction();
         let format = &self.ffn.format;
         let [lane_clusters, lane] = self.fixed_part();
         Ok(Needs {
