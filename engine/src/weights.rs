@@ -190,10 +190,8 @@ impl Weights {
 
     /// The matrices that a lane may multiply: projections and head.
     pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
-        let projections = self
-            .layers
-            .iter_mut()
-            .flat_map(|layer| layer.mixer.projections_mut());
+        let layers = self.layers.iter_mut();
+        let projections = layers.flat_map(|layer| layer.mixer.matrices_mut().shared_mut());
         projections.chain([&mut self.head])
     }
 
@@ -214,8 +212,9 @@ impl Weights {
 
     fn projections_on_lane(&self, n: usize) -> f64 {
         let layer = |l: &LayerWeights| {
-            let inputs = Matrix::weights_on_lane(l.mixer.inputs(), n);
-            let rest = l.mixer.between().chain(l.mixer.output());
+            let matrices = l.mixer.matrices();
+            let inputs = Matrix::weights_on_lane(matrices.shared(true), n);
+            let rest = matrices.shared(false);
             inputs + (rest.map(|one| Matrix::weights_on_lane([one].into_iter(), n))).sum::<f64>()
         };
         self.layers.iter().map(layer).sum()
@@ -224,7 +223,7 @@ impl Weights {
     fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
         self.layers
             .iter()
-            .flat_map(|layer| projections(&layer.mixer))
+            .flat_map(|layer| layer.mixer.matrices().iter())
     }
 
     /// The bytes of the attention matrices.
@@ -237,7 +236,7 @@ impl Weights {
         let layer = |l: &LayerWeights| {
             let router = l.router.as_ref().map_or(0, |router| router.scores.len());
             let narrow = l.narrow.iter().flat_map(NarrowExperts::matrices);
-            let all = projections(&l.mixer).chain(narrow);
+            let all = l.mixer.matrices().iter().chain(narrow);
             all.map(Matrix::len).sum::<u64>() + router
         };
         self.layers.iter().map(layer).sum::<u64>() + self.head.len()
@@ -256,12 +255,6 @@ impl Weights {
             .map(|t| Arena::charge(1, t.len as usize))
             .sum()
     }
-}
-
-/// The matrices of a mixer.
-fn projections(mixer: &Mixer) -> impl Iterator<Item = &Matrix> {
-    let inner = mixer.between();
-    mixer.inputs().chain(inner).chain(mixer.output())
 }
 
 fn is_predictor(name: &str) -> bool {
