@@ -223,3 +223,59 @@ fn hyper(c: &ModelConfig) -> usize {
         of.width(c.d_model).max(rank).max(embedding)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::fixtures;
+
+    /// Bytes of the buffers, without those of activations and routes.
+    fn allocated(s: &Scratch) -> usize {
+        let RowBuffers(block) = &s.block;
+        let single = [
+            &s.normed,
+            &s.out,
+            &s.parallel,
+            block,
+            &s.partials,
+            &s.logits,
+        ];
+        let buffers = single.into_iter().chain(&s.rows);
+        buffers.map(|buffer| 4 * buffer.capacity()).sum()
+    }
+
+    #[test]
+    fn declared_bytes_are_allocated() {
+        let room = ScratchRoom {
+            rows: 5,
+            batch: 2,
+            context: 1000,
+            threads: 3,
+        };
+        for (name, c) in fixtures() {
+            for rows in [5, 1, 64] {
+                let mut scratch = Scratch::new(&c, room);
+                scratch.set_rows(&c, rows);
+                let declared = Scratch::bytes_for(&c, ScratchRoom { rows, ..room });
+                let sizes = Sizes::new(&c, room.context, room.batch);
+                let input = Activations::bytes(sizes.widest, rows);
+                let others = input + Routes::bytes_for(&c, rows);
+                assert_eq!(
+                    declared,
+                    (allocated(&scratch) + others) as u64,
+                    "{name}, {rows} rows"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_are_next_to_each_other() {
+        let mut block = RowBuffers((0..12).map(|x| x as f32).collect());
+        let [first, none, second] = block.split(2, [2, 0, 3]);
+        assert_eq!((first.len(), none.len(), second.len()), (4, 0, 6));
+        second[0] = -1.0;
+        let [_, second] = block.view(2, [2, 3]);
+        assert_eq!(second, [-1.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+    }
+}

@@ -229,3 +229,38 @@ pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
 pub(crate) fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
     (0..layer).map(|layer| needs(c, layer).state_floats).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use emberflow_models::names::{TensorId, required};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    /// Each declared matrix has the shape that files have, and one of them makes the output.
+    #[test]
+    fn declared_matrices_are_those_of_the_files() {
+        for (name, c) in fixtures() {
+            let files = required(&c).into_iter();
+            let files: BTreeMap<String, [usize; 2]> = files
+                .map(|tensor| (tensor.id.to_string(), [tensor.rows, tensor.cols]))
+                .collect();
+            for layer in 0..c.layers {
+                let needs = needs(&c, layer);
+                for spec in &needs.matrices {
+                    let id = TensorId::layer(spec.role, layer).to_string();
+                    assert_eq!(
+                        files.get(&id),
+                        Some(&[spec.rows, spec.cols]),
+                        "{name}: {id}"
+                    );
+                }
+                let outputs = needs.matrices.iter().filter(|spec| spec.is_output());
+                let mixers = usize::from(c.mixer_of(layer) != MixerKind::None);
+                assert_eq!(outputs.count(), mixers, "{name}, layer {layer}");
+            }
+        }
+    }
+}

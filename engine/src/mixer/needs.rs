@@ -124,6 +124,11 @@ impl MatrixSpec {
         self.place == Place::Input
     }
 
+    /// Whether it multiplies the mixed values.
+    pub fn is_output(&self) -> bool {
+        self.place == Place::Output
+    }
+
     /// Whether a lane may multiply it.
     pub fn is_shared(&self) -> bool {
         self.shared
@@ -186,7 +191,7 @@ impl Matrices {
     /// The output matrix, if any.
     pub fn output(&self) -> Option<&Matrix> {
         let mut matrices = self.0.iter();
-        matrices.find_map(|(spec, matrix)| (spec.place == Place::Output).then_some(matrix))
+        matrices.find_map(|(spec, matrix)| spec.is_output().then_some(matrix))
     }
 
     /// All of them.
