@@ -17,7 +17,7 @@ use crate::ffn::{BankWork, Bias, Ffn, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::hyper::{Hyper, Reader};
 use crate::input::Input;
 use crate::layer_inputs::LayerInputs;
-use crate::mixer::{LayerPass, Mixed, Mixer};
+use crate::mixer::{LayerPass, Mixed};
 use crate::ngrams::NGramLayer;
 use crate::norm::{add_output, add_rows, rows_or_copy, scale_logits};
 use crate::pass::Pass;
@@ -358,7 +358,7 @@ impl Decoder {
             &pass.x[..width],
             &mut s.normed,
         );
-        if matches!(layer.mixer, Mixer::None) {
+        if layer.mixer.is_none() {
             return;
         }
         let at = LayerPass {

@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
-use crate::scratch::Scratch;
+use crate::narrow_sizes;
+use crate::scratch::{RowBuffers, Scratch};
 
 /// The matrices of one layer.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(crate) struct NarrowExperts {
     /// Projection of their sum, `[d_model × width]`.
     output: Matrix,
     shared: Option<SharedExpert>,
+    widths: [usize; 3],
 }
 
 /// The shared expert, which every token visits.
@@ -59,12 +61,13 @@ impl NarrowExperts {
             input: from.matrix(Role::ExpertsIn, l, width, d)?,
             output: from.matrix(Role::ExpertsOut, l, d, width)?,
             shared: (neurons > 0).then(shared).transpose()?,
+            widths: narrow_sizes::widths(c),
         }))
     }
 
-    /// Elements of an expert's input and output.
-    pub fn width(&self) -> usize {
-        self.input.rows()
+    /// Buffers of a pass: the experts' input, their sums, and the products of the shared expert's matrices, gates and then ups.
+    pub fn buffers<'a>(&self, rows: usize, block: &'a mut RowBuffers) -> [&'a mut [f32]; 3] {
+        block.split(rows, self.widths)
     }
 
     /// All matrices.
@@ -77,34 +80,34 @@ impl NarrowExperts {
             .chain(of_shared.into_iter().flatten().flatten())
     }
 
-    /// For the rows of `scratch.normed`: the experts' input in `scratch.q`, and the products of the
-    /// shared expert's matrices, gates and then ups, in `scratch.gate`.
+    /// The experts' input and the shared expert's products, for the rows of `scratch.normed`.
     pub fn begin(&self, on: &Compute, rows: usize, s: &mut Scratch) {
         let d = self.output.rows();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        self.input.matmul(on, input, &mut s.rows, &mut s.q);
+        let [latent, _, products] = self.buffers(rows, &mut s.block);
+        self.input.matmul(on, input, &mut s.rows, latent);
         let Some(shared) = &self.shared else {
             return;
         };
-        let (gates, ups) = s.gate.split_at_mut(rows * shared.gate.rows());
+        let (gates, ups) = products.split_at_mut(rows * shared.gate.rows());
         shared.gate.matmul(on, input, &mut s.rows, gates);
         if let Some(up) = &shared.up {
             up.matmul(on, input, &mut s.rows, ups);
         }
     }
 
-    /// `scratch.out`: `Out` of the experts' sums in `scratch.attended`, plus the shared expert's output.
+    /// `scratch.out`: `Out` of the experts' sums, plus the shared expert's output.
     /// Overwrites `scratch.normed`.
     pub fn end(&self, on: &Compute, kind: FfnKind, rows: usize, s: &mut Scratch) {
-        let (d, width) = (self.output.rows(), self.width());
-        let sums = &s.attended[..rows * width];
+        let d = self.output.rows();
+        let [_, sums, products] = self.buffers(rows, &mut s.block);
         let input = Input::new(on.cpu, sums, rows, &mut s.input);
         self.output.matmul(on, input, &mut s.rows, &mut s.out);
         let Some(shared) = &self.shared else {
             return;
         };
         let len = rows * shared.gate.rows();
-        let (gates, ups) = s.gate.split_at_mut(len);
+        let (gates, ups) = products.split_at_mut(len);
         let ups = match shared.up {
             Some(_) => &ups[..len],
             None => &[],

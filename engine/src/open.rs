@@ -16,7 +16,7 @@ use crate::ffn::{FfnShape, StoredPredictors};
 use crate::lane::{Lane, LaneModel};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
 use crate::loader::name_of;
-use crate::mixer::PROJECTIONS;
+use crate::mixer::needs;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner, longest_pass};
@@ -193,7 +193,11 @@ pub fn compute(
 
 /// Formats and widths of the matrices that a lane may multiply: projections and head.
 fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)> {
-    let projections = (0..c.layers).flat_map(|layer| PROJECTIONS.map(|role| name_of(role, layer)));
+    let projections = (0..c.layers).flat_map(|layer| {
+        let shared = needs(c, layer).matrices.into_iter();
+        let shared = shared.filter(|spec| spec.is_shared());
+        shared.map(move |spec| name_of(spec.role, layer))
+    });
     let names = projections.chain([name_of(head_role(c), 0)]);
     let entries = names.filter_map(|name| container.tensor(&name));
     let of = |entry: &TensorEntry| match (DType::from_code(entry.dtype), entry.dims()) {

@@ -189,10 +189,8 @@ impl Weights {
 
     /// The matrices that a lane may multiply: projections and head.
     pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
-        let projections = self
-            .layers
-            .iter_mut()
-            .flat_map(|layer| layer.mixer.projections_mut());
+        let layers = self.layers.iter_mut();
+        let projections = layers.flat_map(|layer| layer.mixer.matrices_mut().shared_mut());
         projections.chain([&mut self.head])
     }
 
@@ -200,7 +198,7 @@ impl Weights {
     pub(crate) fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
         self.layers
             .iter()
-            .flat_map(|layer| projections(&layer.mixer))
+            .flat_map(|layer| layer.mixer.matrices().iter())
     }
 
     /// The bytes of the attention matrices.
@@ -213,7 +211,7 @@ impl Weights {
         let layer = |l: &LayerWeights| {
             let router = l.router.as_ref().map_or(0, |router| router.scores.len());
             let narrow = l.narrow.iter().flat_map(NarrowExperts::matrices);
-            let all = projections(&l.mixer).chain(narrow);
+            let all = l.mixer.matrices().iter().chain(narrow);
             all.map(Matrix::len).sum::<u64>() + router
         };
         self.layers.iter().map(layer).sum::<u64>() + self.head.len()
@@ -232,12 +230,6 @@ impl Weights {
             .map(|t| Arena::charge(1, t.len as usize))
             .sum()
     }
-}
-
-/// The matrices of a mixer.
-fn projections(mixer: &Mixer) -> impl Iterator<Item = &Matrix> {
-    let inner = mixer.between();
-    mixer.inputs().chain(inner).chain(mixer.output())
 }
 
 fn is_predictor(name: &str) -> bool {

@@ -38,13 +38,13 @@ impl Decoder {
         let row = (n == 1).then(|| (s.routes.first_token(), &pass.x[..d]));
         let ahead = likely_banks(&mut self.ahead, &ffn.store, on, c, layers, number, row);
         let units = s.routes.units(bank, n, None);
-        let latent = &s.q[..n * narrow.width()];
+        let [latent, sums, _] = narrow.buffers(n, &mut s.block);
         let input = Input::new(on.cpu, latent, n, &mut s.input);
         let at = LayerInput {
             ahead,
             ..LayerInput::alone(place, &units, input, latent)
         };
-        ffn.layer(on, &at, &mut s.attended)?;
+        ffn.layer(on, &at, sums)?;
         if let Some(observer) = &mut hooks.observer {
             observer(&ffn.seen(FfnSeen {
                 layer: place,

@@ -43,9 +43,9 @@ fn projections(weights: &Weights) -> f64 {
 /// Those that a lane multiplies for `n` tokens.
 fn multiplied(weights: &Weights, n: usize) -> f64 {
     let layer = |layer: &LayerWeights| {
-        let mixer = &layer.mixer;
-        let inputs = Matrix::weights_beside(mixer.inputs(), n);
-        let others = mixer.between().chain(mixer.output());
+        let matrices = layer.mixer.matrices();
+        let inputs = Matrix::weights_beside(matrices.shared(true), n);
+        let others = matrices.shared(false);
         let others = others.map(|matrix| Matrix::weights_beside([matrix].into_iter(), n));
         inputs + others.sum::<f64>()
     };

@@ -24,7 +24,7 @@ use crate::lane::Lane;
 use crate::layer_inputs::LayerInputs;
 use crate::memory::Needs;
 use crate::meta::Quant;
-use crate::mixer::{projections, state_shape};
+use crate::mixer::{needs, state_shape};
 use crate::narrow_sizes::matrices_apart;
 use crate::ngrams::NGramLayer;
 use crate::options::{Options, Phases};
@@ -295,8 +295,9 @@ impl Opened<'_> {
         let layers = self.layout.layers().max(1);
         // per layer with an FFN, on average
         let of_layer = |layer| {
-            let apart = matrices_apart(c, layer);
-            projections(c, layer).into_iter().chain(apart)
+            let mixer = needs(c, layer).matrices.into_iter();
+            let mixer = mixer.map(|spec| [spec.rows, spec.cols]);
+            mixer.chain(matrices_apart(c, layer))
         };
         let all = (0..c.layers).flat_map(of_layer);
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
