@@ -246,12 +246,6 @@ impl<'a> ActivationsRef<'a> {
         self.per_token
     }
 
-    /// Whether outliers are pruned ([`Cpu::pruning`](crate::Cpu::pruning)).
-    #[inline]
-    pub fn is_pruned(&self) -> bool {
-        self.pruned
-    }
-
     /// How many times the limit of a token's scale its largest element is, at least 1: the importance of its outliers
     /// (llm.npu, §3.3). 1 without excess.
     ///

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::at::At;
-use super::router_ahead::{NextRouter, likely_banks};
+use super::router_ahead::{Upcoming, likely_banks};
 use crate::error::Error;
 use crate::ffn::{BankWork, Bias, FfnBiases, FfnSeen, LayerInput, NextLayer, Rows};
 use crate::input::Input;
@@ -33,13 +33,6 @@ pub(crate) enum Through {
     Narrow(usize),
 }
 
-/// What is known at load of the next layer with an FFN, for guesses of its neurons.
-#[derive(Debug)]
-pub(crate) struct NextFeed {
-    pub norm: Option<Arc<Norm>>,
-    pub biases: Option<Arc<FfnBiases>>,
-}
-
 /// `norm(FFN(input))`.
 #[derive(Debug)]
 pub(crate) struct Feed {
@@ -50,9 +43,9 @@ pub(crate) struct Feed {
     pub biases: Option<Arc<FfnBiases>>,
     /// Norm of the output, before it is added to that of other FFNs of the layer.
     pub norm: Option<Norm>,
-    /// For guesses of the next layer's neurons and experts; `None` if nothing is guessed.
-    pub next: Option<NextFeed>,
-    pub next_router: Option<NextRouter>,
+    /// For guesses of the next layer's experts and, if it `guesses` them, its neurons.
+    pub next: Option<Upcoming>,
+    pub guesses: bool,
 }
 
 impl Feed {
@@ -61,7 +54,7 @@ impl Feed {
         let (ffn, s, x) = (&mut *at.ffn, &mut *at.scratch, &at.pass.x[..rows * d]);
         let bank = ffn.store.layout.banks_of(self.place).start;
         let token = (rows == 1).then(|| (s.routes.first_token(), x));
-        let ahead = match &self.next_router {
+        let ahead = match &self.next {
             Some(next) => {
                 let place = self.place + 1;
                 likely_banks(at.ahead, &ffn.store, at.on, at.config, next, place, token)
@@ -96,9 +89,10 @@ impl Feed {
                 (from, from, &mut s.attended)
             }
         };
+        let next = self.next.as_ref().filter(|_| self.guesses);
         let layer = LayerInput {
             then,
-            next: self.next.as_ref().map(|next| NextLayer {
+            next: next.map(|next| NextLayer {
                 norm: next.norm.as_deref(),
                 bias: Bias::of(next.biases.as_deref(), 0).gate,
             }),

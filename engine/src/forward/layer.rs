@@ -6,15 +6,14 @@ use emberflow_models::config::{ModelConfig, Parallel};
 
 use super::add::{Add, Term};
 use super::at::At;
-use super::feed::{Feed, NextFeed, Through, Units};
+use super::feed::{Feed, Through, Units};
 use super::hyper::Reader;
 use super::layer_weights::LayerWeights;
 use super::mix::Mix;
 use super::route::{Route, RouteTokens, RouterInput};
-use super::router_ahead::NextRouter;
+use super::router_ahead::Upcoming;
 use super::step::Step;
 use crate::error::Error;
-use crate::ffn::FfnBiases;
 use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::router::Router;
@@ -28,43 +27,6 @@ pub(crate) struct Layer {
     feeding: Vec<Step>,
     /// Outliers of its inputs are pruned, where tokens have one scale.
     pub pruned: bool,
-}
-
-/// What earlier layers know of a layer with an FFN, to guess what it reads.
-#[derive(Clone)]
-pub(super) struct Upcoming {
-    norm: Option<Arc<Norm>>,
-    biases: Option<Arc<FfnBiases>>,
-    router: Option<Arc<Router>>,
-}
-
-impl Upcoming {
-    pub fn new(weights: &LayerWeights) -> Self {
-        let norm = weights.ffn_norm.as_ref().or(weights.attn_norm.as_ref());
-        Self {
-            norm: norm.cloned(),
-            biases: weights.ffn_bias.clone(),
-            router: weights.router.clone(),
-        }
-    }
-
-    fn feed(self) -> NextFeed {
-        NextFeed {
-            norm: self.norm,
-            biases: self.biases,
-        }
-    }
-
-    fn router(&self, c: &ModelConfig) -> Option<NextRouter> {
-        let early = c
-            .mixture
-            .as_ref()
-            .is_some_and(|mixture| mixture.early_router);
-        Some(NextRouter {
-            router: self.router.clone()?,
-            norm: self.norm.clone().filter(|_| !early),
-        })
-    }
 }
 
 impl Layer {
@@ -185,8 +147,8 @@ fn feeding(
         through,
         biases: None,
         norm: None,
-        next: None,
-        next_router: next.and_then(|next| next.router(c)),
+        next: next.cloned(),
+        guesses: false,
     };
     let mut steps = Vec::new();
     match (weights.parallel_dense, weights.narrow, weights.router) {
@@ -194,7 +156,7 @@ fn feeding(
         (Some(norms), _, Some(router)) => {
             let dense = Feed {
                 norm: Some(norms.dense_post),
-                next_router: None,
+                next: None,
                 ..feed(Units::Beside, Through::Parallel)
             };
             let experts = Feed {
@@ -228,7 +190,7 @@ fn feeding(
             steps.extend(router.map(|router| route(router, RouterInput::Normed, false)));
             steps.push(Step::Feed(Box::new(Feed {
                 biases: weights.ffn_bias,
-                next: next.cloned().map(Upcoming::feed),
+                guesses: true,
                 ..feed(units, Through::Out)
             })));
         }

@@ -7,6 +7,7 @@ use emberflow_models::config::{Mixture, ModelConfig, Parallel};
 use emberflow_models::names::Role;
 
 use super::narrow_experts::{self, ExpertsIn, ExpertsOut};
+use super::router_ahead::Upcoming;
 use crate::error::Error;
 use crate::ffn::FfnBiases;
 use crate::loader::{Loader, name_of};
@@ -96,6 +97,16 @@ impl LayerWeights {
                 1.0
             },
         })
+    }
+
+    /// What the layer before knows of this one.
+    pub fn upcoming(&self) -> Upcoming {
+        let norm = self.ffn_norm.as_ref().or(self.attn_norm.as_ref());
+        Upcoming {
+            norm: norm.cloned(),
+            biases: self.ffn_bias.clone(),
+            router: self.router.clone(),
+        }
     }
 }
 

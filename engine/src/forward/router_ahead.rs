@@ -8,18 +8,20 @@ use std::sync::Arc;
 use emberflow_kernels::{Activations, Compute};
 use emberflow_models::config::ModelConfig;
 
+use crate::ffn::FfnBiases;
 use crate::input::Input;
 use crate::matrix::Matrix;
 use crate::norm::{Norm, rows_or_copy};
 use crate::router::{Router, Routes};
 use crate::store::NeuronStore;
 
-/// The router of the next layer with an FFN.
-#[derive(Debug)]
-pub(crate) struct NextRouter {
-    pub router: Arc<Router>,
-    /// The norm of its input, unless it has one of its own.
+/// What a layer knows of the next one with an FFN, to guess what it reads.
+#[derive(Debug, Clone)]
+pub(crate) struct Upcoming {
+    /// The norm whose output the FFN reads; `None` if it reads the residual stream.
     pub norm: Option<Arc<Norm>>,
+    pub biases: Option<Arc<FfnBiases>>,
+    pub router: Option<Arc<Router>>,
 }
 
 /// Buffers for one token.
@@ -56,17 +58,17 @@ impl RouterAhead {
     }
 
     /// Banks of the layer of `next` that `token` with residual stream `x` is likely to visit, most likely
-    /// first. The layer's first bank is `first`.
+    /// first; empty for a dense layer. The layer's first bank is `first`.
     fn banks(
         &mut self,
         on: &Compute,
         c: &ModelConfig,
-        next: &NextRouter,
+        next: &Upcoming,
         token: u32,
         x: &[f32],
         first: u32,
     ) -> &[u32] {
-        let (router, Some(mixture)) = (&*next.router, &c.mixture) else {
+        let (Some(router), Some(mixture)) = (&next.router, &c.mixture) else {
             return &[];
         };
         self.banks.clear();
@@ -76,6 +78,7 @@ impl RouterAhead {
             return &self.banks;
         }
         let norm = router.norm.as_ref().or(next.norm.as_deref());
+        let norm = norm.filter(|_| !mixture.early_router);
         rows_or_copy(norm, on.cpu, x, &mut self.normed);
         let cpu = on.cpu.pruning(false);
         let input = Input::new(cpu, &self.normed, 1, &mut self.input);
@@ -88,14 +91,14 @@ impl RouterAhead {
     }
 }
 
-/// Banks of FFN `place`, whose router is `next`, that the token of a pass with one row, given by its residual
+/// Banks of `next`, FFN `place`, that the token of a pass with one row, given by its residual
 /// stream, is likely to visit, most likely first; empty if nothing is predicted.
 pub(crate) fn likely_banks<'a>(
     ahead: &'a mut Option<RouterAhead>,
     store: &NeuronStore,
     on: &Compute,
     c: &ModelConfig,
-    next: &NextRouter,
+    next: &Upcoming,
     place: usize,
     row: Option<(u32, &[f32])>,
 ) -> &'a [u32] {

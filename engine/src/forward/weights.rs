@@ -8,9 +8,10 @@ use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::arena::Arena;
 use emberflow_storage::container::Container;
 
-use super::layer::{Layer, Upcoming};
+use super::layer::Layer;
 use super::layer_weights::{LayerWeights, norm};
 use super::mix::projections;
+use super::router_ahead::Upcoming;
 use crate::error::Error;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
@@ -161,7 +162,7 @@ impl Weights {
 
 /// The steps of every layer.
 fn steps(c: &ModelConfig, weights: Vec<LayerWeights>) -> Vec<Layer> {
-    let upcoming: Vec<Upcoming> = weights.iter().map(Upcoming::new).collect();
+    let upcoming: Vec<Upcoming> = weights.iter().map(LayerWeights::upcoming).collect();
     let layer = |(number, weights): (usize, LayerWeights)| {
         let next = (number + 1..upcoming.len()).find(|&layer| c.has_ffn(layer as u32));
         Layer::new(c, number, weights, next.map(|next| &upcoming[next]))
