@@ -9,33 +9,31 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
-use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
-use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
-use crate::hyper::Hyper;
+use crate::forward::embedding::{Embedding, hold_tables};
+use crate::forward::pass::Pass;
+use crate::forward::router_ahead::RouterAhead;
+use crate::forward::specials::Specials;
+use crate::forward::streams;
+use crate::forward::weights::Weights;
+use crate::forward::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::lane::{Hold, HostMatrix, Lane, Sharing};
-use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
-use crate::ngrams::NGramLayer;
 use crate::open::{Parts, compute};
 use crate::options::{Options, Sparsity};
-use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
 use crate::planner::{Candidates, Division, Plan, Planner};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
-use crate::router_ahead::RouterAhead;
 use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup};
-use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
-use crate::weights::Weights;
 
 /// Rows whose logits the caller wants. A pass has one row per token, span after span.
 pub enum Logits<'a> {
@@ -314,7 +312,7 @@ impl Engine {
 
     /// The trace of all threads and the device, if the options enable it.
     pub fn trace(&self) -> Option<&Arc<Trace>> {
-        self.decoder.ffn.store.tracer.trace()
+        self.decoder.tracer.trace()
     }
 
     /// Most concurrent sequences.
@@ -473,37 +471,6 @@ fn warm(
     Ok(())
 }
 
-/// Per-layer inputs and residual streams of a model that has them.
-fn several_streams(
-    layout: &Layout,
-    c: &ModelConfig,
-    rows: usize,
-) -> Result<(Option<LayerInputs>, Option<ResidualStreams>), Error> {
-    let inputs = LayerInputs::load(layout, c, rows)?;
-    Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
-}
-
-/// The row tables, in the order of [`Needs::tables`].
-fn tables<'a>(
-    embedding: &'a mut Option<Embedding>,
-    inputs: &'a mut Option<LayerInputs>,
-    ngrams: &'a mut Option<NGramLayer>,
-) -> [Option<&'a mut Embedding>; 3] {
-    let inputs = inputs.as_mut().map(LayerInputs::table_mut);
-    let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
-    [embedding.as_mut(), inputs, ngrams]
-}
-
-/// The n-gram rows and the hyper-connections of a model that has them.
-fn hyper_connections(
-    layout: &Layout,
-    c: &ModelConfig,
-    rows: usize,
-) -> Result<(Option<NGramLayer>, Option<Hyper>), Error> {
-    let ngrams = NGramLayer::load(layout, c, rows)?;
-    Ok((ngrams, Hyper::load(&layout.container, c, rows)?))
-}
-
 /// Loads resident weights and allocates all buffers.
 fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
     let of = parts.opened();
@@ -524,8 +491,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let (tracer, rows) = (tracer(&options, lane.as_deref()), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
     let mut weights = Weights::load(&layout.container, text.meta())?;
-    let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
-    let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
+    let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
     let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
@@ -553,23 +519,22 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         known: &known,
         policy: planner.policy,
         options: &options,
-        tracer,
+        tracer: tracer.clone(),
     })?;
     let held = lane.as_mut().map(|lane| {
         let hold = hold(&planner, division, &room, &store);
         (lane, hold, &mut sharing)
     });
     warm(&mut store, &division.memory, held)?;
-    let mut tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
+    let [inputs, ngrams] = specials.tables_mut();
+    let mut tables = [embedding.as_mut(), inputs, ngrams];
     let container = &store.layout.container;
     hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
     Ok(Decoder {
         embedding,
-        layer_inputs,
-        streams,
-        hyper,
-        ngrams,
+        specials,
         on,
+        tracer,
         rope: Ropes::new(&c, rows, options.context),
         scratch,
         ffn: Ffn::new(shape, store, lane, predictors, room).with_layers(&c, rows),

@@ -10,9 +10,10 @@ use emberflow_storage::mem;
 
 use crate::ablation::Policy;
 use crate::bundle::NeuronFormat;
-use crate::embedding::only_decoded;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
+use crate::forward::embedding::only_decoded;
+use crate::forward::weights::head_role;
 use crate::lane::{Lane, LaneModel};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
 use crate::loader::name_of;
@@ -22,7 +23,6 @@ use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner, longest_pass};
 use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
-use crate::weights::head_role;
 
 /// Inputs of the planner and the engine.
 pub(crate) struct Parts {

@@ -80,8 +80,7 @@ trait Mix: Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Mixer {
     matrices: Matrices,
-    /// `None` if the layer has no mixer.
-    mix: Option<Box<dyn Mix>>,
+    mix: Box<dyn Mix>,
 }
 
 /// Values that a mixer has read and stored, for an observer.
@@ -93,37 +92,30 @@ pub(crate) struct Mixed<'a> {
 }
 
 impl Mixer {
-    /// Loads and verifies the weights of layer `layer`.
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Self, Error> {
+    /// Loads and verifies the weights of layer `layer`; `None` if it has no mixer.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Self>, Error> {
         let needs = needs(c, layer);
         let start = recurrent_floats(c, layer);
         let part = start..start + needs.state_floats;
-        let mix: Option<Box<dyn Mix>> = match c.mixer_of(layer) {
-            MixerKind::None => None,
-            MixerKind::Attention => Some(Box::new(Attention::load(from, c, layer)?)),
-            MixerKind::Latent(shape) => {
-                Some(Box::new(LatentAttention::load(from, c, layer, shape)?))
-            }
-            MixerKind::Pooled(shape) => Some(Box::new(PooledAttention::load(
+        let mix: Box<dyn Mix> = match c.mixer_of(layer) {
+            MixerKind::None => return Ok(None),
+            MixerKind::Attention => Box::new(Attention::load(from, c, layer)?),
+            MixerKind::Latent(shape) => Box::new(LatentAttention::load(from, c, layer, shape)?),
+            MixerKind::Pooled(shape) => Box::new(PooledAttention::load(
                 from, c, layer, shape, part,
-            )?)),
+            )?),
             MixerKind::ShortConv { taps } => {
                 let taps = taps as usize;
-                Some(Box::new(ShortConv::load(from, c, layer, taps, part)?))
+                Box::new(ShortConv::load(from, c, layer, taps, part)?)
             }
-            MixerKind::DeltaNet(shape) => Some(Box::new(DeltaNet::load(from, layer, shape, part)?)),
-            MixerKind::Kda(shape) => Some(Box::new(Kda::load(from, layer, shape, part)?)),
-            MixerKind::Mamba(shape) => Some(Box::new(Mamba::load(from, layer, shape, part)?)),
-            MixerKind::Mamba1(shape) => Some(Box::new(Mamba1::load(from, layer, shape, part)?)),
-            MixerKind::Beside(shape) => Some(Box::new(Beside::load(from, c, layer, shape, part)?)),
+            MixerKind::DeltaNet(shape) => Box::new(DeltaNet::load(from, layer, shape, part)?),
+            MixerKind::Kda(shape) => Box::new(Kda::load(from, layer, shape, part)?),
+            MixerKind::Mamba(shape) => Box::new(Mamba::load(from, layer, shape, part)?),
+            MixerKind::Mamba1(shape) => Box::new(Mamba1::load(from, layer, shape, part)?),
+            MixerKind::Beside(shape) => Box::new(Beside::load(from, c, layer, shape, part)?),
         };
         let matrices = Matrices::load(from, layer, &needs.matrices)?;
-        Ok(Self { matrices, mix })
-    }
-
-    /// Whether the layer has no mixer.
-    pub fn is_none(&self) -> bool {
-        self.mix.is_none()
+        Ok(Some(Self { matrices, mix }))
     }
 
     /// The matrices that it multiplies.
@@ -139,19 +131,16 @@ impl Mixer {
     /// `s.out[row] = mixer(s.normed[row])` for the rows of the spans, each over its own sequence;
     /// extends the sequences' state.
     pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        if let Some(mix) = &self.mix {
-            mix.run(on, &self.matrices, at, spans, s);
-        }
+        self.mix.run(on, &self.matrices, at, spans, s);
     }
 
     /// The values that a pass of `rows` rows has left in the buffers, for an observer.
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let width = self.matrices.output().map_or(0, Matrix::cols);
         let [mixed] = s.block.view(rows, [width]);
-        let stored = self.mix.as_ref().map(|mix| mix.stored(rows, s));
         Mixed {
             mixed,
-            stored: stored.unwrap_or_default(),
+            stored: self.mix.stored(rows, s),
         }
     }
 }

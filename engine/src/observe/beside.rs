@@ -3,7 +3,8 @@
 use crate::engine::Engine;
 use crate::lane::{LaneReport, Reported};
 use crate::matrix::Matrix;
-use crate::weights::{LayerWeights, Weights};
+use crate::forward::weights::Weights;
+use crate::mixer::Mixer;
 
 impl Engine {
     /// The account of who computed beside the compute threads, since the engine was opened; `None` without a lane.
@@ -42,14 +43,14 @@ fn projections(weights: &Weights) -> f64 {
 
 /// Those that a lane multiplies for `n` tokens.
 fn multiplied(weights: &Weights, n: usize) -> f64 {
-    let layer = |layer: &LayerWeights| {
-        let matrices = layer.mixer.matrices();
+    let mixer = |mixer: &Mixer| {
+        let matrices = mixer.matrices();
         let inputs = Matrix::weights_beside(matrices.shared(true), n);
         let others = matrices.shared(false);
         let others = others.map(|matrix| Matrix::weights_beside([matrix].into_iter(), n));
         inputs + others.sum::<f64>()
     };
-    weights.layers.iter().map(layer).sum()
+    weights.mixers().map(mixer).sum()
 }
 
 /// Share of the weights of projections and head that a lane multiplies for one token.

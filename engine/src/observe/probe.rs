@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use emberflow_kernels::{Activations, Cpu};
 
-use crate::decoder::{AttentionSeen, StreamRows};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::{FfnSeen, Oracle};
+use crate::forward::{AttentionSeen, StreamRows};
 use crate::planner::rates::Rates;
 use crate::state::Sequence;
 

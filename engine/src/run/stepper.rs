@@ -22,12 +22,12 @@ use super::request::{Request, RequestId, Stop};
 use super::spans::{PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
-use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
+use crate::forward::Hooks;
+use crate::forward::streams;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
-use crate::streams;
 
 /// Rows that a pass of a model in memory computes in hardly more time than one.
 const FREE_ROWS: usize = 32;

@@ -1,54 +1,44 @@
-//! The resident weights: everything outside the FFNs.
+//! The resident weights of a layer, as they are loaded.
 
-use std::thread::{Builder, ScopedJoinHandle};
+use std::sync::Arc;
 
 use emberflow_kernels::Cpu;
 use emberflow_models::config::{Mixture, ModelConfig, Parallel};
-use emberflow_models::names::{Role, TensorId};
-use emberflow_storage::arena::Arena;
-use emberflow_storage::container::Container;
+use emberflow_models::names::Role;
 
+use super::narrow_experts::{self, ExpertsIn, ExpertsOut};
+use super::router_ahead::Upcoming;
 use crate::error::Error;
 use crate::ffn::FfnBiases;
 use crate::loader::{Loader, name_of};
 use crate::matrix::Matrix;
-use crate::meta::ContainerMeta;
 use crate::mixer::Mixer;
-use crate::narrow_experts::NarrowExperts;
 use crate::norm::Norm;
 use crate::router::Router;
 
-/// Threads that load layers: enough reads at once to keep storage busy.
-const LOADERS: usize = 4;
-
-/// Stack size of these threads in bytes.
-const STACK: usize = 256 << 10;
-
-/// The mixer of a layer, its norms, its router and its FFN's biases.
+/// The mixer of a layer, its norms, its router and its FFN's biases, from which its steps are made.
 #[derive(Debug)]
 pub(crate) struct LayerWeights {
     /// Norm before attention.
-    pub attn_norm: Option<Norm>,
+    pub attn_norm: Option<Arc<Norm>>,
     /// Norm of the output of attention.
     pub attn_post_norm: Option<Norm>,
-    /// The token mixer.
-    pub mixer: Mixer,
+    /// The token mixer, if the layer has one.
+    pub mixer: Option<Mixer>,
     /// Norm before the FFN; also `None` if the FFN reads the output of the norm before attention.
-    pub ffn_norm: Option<Norm>,
+    pub ffn_norm: Option<Arc<Norm>>,
     /// Norm of the output of the FFN.
     pub ffn_post_norm: Option<Norm>,
     /// Biases of the FFN, or of every expert.
-    pub ffn_bias: Option<FfnBiases>,
+    pub ffn_bias: Option<Arc<FfnBiases>>,
     /// The router, if the FFN is a mixture of experts.
-    pub router: Option<Router>,
+    pub router: Option<Arc<Router>>,
     /// The matrices around experts of another width.
-    pub narrow: Option<NarrowExperts>,
+    pub narrow: Option<(ExpertsIn, ExpertsOut)>,
     /// Norms of experts and of the dense FFN that runs in parallel with them.
     pub parallel_dense: Option<ParallelNorms>,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
-    /// Outliers of its inputs are pruned, where tokens have one scale.
-    pub pruned: bool,
 }
 
 /// Norms of experts and of a parallel dense FFN. The input of the dense FFN has the norm before the
@@ -82,163 +72,42 @@ impl ParallelNorms {
 
 impl LayerWeights {
     /// Reads the weights of layer `l`.
-    fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
         Ok(Self {
             attn_norm: if c.norms_of(l).before {
-                Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?)
+                Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?.into())
             } else {
                 None
             },
             attn_post_norm: post_norm(from, Role::AttnPostNorm, l, c)?,
             mixer: Mixer::load(from, c, l)?,
             ffn_norm: if c.norms_of(l).before && c.form.parallel != Parallel::OneNorm {
-                Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?)
+                Some(norm(from, Role::FfnNorm, Some(Role::FfnNormBias), l, c)?.into())
             } else {
                 None
             },
             ffn_post_norm: post_norm(from, Role::FfnPostNorm, l, c)?,
-            ffn_bias: ffn_biases(from, l, c)?,
-            router: router(from, c, l)?,
-            narrow: NarrowExperts::load(from, c, l)?,
+            ffn_bias: ffn_biases(from, l, c)?.map(Arc::new),
+            router: router(from, c, l)?.map(Arc::new),
+            narrow: narrow_experts::load(from, c, l)?,
             parallel_dense: ParallelNorms::load(from, c, l)?,
             scale: if c.form.layer_scale {
                 from.vector(Role::LayerScale, l, 1)?[0]
             } else {
                 1.0
             },
-            pruned: false,
         })
     }
 
-    /// The norm whose output the FFN reads; `None` if it reads the residual stream.
-    pub(crate) fn before_ffn(&self) -> Option<&Norm> {
-        self.ffn_norm.as_ref().or(self.attn_norm.as_ref())
+    /// What the layer before knows of this one.
+    pub fn upcoming(&self) -> Upcoming {
+        let norm = self.ffn_norm.as_ref().or(self.attn_norm.as_ref());
+        Upcoming {
+            norm: norm.cloned(),
+            biases: self.ffn_bias.clone(),
+            router: self.router.clone(),
+        }
     }
-}
-
-/// All resident weights.
-#[derive(Debug)]
-pub(crate) struct Weights {
-    /// Output head, `[vocab × d_model]`; also the embedding if tied.
-    pub head: Matrix,
-    /// Bias of the head, `[vocab]`.
-    pub head_bias: Option<Vec<f32>>,
-    /// Norm before the head; `None` if the head reads a mixture of hyper-connections.
-    pub final_norm: Option<Norm>,
-    /// Learned position embeddings.
-    pub positions: Option<Matrix>,
-    /// One entry per decoder layer.
-    pub layers: Vec<LayerWeights>,
-}
-
-impl Weights {
-    /// Reads and verifies all weights, several layers at once: single reads would leave most of the
-    /// device idle.
-    pub fn load(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
-        let (from, c) = (Loader { container }, &meta.config);
-        let d = c.d_model as usize;
-        let vocab = c.vocab as usize;
-        let load = |first: usize| {
-            let numbers = (first as u32..c.layers).step_by(LOADERS);
-            let layers = numbers.map(|l| LayerWeights::load(&from, c, l));
-            layers.collect::<Result<Vec<_>, Error>>()
-        };
-        let load = &load;
-        std::thread::scope(|scope| {
-            let started: Vec<_> = (0..LOADERS)
-                .map(|first| {
-                    let thread = Builder::new().name("ember-load".into()).stack_size(STACK);
-                    (first, thread.spawn_scoped(scope, move || load(first)))
-                })
-                .collect();
-            let head = from.matrix(head_role(c), 0, vocab, d);
-            let bias = c.form.head_bias;
-            let head_bias = bias.then(|| from.vector(Role::HeadBias, 0, vocab));
-            let bias = Some(Role::FinalNormBias);
-            let final_norm = c
-                .form
-                .has_final_norm()
-                .then(|| norm(&from, Role::FinalNorm, bias, 0, c));
-            let positions = match c.position_rows() as usize {
-                0 => Ok(None),
-                rows => from.matrix(Role::Positions, 0, rows, d).map(Some),
-            };
-            let mut parts = Vec::with_capacity(LOADERS);
-            for (first, thread) in started {
-                let part = match thread.map(ScopedJoinHandle::join) {
-                    Ok(Ok(part)) => part,
-                    Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                    // No further thread could be started.
-                    Err(_) => load(first),
-                };
-                parts.push(part?.into_iter());
-            }
-            let layers = (0..c.layers as usize).filter_map(|l| parts[l % LOADERS].next());
-            let mut layers: Vec<LayerWeights> = layers.collect();
-            let pruned = meta.pruned.iter().flat_map(|of| &of.layers);
-            pruned.for_each(|&number| layers[number as usize].pruned = true);
-            Ok(Self {
-                layers,
-                head: head?,
-                head_bias: head_bias.transpose()?,
-                final_norm: final_norm.transpose()?,
-                positions: positions?,
-            })
-        })
-    }
-
-    /// The matrices that a lane may multiply: projections and head.
-    pub(crate) fn large(&mut self) -> impl Iterator<Item = &mut Matrix> {
-        let layers = self.layers.iter_mut();
-        let projections = layers.flat_map(|layer| layer.mixer.matrices_mut().shared_mut());
-        projections.chain([&mut self.head])
-    }
-
-    /// The matrices of all mixers.
-    pub(crate) fn all_projections(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers
-            .iter()
-            .flat_map(|layer| layer.mixer.matrices().iter())
-    }
-
-    /// The bytes of the attention matrices.
-    pub(crate) fn attention_bytes(&self) -> Vec<&[u8]> {
-        self.all_projections().map(Matrix::bytes).collect()
-    }
-
-    /// Bytes read per token.
-    pub fn bytes_per_token(&self) -> u64 {
-        let layer = |l: &LayerWeights| {
-            let router = l.router.as_ref().map_or(0, |router| router.scores.len());
-            let narrow = l.narrow.iter().flat_map(NarrowExperts::matrices);
-            let all = l.mixer.matrices().iter().chain(narrow);
-            all.map(Matrix::len).sum::<u64>() + router
-        };
-        self.layers.iter().map(layer).sum::<u64>() + self.head.len()
-    }
-
-    /// Bytes that [`Weights::load`] will allocate, computed from the directory only.
-    pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
-        let on_flash = |name: &str| {
-            let id = name.parse::<TensorId>();
-            id.is_ok_and(|id| id.role.is_table(c.tied_head))
-        };
-        container
-            .tensors()
-            .iter()
-            .filter(|t| !is_predictor(t.name()) && !on_flash(t.name()))
-            .map(|t| Arena::charge(1, t.len as usize))
-            .sum()
-    }
-}
-
-fn is_predictor(name: &str) -> bool {
-    name.contains(".predictor.")
-}
-
-/// The tensor used as head.
-pub(crate) fn head_role(c: &ModelConfig) -> Role {
-    if c.tied_head { Role::Embed } else { Role::Head }
 }
 
 /// A norm of a layer's outputs, if the model has it.
@@ -273,7 +142,7 @@ fn ffn_biases(from: &Loader<'_>, l: u32, c: &ModelConfig) -> Result<Option<FfnBi
 
 /// A norm before attention, FFN or head, of the kind that the model uses; `bias` is its bias, if
 /// such norms have one.
-fn norm(
+pub(super) fn norm(
     from: &Loader<'_>,
     weight: Role,
     bias: Option<Role>,
