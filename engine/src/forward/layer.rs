@@ -22,7 +22,7 @@ use crate::trace;
 /// A layer.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    /// Up to the mixer's sum, and from the FFN on.
+    /// Up to the FFN's input, and from the FFN on.
     mixing: Vec<Step>,
     feeding: Vec<Step>,
     /// Outliers of its inputs are pruned, where tokens have one scale.
@@ -78,7 +78,7 @@ impl Layer {
     }
 }
 
-/// The steps up to the mixer's sum; they take the mixer from `weights`.
+/// The steps up to the FFN's input; they take the mixer from `weights`.
 fn mixing(c: &ModelConfig, number: usize, weights: &mut LayerWeights) -> Vec<Step> {
     let layer = number as u32;
     let (hyper, streams) = (c.form.hyper.is_some(), c.form.streams.is_some());

@@ -1,5 +1,8 @@
 //! The forward pass: embedding, layers, head.
 //!
+//! A layer is a list of steps, built once from the configuration (`layer.rs`). A step has its weights and one
+//! file; what only some families have is a step that the other lists lack, or an argument of one.
+//!
 //! A [`Pass`] can yield between two layers and resume without recomputation. Apart from the state
 //! of the sequences, its only state is the residual stream.
 
