@@ -101,9 +101,9 @@ impl Mixer {
             MixerKind::None => return Ok(None),
             MixerKind::Attention => Box::new(Attention::load(from, c, layer)?),
             MixerKind::Latent(shape) => Box::new(LatentAttention::load(from, c, layer, shape)?),
-            MixerKind::Pooled(shape) => Box::new(PooledAttention::load(
-                from, c, layer, shape, part,
-            )?),
+            MixerKind::Pooled(shape) => {
+                Box::new(PooledAttention::load(from, c, layer, shape, part)?)
+            }
             MixerKind::ShortConv { taps } => {
                 let taps = taps as usize;
                 Box::new(ShortConv::load(from, c, layer, taps, part)?)

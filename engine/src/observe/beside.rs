@@ -1,9 +1,9 @@
 //! The account of a lane.
 
 use crate::engine::Engine;
+use crate::forward::weights::Weights;
 use crate::lane::{LaneReport, Reported};
 use crate::matrix::Matrix;
-use crate::forward::weights::Weights;
 use crate::mixer::Mixer;
 
 impl Engine {
