@@ -15,6 +15,7 @@ use crate::first_tokens::FirstTokens;
 use crate::forward::embedding::{Embedding, hold_tables};
 use crate::forward::pass::Pass;
 use crate::forward::router_ahead::RouterAhead;
+use crate::forward::scratch_room::{ScratchRoom, product_room};
 use crate::forward::specials::Specials;
 use crate::forward::streams;
 use crate::forward::weights::Weights;
@@ -29,7 +30,6 @@ use crate::planner::cores::compute_cores;
 use crate::planner::{Candidates, Division, Plan, Planner};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
-use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup};
@@ -494,7 +494,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
-    let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
+    let mut scratch = ScratchRoom::of(&options, rows).scratch(&c);
     let mut sharing = Sharing {
         on: &on,
         scratch: &mut scratch.rows,

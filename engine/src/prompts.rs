@@ -16,11 +16,11 @@ use crate::ffn::FfnRoom;
 use crate::forward::Decoder;
 use crate::forward::embedding::{Embedding, hold_tables};
 use crate::forward::pass::Pass;
+use crate::forward::scratch_room::{ScratchRoom, product_room};
 use crate::forward::streams;
 use crate::planner::{Candidates, Division, FORECAST_MARGIN};
 use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
-use crate::scratch::product_room;
 use crate::thread_buffer;
 
 impl Engine {
@@ -112,7 +112,7 @@ impl Engine {
         *pass = Pass::default();
         *pass = Pass::new(rows, c.d_model as usize, streams::aux_width(c));
         decoder.rope = Ropes::new(c, rows, context);
-        decoder.scratch.set_rows(c, rows);
+        ScratchRoom::of(&self.options, rows).resize(c, &mut decoder.scratch);
         decoder.specials.set_rows(c, rows);
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);

@@ -1,58 +1,10 @@
 //! Scratch buffers of a forward pass, allocated once.
 
 use emberflow_kernels::Activations;
-use emberflow_models::config::{Mixing, ModelConfig, NGrams, Parallel};
+use emberflow_models::config::ModelConfig;
 
-use crate::lane::ProductRoom;
-use crate::matrix::Matrix;
-use crate::mixer::{MatrixSpec, Needs, needs};
-use crate::narrow_sizes;
-use crate::options::Options;
 use crate::router::Routes;
 use crate::thread_buffer::renew;
-
-/// Dimensions of the buffers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ScratchRoom {
-    /// Most rows of a pass.
-    pub rows: usize,
-    /// Most rows of logits per call.
-    pub batch: usize,
-    /// Context length in positions.
-    pub context: usize,
-    pub threads: usize,
-}
-
-impl ScratchRoom {
-    /// Dimensions for passes of `rows` rows.
-    pub fn of(options: &Options, rows: usize) -> Self {
-        Self {
-            rows,
-            batch: options.batch,
-            context: options.context,
-            threads: options.threads,
-        }
-    }
-}
-
-/// Largest products on a device: of projections for `rows` rows, and of the head for `batch` rows.
-pub(crate) fn product_room(
-    c: &ModelConfig,
-    rows: usize,
-    batch: usize,
-    gates: usize,
-) -> ProductRoom {
-    let [d, vocab] = [c.d_model, c.vocab].map(|n| n as usize);
-    let mixers = mixers(c);
-    let results = mixers.iter().map(Needs::lane_results);
-    let results = results.fold(d.max(gates), usize::max);
-    let widest = widest_input(c, &mixers);
-    let token = Activations::bytes(widest, 1).max(4 * widest);
-    ProductRoom {
-        input: rows.max(batch) * token,
-        results: (rows * results).max(batch * vocab),
-    }
-}
 
 /// Buffers of a pass, except its residual stream.
 #[derive(Debug)]
@@ -106,60 +58,49 @@ impl RowBuffers {
     }
 }
 
-/// Sizes of the buffers in elements: what [`Scratch::new`] allocates and [`Scratch::bytes_for`] adds up.
-struct Sizes {
+/// Sizes of the buffers in elements: what [`Scratch::new`] allocates and [`Sizes::bytes`] adds up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
     /// By row: `normed`, `out`, `parallel`, `block`.
-    by_row: [usize; 4],
+    pub by_row: [usize; 4],
     /// Columns of the widest matrix outside the FFN.
-    widest: usize,
+    pub widest: usize,
     /// Elements of a thread's dequantised rows.
-    thread: usize,
-    partials: usize,
-    logits: usize,
+    pub thread: usize,
+    pub partials: usize,
+    pub logits: usize,
 }
 
 impl Sizes {
-    fn new(c: &ModelConfig, context: usize, batch: usize) -> Self {
-        let (d, mixers) = (c.d_model as usize, mixers(c));
-        let experts = narrow_sizes::widths(c).iter().sum();
-        let block = mixers.iter().map(|mixer| mixer.row_floats);
-        let partials = mixers.iter().filter_map(|mixer| mixer.scores);
-        let widest = widest_input(c, &mixers);
-        Self {
-            by_row: [d, d, parallel(c), block.fold(experts, usize::max)],
-            widest,
-            thread: Matrix::scratch_len(widest),
-            partials: (partials.map(|scores| scores.partials(context)).max()).unwrap_or(0),
-            logits: batch * c.vocab as usize,
-        }
+    /// Bytes of the buffers for `rows` rows and `threads` threads.
+    pub fn bytes(&self, c: &ModelConfig, rows: usize, threads: usize) -> u64 {
+        let by_row = rows * self.by_row.iter().sum::<usize>();
+        let floats = by_row + self.logits + self.partials + threads * self.thread;
+        let input = Activations::bytes(self.widest, rows);
+        (4 * floats + input + Routes::bytes_for(c, rows)) as u64
     }
 }
 
 impl Scratch {
-    /// Allocates the buffers for a model.
-    pub fn new(c: &ModelConfig, room: ScratchRoom) -> Self {
-        let sizes = Sizes::new(c, room.context, room.batch);
+    /// Allocates the buffers for `rows` rows and `threads` threads.
+    pub fn new(c: &ModelConfig, sizes: &Sizes, rows: usize, threads: usize) -> Self {
         let mut new = Self {
             normed: Vec::new(),
             out: Vec::new(),
             parallel: Vec::new(),
             block: RowBuffers::default(),
             partials: vec![0.0; sizes.partials],
-            rows: vec![vec![0.0; sizes.thread]; room.threads],
+            rows: vec![vec![0.0; sizes.thread]; threads],
             input: Activations::default(),
             routes: Routes::new(c, 0),
             logits: vec![0.0; sizes.logits],
         };
-        new.resize(c, &sizes, room.rows);
+        new.set_rows(c, sizes, rows);
         new
     }
 
-    /// Resizes the buffers for another number of rows, except the logits.
-    pub fn set_rows(&mut self, c: &ModelConfig, rows: usize) {
-        self.resize(c, &Sizes::new(c, 0, 0), rows);
-    }
-
-    fn resize(&mut self, c: &ModelConfig, sizes: &Sizes, rows: usize) {
+    /// Resizes the buffers for another number of rows, except the logits and the threads' buffers.
+    pub fn set_rows(&mut self, c: &ModelConfig, sizes: &Sizes, rows: usize) {
         let Self {
             normed,
             out,
@@ -177,97 +118,26 @@ impl Scratch {
         self.routes = Routes::new(c, rows);
     }
 
-    /// Bytes allocated by [`Scratch::new`].
-    pub fn bytes_for(c: &ModelConfig, room: ScratchRoom) -> u64 {
-        let sizes = Sizes::new(c, room.context, room.batch);
-        let by_row = room.rows * sizes.by_row.iter().sum::<usize>();
-        let floats = by_row + sizes.logits + sizes.partials + room.threads * sizes.thread;
-        let input = Activations::bytes(sizes.widest, room.rows);
-        (4 * floats + input + Routes::bytes_for(c, room.rows)) as u64
+    /// Bytes of the buffers, without those of activations and routes.
+    #[cfg(test)]
+    pub fn allocated(&self) -> usize {
+        let RowBuffers(block) = &self.block;
+        let single = [
+            &self.normed,
+            &self.out,
+            &self.parallel,
+            block,
+            &self.partials,
+            &self.logits,
+        ];
+        let buffers = single.into_iter().chain(&self.rows);
+        buffers.map(|buffer| 4 * buffer.capacity()).sum()
     }
-}
-
-/// What the mixer of each layer needs.
-fn mixers(c: &ModelConfig) -> Vec<Needs> {
-    (0..c.layers).map(|layer| needs(c, layer)).collect()
-}
-
-/// Width of [`Scratch::parallel`].
-fn parallel(c: &ModelConfig) -> usize {
-    let dense = (c.mixture.as_ref()).is_some_and(|mixture| mixture.parallel_dense);
-    match c.form.parallel {
-        Parallel::No if !dense => 0,
-        Parallel::No | Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
-    }
-}
-
-/// Columns of the widest matrix outside the FFN.
-fn widest_input(c: &ModelConfig, mixers: &[Needs]) -> usize {
-    let matrices = mixers.iter().flat_map(|mixer| &mixer.matrices);
-    let mixer = matrices.map(MatrixSpec::input_width).max().unwrap_or(0);
-    (c.d_model as usize)
-        .max(mixer)
-        .max(hyper(c))
-        .max(narrow_sizes::widest(c))
-}
-
-/// Columns of the widest matrix of hyper-connections.
-fn hyper(c: &ModelConfig) -> usize {
-    c.form.hyper.map_or(0, |of| {
-        let rank = match of.mixing {
-            Mixing::Gated { rank } => rank as usize,
-            Mixing::Sinkhorn { .. } => 0,
-        };
-        let ngrams = c.form.ngrams.as_ref();
-        let embedding = ngrams.map_or(0, NGrams::embedding);
-        of.width(c.d_model).max(rank).max(embedding)
-    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::testing::fixtures;
-
-    /// Bytes of the buffers, without those of activations and routes.
-    fn allocated(s: &Scratch) -> usize {
-        let RowBuffers(block) = &s.block;
-        let single = [
-            &s.normed,
-            &s.out,
-            &s.parallel,
-            block,
-            &s.partials,
-            &s.logits,
-        ];
-        let buffers = single.into_iter().chain(&s.rows);
-        buffers.map(|buffer| 4 * buffer.capacity()).sum()
-    }
-
-    #[test]
-    fn declared_bytes_are_allocated() {
-        let room = ScratchRoom {
-            rows: 5,
-            batch: 2,
-            context: 1000,
-            threads: 3,
-        };
-        for (name, c) in fixtures() {
-            for rows in [5, 1, 64] {
-                let mut scratch = Scratch::new(&c, room);
-                scratch.set_rows(&c, rows);
-                let declared = Scratch::bytes_for(&c, ScratchRoom { rows, ..room });
-                let sizes = Sizes::new(&c, room.context, room.batch);
-                let input = Activations::bytes(sizes.widest, rows);
-                let others = input + Routes::bytes_for(&c, rows);
-                assert_eq!(
-                    declared,
-                    (allocated(&scratch) + others) as u64,
-                    "{name}, {rows} rows"
-                );
-            }
-        }
-    }
+    use super::RowBuffers;
 
     #[test]
     fn buffers_are_next_to_each_other() {

@@ -21,6 +21,7 @@ pub(crate) mod ngrams;
 pub(crate) mod pass;
 mod route;
 pub(crate) mod router_ahead;
+pub(crate) mod scratch_room;
 pub(crate) mod specials;
 mod step;
 pub(crate) mod streams;

@@ -23,6 +23,7 @@ use crate::forward::hyper::Hyper;
 use crate::forward::layer_inputs::LayerInputs;
 use crate::forward::ngrams::NGramLayer;
 use crate::forward::router_ahead::RouterAhead;
+use crate::forward::scratch_room::{ScratchRoom, product_room};
 use crate::forward::streams::{self, StreamState};
 use crate::forward::weights::Weights;
 use crate::lane::Lane;
@@ -32,7 +33,6 @@ use crate::mixer::{needs, state_shape};
 use crate::narrow_sizes::matrices_apart;
 use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
-use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
 
@@ -356,15 +356,13 @@ impl Opened<'_> {
         let batch = o.batch as u64;
         let row = self.config.d_model as usize + streams::aux_width(self.config);
         let parts = [
-            Scratch::bytes_for(
-                self.config,
-                ScratchRoom {
-                    rows: room.rows,
-                    batch: o.batch,
-                    context: o.context,
-                    threads: self.threads,
-                },
-            ),
+            ScratchRoom {
+                rows: room.rows,
+                batch: o.batch,
+                context: o.context,
+                threads: self.threads,
+            }
+            .bytes(self.config),
             // The residual stream; a second one if a pass can be preempted.
             4 * (1 + u64::from(o.preemption)) * (room.rows * row) as u64,
             StreamState::bytes_for(self.config, room.rows),

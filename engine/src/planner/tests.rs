@@ -14,10 +14,10 @@ use super::rates::Rates;
 use super::search::Candidates;
 use crate::ablation::{Ablation, Policy};
 use crate::cluster::CLUSTER;
+use crate::forward::scratch_room::ScratchRoom;
 use crate::lane::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, LaneTimes, Widths};
 use crate::memory::{Needs, SlotContents};
 use crate::mixer::state_shape;
-use crate::scratch::{Scratch, ScratchRoom};
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;
@@ -449,7 +449,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
         context: 1024,
         threads: 4,
     };
-    let scratch = Scratch::bytes_for(c, room);
+    let scratch = room.bytes(c);
     Needs {
         lane_clusters: 0,
         lane: 0,
