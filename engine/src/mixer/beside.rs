@@ -7,7 +7,8 @@ use emberflow_models::config::{MambaShape, ModelConfig};
 
 use super::attention::{self, Attention};
 use super::mamba::{self, Mamba};
-use super::{LayerPass, Matrices, MatrixSpec, Mix, Needs};
+use super::mix::Mix;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::loader::Loader;
 use crate::norm::add_rows;

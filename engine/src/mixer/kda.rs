@@ -22,8 +22,9 @@ use emberflow_models::names::Role;
 
 use super::conv::{self, Convolution, by_tap};
 use super::delta_net::{HeadRule, Units};
+use super::mix::Mix;
 use super::needs::buffers;
-use super::{LayerPass, Matrices, MatrixSpec, Mix, Needs};
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;

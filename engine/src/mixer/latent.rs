@@ -20,8 +20,9 @@ use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::blockwise::{self, Layer, ScoreSizes};
+use super::mix::Mix;
 use super::needs::buffers;
-use super::{LayerPass, Matrices, MatrixSpec, Mix, Needs};
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;

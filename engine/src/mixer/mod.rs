@@ -14,11 +14,10 @@ mod latent;
 mod layer_pass;
 mod mamba;
 mod mamba1;
+mod mix;
 mod needs;
 mod pooled;
 mod short_conv;
-
-use std::fmt::Debug;
 
 use emberflow_kernels::{Compute, DType};
 use emberflow_models::config::{MixerKind, ModelConfig};
@@ -38,6 +37,7 @@ use latent::LatentAttention;
 pub(crate) use layer_pass::LayerPass;
 use mamba::Mamba;
 use mamba1::Mamba1;
+use mix::Mix;
 pub(crate) use needs::{Matrices, MatrixSpec, Needs};
 use pooled::PooledAttention;
 use short_conv::ShortConv;
@@ -55,24 +55,6 @@ pub(crate) fn needs(c: &ModelConfig, layer: u32) -> Needs {
         MixerKind::Mamba(shape) => mamba::needs(c, shape),
         MixerKind::Mamba1(shape) => mamba1::needs(c, shape),
         MixerKind::Beside(shape) => beside::needs(c, layer, shape),
-    }
-}
-
-/// How a kind of mixer computes: its weights apart from the matrices that it declares.
-trait Mix: Debug + Send + Sync {
-    /// See [`Mixer::run`].
-    fn run(
-        &self,
-        on: &Compute,
-        matrices: &Matrices,
-        at: LayerPass<'_>,
-        spans: &mut [Span<'_>],
-        s: &mut Scratch,
-    );
-
-    /// Keys and values that a pass of `rows` rows has left in the buffers, `[rows × kv_heads·head_dim]` each.
-    fn stored<'a>(&self, _rows: usize, _s: &'a Scratch) -> [&'a [f32]; 2] {
-        [&[]; 2]
     }
 }
 

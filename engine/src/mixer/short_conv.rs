@@ -11,8 +11,9 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
 use super::conv::{Convolution, by_tap, state_floats};
+use super::mix::Mix;
 use super::needs::buffers;
-use super::{LayerPass, Matrices, MatrixSpec, Mix, Needs};
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
