@@ -199,7 +199,7 @@ fn recover(scenarios: Range<u64>) {
         "only {changed_residency} changes"
     );
     assert!(
-        partly > count / 10,
+        partly > count / 25,
         "Gate rows of some layers only {partly} times"
     );
 }
