@@ -111,8 +111,6 @@ impl Session {
         tell_end(&report, made.generation.stop, how, self.context);
         if tracing::enabled!(tracing::Level::INFO) {
             tell(format_args!("\n{}", report.summary()));
-        } else if !how.commands {
-            tell(format_args!("({})", speed(&report)));
         }
         self.statistics = Some(self.line(&report));
         Ok(())
@@ -149,11 +147,15 @@ impl Session {
                 tell("(the conversation is forgotten)");
             }
             ChatCommand::Retry => {
-                self.said.take_back_answer()?;
+                let before = self.said.take_back_answer()?;
                 if self.settings.sampling(self.engine.text()).temperature == 0.0 {
                     tell("(greedy, so the answer is the same; /set temp 0.8 for others)");
                 }
-                return Ok(Next::Answered(self.answer()?));
+                let answered = self.answer();
+                if answered.is_err() {
+                    self.said.put_back_answer(before);
+                }
+                return Ok(Next::Answered(answered?));
             }
             ChatCommand::Stats => match &self.statistics {
                 Some(line) => tell(format_args!("({line})")),

@@ -65,7 +65,7 @@ impl Tagged {
         }
         loop {
             let progress = match self.at.clone() {
-                At::Between => self.between(&framed, text),
+                At::Between => self.between(&framed, text, ended),
                 At::Start(kinds) => self.start(&framed, kinds, text, ended, out),
                 At::Text => self.string(&framed, text, ended, out),
                 At::Value(kinds) => self.value(&framed, kinds, text, ended, out),
@@ -80,8 +80,8 @@ impl Tagged {
     }
 
     /// A key, or the end; other text is skipped.
-    fn between(&mut self, framed: &Framed<'_>, text: &mut String) -> Option<Progress> {
-        match framed.follows(text) {
+    fn between(&mut self, framed: &Framed<'_>, text: &mut String, ended: bool) -> Option<Progress> {
+        match framed.follows(text, ended) {
             Follows::End => return Some(Progress::Done),
             Follows::Unclear => return Some(Progress::More),
             Follows::Other => {
@@ -139,7 +139,7 @@ impl Tagged {
         ended: bool,
         out: &mut String,
     ) -> Option<Progress> {
-        let ending = framed.ending(text, ended);
+        let ending = framed.ending(text, ended, &self.keys);
         let (Ending::Here(value, _) | Ending::Open(value)) = ending;
         let mut json = String::new();
         text[..value]
@@ -169,7 +169,7 @@ impl Tagged {
         ended: bool,
         out: &mut String,
     ) -> Option<Progress> {
-        let Ending::Here(value, end) = framed.ending(text, ended) else {
+        let Ending::Here(value, end) = framed.ending(text, ended, &self.keys) else {
             return Some(Progress::More);
         };
         let written = &text[..value];
@@ -236,18 +236,23 @@ pub struct Framed<'a> {
 }
 
 impl Framed<'_> {
-    /// What a text begins with.
-    pub fn follows(&self, text: &str) -> Follows {
+    /// What a text begins with. `ended`: no text follows.
+    pub fn follows(&self, text: &str, ended: bool) -> Follows {
         let mut unclear = false;
         match begins_with_all(text, &self.tags.open) {
             Begins::With(length) => return Follows::Key(length),
             Begins::Unclear => unclear = true,
             Begins::Not => {}
         }
-        for end in self.frame.ends().into_iter().take(1) {
+        for (at, end) in self.frame.ends().into_iter().enumerate() {
             match begins(text, end) {
-                Begins::With(_) => return Follows::End,
-                Begins::Unclear => unclear = true,
+                Begins::With(_) if at == 0 => return Follows::End,
+                // The first end is missing: nothing but another call may follow.
+                Begins::With(length) => match self.last(&text[length..], ended) {
+                    Follows::Other => {}
+                    found => return found,
+                },
+                Begins::Unclear => unclear |= !(ended && text.trim().is_empty()),
                 Begins::Not => {}
             }
         }
@@ -256,6 +261,41 @@ impl Framed<'_> {
         } else {
             Follows::Other
         }
+    }
+
+    /// Whether nothing but ends and another call follow an end.
+    fn last(&self, text: &str, ended: bool) -> Follows {
+        if text.trim().is_empty() {
+            return if ended {
+                Follows::End
+            } else {
+                Follows::Unclear
+            };
+        }
+        let lead = self.frame.lead();
+        let starts = lead.iter().filter_map(|lead| lead.text());
+        let mut found = Follows::Other;
+        for next in starts.chain(self.frame.ends()) {
+            match begins(text, next) {
+                Begins::With(_) => return Follows::End,
+                Begins::Unclear => found = Follows::Unclear,
+                Begins::Not => {}
+            }
+        }
+        found
+    }
+
+    /// The texts that begin other arguments.
+    fn others(&self, seen: &[String]) -> Vec<String> {
+        let before = match &self.tags.middle {
+            Middle::Plain(text) => text,
+            Middle::Typed { before, .. } => before,
+        };
+        let before = chunks(before).first().copied().unwrap_or_default();
+        let open = self.tags.open.trim_start();
+        let names = self.parameters.iter().map(|(name, _)| name);
+        let names = names.filter(|name| !seen.contains(name));
+        names.map(|name| format!("{open}{name}{before}")).collect()
     }
 
     /// Whether the format has a line break before values.
@@ -318,9 +358,9 @@ impl Framed<'_> {
         }
     }
 
-    /// Where a value ends: at the end tag before another key or the end of the arguments. Its text may contain the
-    /// end tag too.
-    fn ending(&self, text: &str, ended: bool) -> Ending {
+    /// Where a value ends: at the end tag before another key or the end of the arguments, or at the key of another
+    /// argument, if the end tag is missing. Its text may contain the end tag too. `seen`: keys so far.
+    fn ending(&self, text: &str, ended: bool, seen: &[String]) -> Ending {
         let close = self.tags.close.trim();
         let breaks = self.tags.close.starts_with('\n');
         let without_break = |end: usize| {
@@ -331,17 +371,26 @@ impl Framed<'_> {
                 .unwrap_or(value)
                 .len()
         };
+        let others = self.others(seen);
+        let next = others.iter().filter_map(|other| text.find(other)).min();
         let mut from = 0;
         while let Some(at) = text[from..].find(close) {
             let at = from + at;
+            if next.is_some_and(|next| next < at) {
+                break;
+            }
             let end = at + close.len();
-            match self.follows(&text[end..]) {
+            match self.follows(&text[end..], ended) {
                 Follows::Unclear if !ended => return Ending::Open(without_break(at)),
                 Follows::Other => from = end,
                 _ => return Ending::Here(without_break(at), end),
             }
         }
-        let held = begun(text, close);
+        if let Some(next) = next {
+            return Ending::Here(without_break(next), next);
+        }
+        let others = others.iter().map(|other| begun(text, other));
+        let held = others.fold(begun(text, close), usize::max);
         Ending::Open(without_break(text.len() - held))
     }
 }
