@@ -3,8 +3,7 @@
 use serde_json::Value;
 
 use super::escape::{self, Escape};
-use super::tagged::ParameterKinds;
-use super::types::Kinds;
+use super::types::{Kinds, ParameterKinds};
 
 /// Maximum nesting.
 const MAX_DEPTH: usize = 64;

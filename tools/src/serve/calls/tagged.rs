@@ -6,16 +6,13 @@ use super::escape;
 use super::frame::{
     ArgumentTags, Begins, CallFrame, Middle, begins, begins_with_all, begun, chunks,
 };
-use super::literal::Progress;
-use super::types::Kinds;
+use super::literal::{self, Progress};
+use super::types::{Kinds, ParameterKinds};
 
 /// Maximum bytes of a key.
 const MAX_KEY: usize = 512;
 
 const CDATA: [&str; 2] = ["<![CDATA[", "]]>"];
-
-/// Kinds of a tool's parameters, by name.
-pub type ParameterKinds = [(String, Kinds)];
 
 /// State of the parser.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -177,7 +174,7 @@ impl Tagged {
         let inner = written.trim().strip_prefix(open);
         let json = match inner.and_then(|inner| inner.strip_suffix(close)) {
             Some(inner) if framed.tags.cdata => Value::from(inner).to_string(),
-            _ => kinds.json(written),
+            _ => json_of(kinds, written),
         };
         self.member(out);
         self.put(&json, out);
@@ -392,5 +389,24 @@ impl Framed<'_> {
         let others = others.iter().map(|other| begun(text, other));
         let held = others.fold(begun(text, close), usize::max);
         Ending::Open(without_break(text.len() - held))
+    }
+}
+
+/// The JSON text of a value written as `text`: as JSON or a Python literal, if its kind is allowed, else a string.
+fn json_of(kinds: Kinds, text: &str) -> String {
+    let string = || Value::from(text).to_string();
+    if kinds.only_text() {
+        return string();
+    }
+    let trimmed = text.trim();
+    // The text itself is kept: numbers may have more digits than a float holds.
+    let written = match serde_json::from_str::<Value>(trimmed) {
+        Ok(value) => Some((trimmed.to_owned(), value)),
+        Err(_) => literal::python(trimmed)
+            .and_then(|json| serde_json::from_str(&json).ok().map(|value| (json, value))),
+    };
+    match written {
+        Some((json, value)) if kinds.allow(&value) => json,
+        _ => string(),
     }
 }

@@ -4,8 +4,6 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::literal;
-
 /// Maximum nesting of a schema's parts, with references followed.
 const MAX_DEPTH: usize = 100;
 
@@ -93,25 +91,14 @@ impl Kinds {
         }
     }
 
-    /// The JSON text of a value written as `text`: as JSON or a Python literal, if its kind is allowed, else a string.
-    pub fn json(self, text: &str) -> String {
-        let string = || Value::from(text).to_string();
-        if self.only_text() {
-            return string();
-        }
-        let trimmed = text.trim();
-        // The text itself is kept: numbers may have more digits than a float holds.
-        let written = match serde_json::from_str::<Value>(trimmed) {
-            Ok(value) => Some((trimmed.to_owned(), value)),
-            Err(_) => literal::python(trimmed)
-                .and_then(|json| serde_json::from_str(&json).ok().map(|value| (json, value))),
-        };
-        match written {
-            Some((json, value)) if self.has(Self::of_value(&value)) => json,
-            _ => string(),
-        }
+    /// Whether a value is of these kinds.
+    pub fn allow(self, value: &Value) -> bool {
+        self.has(Self::of_value(value))
     }
 }
+
+/// Kinds of a tool's parameters, by name.
+pub type ParameterKinds = [(String, Kinds)];
 
 /// Finds the kinds that parts of one schema allow. Each part is visited once, however often it is referred to.
 #[derive(Debug)]
