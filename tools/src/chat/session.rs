@@ -84,9 +84,10 @@ impl Session {
     }
 
     /// Tokens of the conversation, without its oldest exchanges if they leave less than a quarter of the context for the
-    /// answer.
+    /// answer. If the last message alone is longer than the context, nothing is dropped: it will be refused.
     fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
         let context = self.context.length;
+        let mut whole = None;
         loop {
             let rendered = self.template.render(self.said.conversation())?;
             // The template writes its special tokens itself.
@@ -94,10 +95,18 @@ impl Session {
             if ids.is_empty() {
                 return Err(Failure::usage("the chat template renders an empty text"));
             }
-            if ids.len() < context - context / 4 || !self.said.drop_oldest() {
+            if ids.len() < context - context / 4 || self.said.turns() < 2 {
+                match whole {
+                    Some(whole) if ids.len() >= context => self.said = whole,
+                    Some(_) => {
+                        tell("(the context is nearly full: the oldest exchanges are dropped)")
+                    }
+                    None => {}
+                }
                 return Ok(ids);
             }
-            tell("(the context is nearly full: dropping the oldest exchange)");
+            whole.get_or_insert_with(|| self.said.clone());
+            self.said.drop_oldest();
         }
     }
 
