@@ -1,5 +1,5 @@
 //! Ablations: the full system, or the system without some mechanisms, to measure what each one
-//! gains.
+//! gains. [`Ablation`] is a name on the command line, [`Policy`] the values that it stands for.
 //!
 //! A baseline is this program with mechanisms disabled; kernels, I/O and file are the same
 //! (PowerInfer-2 §7.1 and the ablation of its Fig. 14). No ablation changes a text. The command
@@ -35,12 +35,23 @@ pub enum Ablation {
 /// What stays resident between tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// As many neurons as fit, by the eviction policy.
+    /// As many neurons as fit, by recency and frequency.
     All,
     /// As many neurons of the last tokens as fit; the least recently used are evicted first.
     Window,
     /// Nothing.
     Nothing,
+}
+
+impl Keep {
+    /// Eviction policy of the cold region.
+    pub fn eviction(self) -> Eviction {
+        match self {
+            // The least recently used neurons were used only by the oldest token of the window.
+            Self::Window => Eviction::Lru,
+            Self::All | Self::Nothing => Eviction::Lrfu,
+        }
+    }
 }
 
 /// What computation overlaps with reads.
@@ -52,6 +63,26 @@ pub(crate) enum Overlap {
     Matrix,
     /// Nothing.
     Nothing,
+}
+
+/// The mechanisms of a store as values: what stays in memory, where bytes come from and how they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Policy {
+    pub keep: Keep,
+    pub overlap: Overlap,
+    /// The file is mapped and the page cache keeps what fits; nothing is read into slots.
+    pub mapped: bool,
+    /// One read covers all vectors of a neuron.
+    pub bundles: bool,
+    /// Guessed and chosen neurons of the next layer are prefetched.
+    pub prefetches: bool,
+    /// A compute thread makes the short reads of small models itself.
+    pub reads_inline: bool,
+}
+
+impl Policy {
+    /// All mechanisms.
+    pub const FULL: Self = Ablation::Full.policy();
 }
 
 impl Ablation {
@@ -81,39 +112,25 @@ impl Ablation {
         }
     }
 
-    pub(crate) fn keep(self) -> Keep {
-        match self {
-            Self::Full | Self::NoPipeline | Self::NoBundle | Self::Mmap => Keep::All,
-            Self::LlmFlash => Keep::Window,
-            Self::NoCache | Self::Baseline | Self::BundleOnly => Keep::Nothing,
+    /// The mechanisms that remain.
+    pub(crate) const fn policy(self) -> Policy {
+        let (keep, overlap, bundles) = match self {
+            Self::Full | Self::Mmap => (Keep::All, Overlap::Clusters, true),
+            Self::NoPipeline => (Keep::All, Overlap::Matrix, true),
+            Self::NoCache => (Keep::Nothing, Overlap::Clusters, true),
+            Self::NoBundle => (Keep::All, Overlap::Clusters, false),
+            Self::Baseline => (Keep::Nothing, Overlap::Nothing, false),
+            Self::BundleOnly => (Keep::Nothing, Overlap::Nothing, true),
+            Self::LlmFlash => (Keep::Window, Overlap::Nothing, true),
+        };
+        Policy {
+            keep,
+            overlap,
+            bundles,
+            mapped: matches!(self, Self::Mmap),
+            prefetches: matches!(self, Self::Full),
+            reads_inline: matches!(self, Self::Full),
         }
-    }
-
-    /// Eviction policy of the cold region.
-    pub(crate) fn eviction(self) -> Eviction {
-        match self.keep() {
-            // The least recently used neurons were used only by the oldest token of the window.
-            Keep::Window => Eviction::Lru,
-            Keep::All | Keep::Nothing => Eviction::Lrfu,
-        }
-    }
-
-    pub(crate) fn overlap(self) -> Overlap {
-        match self {
-            Self::Full | Self::NoCache | Self::NoBundle | Self::Mmap => Overlap::Clusters,
-            Self::NoPipeline => Overlap::Matrix,
-            Self::Baseline | Self::BundleOnly | Self::LlmFlash => Overlap::Nothing,
-        }
-    }
-
-    /// Whether prefetches for the next layer are enabled.
-    pub(crate) fn looks_ahead(self) -> bool {
-        self == Self::Full
-    }
-
-    /// Whether one read covers all vectors of a neuron.
-    pub(crate) fn bundles(self) -> bool {
-        !matches!(self, Self::NoBundle | Self::Baseline)
     }
 }
 
@@ -126,5 +143,37 @@ impl std::str::FromStr for Ablation {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("no policy {name:?}; there are {names}")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_another_policy() {
+        let names = Ablation::ALL.map(|name| name.name().parse());
+        assert_eq!(names, Ablation::ALL.map(Ok));
+        let policies = Ablation::ALL.map(Ablation::policy);
+        for (number, policy) in policies.iter().enumerate() {
+            assert!(!policies[..number].contains(policy), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn baselines_lack_mechanisms() {
+        let baseline = Ablation::Baseline.policy();
+        assert_eq!(
+            (baseline.keep, baseline.overlap),
+            (Keep::Nothing, Overlap::Nothing)
+        );
+        assert!(!(baseline.bundles || baseline.prefetches || baseline.reads_inline));
+        let window = Ablation::LlmFlash.policy();
+        assert_eq!(
+            (window.keep.eviction(), window.overlap),
+            (Eviction::Lru, Overlap::Nothing)
+        );
+        assert!(window.bundles && !window.mapped && Ablation::Mmap.policy().mapped);
+        assert_eq!(Policy::FULL.keep.eviction(), Eviction::Lrfu);
     }
 }

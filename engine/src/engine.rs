@@ -9,33 +9,31 @@ use emberflow_storage::trace::{Trace, Tracer};
 
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
-use crate::decoder::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
-use crate::embedding::{Embedding, hold_tables};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
-use crate::hyper::Hyper;
+use crate::forward::embedding::{Embedding, hold_tables};
+use crate::forward::pass::Pass;
+use crate::forward::router_ahead::RouterAhead;
+use crate::forward::scratch_room::{ScratchRoom, product_room};
+use crate::forward::specials::Specials;
+use crate::forward::streams;
+use crate::forward::weights::Weights;
+use crate::forward::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::lane::{Hold, HostMatrix, Lane, Sharing};
-use crate::layer_inputs::LayerInputs;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
-use crate::ngrams::NGramLayer;
 use crate::open::{Parts, compute};
 use crate::options::{Options, Sparsity};
-use crate::pass::Pass;
 use crate::planner::cores::compute_cores;
 use crate::planner::{Candidates, Division, Plan, Planner};
 use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
-use crate::router_ahead::RouterAhead;
-use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
 use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup};
-use crate::streams::{self, ResidualStreams};
 use crate::thread_buffer;
-use crate::weights::Weights;
 
 /// Rows whose logits the caller wants. A pass has one row per token, span after span.
 pub enum Logits<'a> {
@@ -308,13 +306,13 @@ impl Engine {
         self.division =
             (self.planner).divide_again(&self.division, budget, batch, Candidates::Current)?;
         let (memory, hot) = (&self.division.memory, self.planner.hot(batch));
-        self.decoder.ffn.store.residency.aim_border(memory, hot);
+        self.decoder.ffn.store.aim_border(memory, hot);
         Ok(())
     }
 
     /// The trace of all threads and the device, if the options enable it.
     pub fn trace(&self) -> Option<&Arc<Trace>> {
-        self.decoder.ffn.store.tracer.trace()
+        self.decoder.tracer.trace()
     }
 
     /// Most concurrent sequences.
@@ -393,8 +391,7 @@ impl Engine {
 
     /// Resident neurons by layer. Looks up every neuron: milliseconds for a large model.
     pub fn resident_by_layer(&self) -> Vec<LayerResidency> {
-        let store = &self.decoder.ffn.store;
-        store.residency.by_layer(|bank| store.outside.holds(bank))
+        self.decoder.ffn.store.by_layer()
     }
 
     /// Bytes of keys and values per position, including the position's share of pool vectors.
@@ -404,12 +401,12 @@ impl Engine {
 
     /// Counts of prefetched experts since the engine was opened; `None` without experts.
     pub fn foreseen(&self) -> Option<Foreseen> {
-        self.decoder.ffn.store.prefetch.foreseen()
+        self.decoder.ffn.store.foreseen()
     }
 
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
-        self.decoder.ffn.store.reads.engine()
+        self.decoder.ffn.store.io_name()
     }
 }
 
@@ -443,7 +440,7 @@ fn threads(
 fn hold(planner: &Planner, division: &Division, room: &FfnRoom, store: &NeuronStore) -> Hold {
     Hold {
         clusters: division.needs.lane_clusters,
-        hot: store.residency.wanted(),
+        hot: store.hot_wanted(),
         visits: planner.visits.clone(),
         room: room.of_lane(store.layout.format.d),
         widths: planner.widths(division, room.threads),
@@ -467,43 +464,11 @@ fn warm(
     let outside = lane.hold(hold)?;
     store.warm(plan, outside, &mut |of, rows| lane.upload(of, rows))?;
     lane.settle(&mut store.outside)?;
-    if store.residency.banks.names_by_gates() {
-        let gates = store.residency.gates_mut();
+    if let Some(gates) = store.naming_gates() {
         let mut gates = gates.matrices_mut().map(|of| of as &mut dyn HostMatrix);
         lane.multiply(&mut gates, sharing, true)?;
     }
     Ok(())
-}
-
-/// Per-layer inputs and residual streams of a model that has them.
-fn several_streams(
-    layout: &Layout,
-    c: &ModelConfig,
-    rows: usize,
-) -> Result<(Option<LayerInputs>, Option<ResidualStreams>), Error> {
-    let inputs = LayerInputs::load(layout, c, rows)?;
-    Ok((inputs, ResidualStreams::load(&layout.container, c, rows)?))
-}
-
-/// The row tables, in the order of [`Needs::tables`].
-fn tables<'a>(
-    embedding: &'a mut Option<Embedding>,
-    inputs: &'a mut Option<LayerInputs>,
-    ngrams: &'a mut Option<NGramLayer>,
-) -> [Option<&'a mut Embedding>; 3] {
-    let inputs = inputs.as_mut().map(LayerInputs::table_mut);
-    let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
-    [embedding.as_mut(), inputs, ngrams]
-}
-
-/// The n-gram rows and the hyper-connections of a model that has them.
-fn hyper_connections(
-    layout: &Layout,
-    c: &ModelConfig,
-    rows: usize,
-) -> Result<(Option<NGramLayer>, Option<Hyper>), Error> {
-    let ngrams = NGramLayer::load(layout, c, rows)?;
-    Ok((ngrams, Hyper::load(&layout.container, c, rows)?))
 }
 
 /// Loads resident weights and allocates all buffers.
@@ -526,11 +491,10 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let (tracer, rows) = (tracer(&options, lane.as_deref()), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
     let mut weights = Weights::load(&layout.container, text.meta())?;
-    let (mut layer_inputs, streams) = several_streams(&layout, &c, rows)?;
-    let (mut ngrams, hyper) = hyper_connections(&layout, &c, rows)?;
+    let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
-    let mut scratch = Scratch::new(&c, ScratchRoom::of(&options, rows));
+    let mut scratch = ScratchRoom::of(&options, rows).scratch(&c);
     let mut sharing = Sharing {
         on: &on,
         scratch: &mut scratch.rows,
@@ -543,7 +507,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         lane.multiply(&mut large, &mut sharing, false)?;
     }
     let mut store = NeuronStore::open(StoreSetup {
-        costs: layout.read_costs(&planner.device, planner.firing.share()),
+        costs: layout.read_costs(&planner.storage, planner.firing.share()),
         hot_wanted: planner.hot(options.batch).to_vec(),
         gates_first: planner.gates_first,
         always: planner.firing.always.clone(),
@@ -553,24 +517,24 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         naming,
         buffers: division.needs.stream_most.max(LEAST_BUFFERS),
         known: &known,
+        policy: planner.policy,
         options: &options,
-        tracer,
+        tracer: tracer.clone(),
     })?;
     let held = lane.as_mut().map(|lane| {
         let hold = hold(&planner, division, &room, &store);
         (lane, hold, &mut sharing)
     });
     warm(&mut store, &division.memory, held)?;
-    let mut tables = tables(&mut embedding, &mut layer_inputs, &mut ngrams);
+    let [inputs, ngrams] = specials.tables_mut();
+    let mut tables = [embedding.as_mut(), inputs, ngrams];
     let container = &store.layout.container;
     hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
     Ok(Decoder {
         embedding,
-        layer_inputs,
-        streams,
-        hyper,
-        ngrams,
+        specials,
         on,
+        tracer,
         rope: Ropes::new(&c, rows, options.context),
         scratch,
         ffn: Ffn::new(shape, store, lane, predictors, room).with_layers(&c, rows),

@@ -36,8 +36,8 @@
 //! 2. A [`Request`] goes to the [`Stepper`], the only decode loop; [`Engine::generate`] and
 //!    [`Engine::generate_batch`] use it. Each step runs one pass: one row for every sequence that
 //!    decodes, and prompt rows up to the chunk ([`spans::Turns`]).
-//! 3. The decoder copies embedding rows to the residual stream `x [rows × d_model]`. Each layer adds
-//!    two terms to it: the output of its mixer and that of its FFN.
+//! 3. The decoder copies embedding rows to the residual stream `x [rows × d_model]`. Each layer is a list
+//!    of steps (`forward`) that add two terms to it: the output of its mixer and that of its FFN.
 //! 4. The mixer (`mixer`: attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention,
 //!    Mamba-2) multiplies with resident matrices (`matrix.rs`) and reads and extends the sequence's state (`state`: pages of keys and values,
 //!    recurrent blocks, snapshots).
@@ -60,11 +60,12 @@
 //! | the public interface | `engine.rs`, `model.rs`, `options.rs`, `error.rs` |
 //! | requests, batches, preemption, best-of-N | `run/stepper.rs`, then `run/spans.rs`, `run/groups.rs` |
 //! | sampling, logit filters, grammars | `sampler.rs`, `sampler/filters.rs`, `constraint.rs` |
-//! | the layer loop | `decoder.rs`; `embedding.rs`, `norm.rs`, `rope.rs`, `streams.rs` (Gemma 3n) |
+//! | the forward pass | `forward/mod.rs`; the steps of a layer: `forward/layer.rs`, `forward/step.rs`; a family's own: `forward/specials.rs` |
+//! | norms, rotary angles | `norm.rs`, `rope.rs` |
 //! | attention, latent attention, short convolution, DeltaNet, Kimi Delta Attention, Mamba-2; a new token mixer | `mixer` |
 //! | the KV cache, recurrent state, prefix sharing | `state` |
-//! | resident weights and matrix products | `weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
-//! | experts | `router.rs`; guesses of the next layer's experts: `router_ahead.rs` |
+//! | resident weights and matrix products | `forward/weights.rs`, `matrix.rs`, `input.rs`, `scratch.rs` |
+//! | experts | `router.rs`; guesses of the next layer's experts: `forward/router_ahead.rs` |
 //! | active sets, order of sums, prefetch by predictors | `ffn` |
 //! | the door for GPUs and NPUs, which the crate `emberflow-devices` implements | [`lane`] |
 //! | hits, misses, eviction, prefetch | `store/mod.rs`, then `store/residency.rs`, `store/reads.rs` |
@@ -75,10 +76,10 @@
 //! | expected speed | `planner/cost.rs`, `planner/reads.rs`; measured inputs: [`planner::rates`] |
 //! | what a run reports | `observe/report.rs`; counters: `counters.rs`; traces: [`trace`] |
 //! | metadata of a container | [`meta`] |
-//! | baselines such as LLM in a flash | `ablation.rs` |
+//! | baselines such as LLM in a flash, and the values that they are for the store | `ablation.rs` |
 //!
-//! A first reading in about an hour: this page, `engine.rs`, `run/stepper.rs`, `decoder.rs`,
-//! `ffn/layer.rs`, `store/neurons/layer.rs`, `store/rules.rs`, `planner/mod.rs`, `memory.rs`.
+//! A first reading in about an hour: this page, `engine.rs`, `run/stepper.rs`, `forward/mod.rs`,
+//! `forward/layer.rs`, `ffn/layer.rs`, `store/neurons/layer.rs`, `store/rules.rs`, `planner/mod.rs`, `memory.rs`.
 //!
 //! # Rules
 //!
@@ -98,17 +99,14 @@ pub mod bundle;
 pub mod cluster;
 pub mod constraint;
 mod counters;
-mod decoder;
-mod embedding;
 pub mod energy;
 mod engine;
 mod error;
 mod ffn;
 mod first_tokens;
-mod hyper;
+mod forward;
 mod input;
 pub mod lane;
-mod layer_inputs;
 mod limits;
 mod loader;
 mod matrix;
@@ -116,42 +114,36 @@ pub mod memory;
 pub mod meta;
 mod mixer;
 mod model;
-mod narrow_experts;
 mod narrow_sizes;
-mod ngrams;
 mod norm;
 mod observe;
 mod open;
 mod options;
-mod pass;
 pub mod planner;
 mod prompts;
 mod room;
 mod rope;
 mod router;
-mod router_ahead;
 mod run;
 pub mod sampler;
 mod scratch;
 mod sparsity;
 mod state;
 mod store;
-mod streams;
 #[cfg(test)]
 mod testing;
 mod thread_buffer;
 pub mod trace;
-mod weights;
 
 pub use ablation::Ablation;
 pub use activation::hidden as ffn_hidden;
 pub use cluster::CLUSTER;
 pub use constraint::Constraint;
 pub use counters::Counters;
-pub use decoder::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
 pub use engine::{Engine, Logits};
 pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};
+pub use forward::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
 pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{Details, Importance, Judge, Probe, Report, SamplingReport};

@@ -1,17 +1,15 @@
 //! Resident matrices and their products.
 
+mod beside;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use emberflow_kernels::{Columns, Compute, DType, Row, matmul_scratch, matmul_scratch_q};
 use emberflow_storage::arena::{ArenaPages, Slot};
 
 use crate::input::Input;
-use crate::lane::{
-    HostMatrix, LaneMatrix, MATRICES, MatrixRows, ProductShare, Products, SharedMatrix,
-};
+use crate::lane::LaneMatrix;
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -96,112 +94,21 @@ impl Matrix {
         Self::matmul_all(on, &mut [(self, y)], input, scratch);
     }
 
-    /// [`Matrix::matmul`] of at most [`MATRICES`] matrices with the same input.
+    /// [`Matrix::matmul`] of at most [`MATRICES`](crate::lane::MATRICES) matrices with the same input.
     pub(crate) fn matmul_all(
         on: &Compute,
-        all: &mut [(&Self, &mut [f32])],
+        products: &mut [(&Self, &mut [f32])],
         input: Input<'_>,
         scratch: &mut [Vec<f32>],
     ) {
         let tokens = input.tokens();
-        if let Some((products, share)) = Self::offer(all.iter().map(|(of, _)| *of), input) {
-            Self::matmul_beside(on, &*products, &share, all, input, scratch);
+        if Self::matmul_beside(on, products, input, scratch) {
             return;
         }
-        for (matrix, y) in all.iter_mut() {
+        for (matrix, y) in products.iter_mut() {
             let y = &mut y[..tokens * matrix.rows];
             matrix.matmul_rows(on, input, 0..matrix.rows, scratch, y);
         }
-    }
-
-    /// The CPU's part of products of which a lane computes a share, then that share.
-    fn matmul_beside(
-        on: &Compute,
-        products: &dyn Products,
-        share: &ProductShare,
-        all: &mut [(&Self, &mut [f32])],
-        input: Input<'_>,
-        scratch: &mut [Vec<f32>],
-    ) {
-        let (tokens, some) = (input.tokens(), share.tokens);
-        for ((matrix, y), &left) in all.iter_mut().zip(&share.left) {
-            let y = &mut y[..tokens * matrix.rows];
-            matrix.matmul_rows(on, input, 0..left, scratch, y);
-            if some < tokens {
-                let (input, y) = (
-                    input.range(some, tokens - some),
-                    &mut y[some * matrix.rows..],
-                );
-                matrix.matmul_rows(on, input, left..matrix.rows, scratch, y);
-            }
-        }
-        let out = all.iter_mut().map(|(matrix, y)| {
-            let rows = matrix.rows;
-            (rows, &mut y[..tokens * rows])
-        });
-        let mut out: ArrayVec<_, MATRICES> = out.collect();
-        let collected = products.collect_into(share, &mut out);
-        drop(out);
-        if collected {
-            return;
-        }
-        for ((matrix, y), &left) in all.iter_mut().zip(&share.left) {
-            let y = &mut y[..tokens * matrix.rows];
-            matrix.matmul_rows(on, input, left..matrix.rows, scratch, y);
-        }
-    }
-
-    /// The lane's products of all these matrices, if it shares them all, and what it takes of them.
-    fn offer<'a>(
-        all: impl Iterator<Item = &'a Self> + Clone,
-        input: Input<'_>,
-    ) -> Option<(Arc<dyn Products>, ProductShare)> {
-        let (products, rows) = Self::shared_rows(all)?;
-        let share = products.offer(&rows, input, false)?;
-        Some((products, share))
-    }
-
-    /// The lane's products of all these matrices, and all their rows.
-    fn shared_rows<'a>(
-        all: impl Iterator<Item = &'a Self>,
-    ) -> Option<(Arc<dyn Products>, ArrayVec<MatrixRows, MATRICES>)> {
-        let mut products: Option<&Arc<dyn Products>> = None;
-        let mut rows = ArrayVec::new();
-        for matrix in all {
-            let lane = matrix.lane.as_ref()?;
-            let first = *products.get_or_insert(&lane.products);
-            if !Arc::ptr_eq(first, &lane.products) {
-                return None;
-            }
-            rows.push(MatrixRows {
-                number: lane.number,
-                rows: 0..matrix.rows,
-            });
-        }
-        Some((Arc::clone(products?), rows))
-    }
-
-    /// Number of weights that a lane multiplies for `n` tokens, for matrices with the same input; those that it multiplies for
-    /// some of the tokens count in part.
-    pub(crate) fn weights_on_lane<'a>(
-        all: impl Iterator<Item = &'a Self> + Clone,
-        n: usize,
-    ) -> f64 {
-        let cols = all.clone().next().map_or(0, Self::cols);
-        Self::shared_rows(all).map_or(0.0, |(products, rows)| {
-            products.taken(&rows, cols, n, false) * cols as f64
-        })
-    }
-
-    /// Time spent waiting for the lane's products of these matrices.
-    pub(crate) fn waited_for_lane<'a>(all: impl Iterator<Item = &'a Self>) -> Duration {
-        let mut found: Vec<&Arc<dyn Products>> = Vec::new();
-        for lane in all.filter_map(|matrix| matrix.lane.as_ref()) {
-            if !found.iter().any(|known| Arc::ptr_eq(known, &lane.products)) {
-                found.push(&lane.products);
-            }
-        }
-        found.into_iter().map(|products| products.waited()).sum()
     }
 
     /// Whether products use activations quantised to 8 bits.
@@ -287,39 +194,8 @@ impl Matrix {
         self.cols
     }
 
-    /// The lane's matrix.
-    pub(crate) fn lane(&self) -> Option<&LaneMatrix> {
-        self.lane.as_ref()
-    }
-
     /// Scratch elements per thread for rows of `cols` elements.
     pub(crate) fn scratch_len(cols: usize) -> usize {
         matmul_scratch(cols).max(matmul_scratch_q(cols))
-    }
-}
-
-impl HostMatrix for Matrix {
-    fn shared(&self) -> SharedMatrix {
-        SharedMatrix {
-            dtype: self.dtype,
-            rows: self.rows,
-            cols: self.cols,
-            bytes: Arc::clone(&self.bytes) as _,
-        }
-    }
-
-    fn multiply(
-        &self,
-        on: &Compute,
-        input: Input<'_>,
-        rows: Range<usize>,
-        scratch: &mut [Vec<f32>],
-        y: &mut [f32],
-    ) {
-        self.matmul_rows(on, input, rows, scratch, y);
-    }
-
-    fn set_lane(&mut self, lane: Option<LaneMatrix>) {
-        self.lane = lane;
     }
 }

@@ -6,7 +6,7 @@
 
 use emberflow_storage::budget::Ledger;
 
-use crate::ablation::{Ablation, Keep};
+use crate::ablation::{Keep, Policy};
 use crate::cluster::{LEAST_BUFFERS, split};
 use crate::error::Error;
 
@@ -197,20 +197,21 @@ impl MemoryPlan {
         self.ledger.used().saturating_sub(reserves)
     }
 
-    /// The plan of an ablation that keeps fewer neurons resident.
-    pub(crate) fn limited_to(mut self, ablation: Ablation, needs: &Needs) -> Self {
-        let wanted = match ablation.keep() {
-            _ if ablation == Ablation::Mmap => 0,
+    /// The plan of a policy that keeps fewer neurons resident.
+    pub(crate) fn limited_to(mut self, policy: Policy, needs: &Needs) -> Self {
+        let wanted = match policy.keep {
+            // The rest is for pages.
+            _ if policy.mapped => {
+                self.gate_banks = 0;
+                self.ledger.release("gates", u64::MAX);
+                0
+            }
             Keep::All => return self,
             // As much as fits.
             Keep::Window => needs.neurons,
             // One layer's reads in flight.
             Keep::Nothing => needs.neurons / needs.banks.max(1),
         };
-        if ablation == Ablation::Mmap {
-            self.gate_banks = 0;
-            self.ledger.release("gates", u64::MAX);
-        }
         let slot = match self.residency() {
             SlotContents::GatesResident => needs.rest_slot,
             SlotContents::Bundles => needs.whole_slot,
@@ -231,11 +232,15 @@ impl MemoryPlan {
         self
     }
 
+    /// Clusters that are resident as a whole: in the hot region, or outside the store.
+    pub fn whole_clusters(&self, needs: &Needs) -> u64 {
+        self.hot_clusters + needs.lane_clusters
+    }
+
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         // The last cluster of a bank may be partial.
-        let whole = self.hot_clusters + needs.lane_clusters;
-        let hot = whole as f64 / (needs.clusters as f64).max(1.0);
+        let hot = self.whole_clusters(needs) as f64 / (needs.clusters as f64).max(1.0);
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);
         let share = (hot + cold).min(1.0);
         let gate = needs.gate_share();
@@ -318,10 +323,10 @@ impl Needs {
     fn with_gates(&self) -> u64 {
         let least = self.min_slots.saturating_mul(self.rest_slot);
         let rest = if self.predicts {
-            let all = self
+            let resident = self
                 .host_clusters()
                 .saturating_mul(self.cluster_len(SlotContents::GatesResident));
-            least.max(all)
+            least.max(resident)
         } else {
             least
         };

@@ -10,11 +10,17 @@ pub(crate) fn matrices_apart(c: &ModelConfig, layer: u32) -> [[usize; 2]; 4] {
     }
 }
 
-/// Widths of the `Scratch` buffers for a layer: of `q` and `attended`, and of `gate`; then columns
-/// of its widest matrix. Zeros without such experts.
-pub(crate) fn room(c: &ModelConfig) -> [usize; 3] {
-    let [input, _, before, down] = sizes(c);
-    [input[0], before[0], input[0].max(down[1])]
+/// Widths of the buffers of a layer: the experts' input, their sums, and the shared expert's products. Zeros without such
+/// experts.
+pub(crate) fn widths(c: &ModelConfig) -> [usize; 3] {
+    let [input, _, before, _] = sizes(c);
+    [input[0], input[0], before[0]]
+}
+
+/// Columns of the widest matrix; 0 without such experts.
+pub(crate) fn widest(c: &ModelConfig) -> usize {
+    let cols = sizes(c).map(|[_, cols]| cols);
+    cols.into_iter().fold(0, usize::max)
 }
 
 /// Rows and columns of In, of Out, of the shared expert's matrices before and after its activation.

@@ -8,21 +8,21 @@ use emberflow_storage::container::{Container, TensorEntry};
 use emberflow_storage::io::FileSource;
 use emberflow_storage::mem;
 
-use crate::ablation::Ablation;
+use crate::ablation::Policy;
 use crate::bundle::NeuronFormat;
-use crate::embedding::only_decoded;
 use crate::error::Error;
 use crate::ffn::{FfnShape, StoredPredictors};
+use crate::forward::embedding::only_decoded;
+use crate::forward::weights::head_role;
 use crate::lane::{Lane, LaneModel};
 use crate::limits::{MAX_BATCH, MAX_CHUNK, MAX_THREADS};
 use crate::loader::name_of;
-use crate::mixer::PROJECTIONS;
+use crate::mixer::needs;
 use crate::model::{Model, Text};
 use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner, longest_pass};
 use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
-use crate::weights::head_role;
 
 /// Inputs of the planner and the engine.
 pub(crate) struct Parts {
@@ -49,7 +49,7 @@ impl Parts {
         let Model { container, text } = model;
         let (c, quant) = (text.config(), &text.meta().quant);
         check_options(&options, c)?;
-        if c.form.has_gate_top() && options.lab.ablation == Ablation::Mmap {
+        if c.form.has_gate_top() && options.lab.ablation.policy().mapped {
             return Err(Error::GateTop {
                 what: "--policy mmap",
             });
@@ -158,7 +158,7 @@ fn lane(
     opens.open(&LaneModel {
         config: c,
         banks: &layout.banks,
-        full: options.lab.ablation == Ablation::Full,
+        full: options.lab.ablation.policy() == Policy::FULL,
         observed: options.lab.observe,
         counted: options.lab.count_fired,
         predicted,
@@ -175,8 +175,8 @@ pub fn has_rows_with_one_scale(container: &Container, c: &ModelConfig) -> bool {
     let decoded: Vec<String> = only_decoded(c).map(|role| name_of(role, 0)).collect();
     let tensors = container.tensors().iter();
     let multiplied = tensors.filter(|entry| !decoded.contains(&entry.name));
-    let mut all = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
-    all.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
+    let mut dtypes = (multiplied.map(|entry| entry.dtype)).chain([container.bundle_dtype()]);
+    dtypes.any(|code| DType::from_code(code).is_some_and(DType::is_per_channel))
 }
 
 /// Compute threads, on `cores` if given, that quantise activations as the model's products read them.
@@ -193,7 +193,11 @@ pub fn compute(
 
 /// Formats and widths of the matrices that a lane may multiply: projections and head.
 fn multiplied(container: &Container, c: &ModelConfig) -> BTreeSet<(DType, usize)> {
-    let projections = (0..c.layers).flat_map(|layer| PROJECTIONS.map(|role| name_of(role, layer)));
+    let projections = (0..c.layers).flat_map(|layer| {
+        let shared = needs(c, layer).matrices.into_iter();
+        let shared = shared.filter(|spec| spec.is_shared());
+        shared.map(move |spec| name_of(spec.role, layer))
+    });
     let names = projections.chain([name_of(head_role(c), 0)]);
     let entries = names.filter_map(|name| container.tensor(&name));
     let of = |entry: &TensorEntry| match (DType::from_code(entry.dtype), entry.dims()) {

@@ -10,20 +10,18 @@
 
 use emberflow_storage::trim_heap;
 
-use crate::ablation::Ablation;
-use crate::decoder::Decoder;
-use crate::embedding::{Embedding, hold_tables};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::FfnRoom;
-use crate::layer_inputs::LayerInputs;
-use crate::ngrams::NGramLayer;
-use crate::pass::Pass;
+use crate::forward::Decoder;
+use crate::forward::embedding::{Embedding, hold_tables};
+use crate::forward::pass::Pass;
+use crate::forward::scratch_room::{ScratchRoom, product_room};
+use crate::forward::streams;
 use crate::planner::{Candidates, Division, FORECAST_MARGIN};
 use crate::room::{LongChunk, thread_floats};
 use crate::rope::Ropes;
-use crate::scratch::product_room;
-use crate::{streams, thread_buffer};
+use crate::thread_buffer;
 
 impl Engine {
     /// Changes the budget between two passes. A smaller budget frees memory before this returns; a
@@ -114,9 +112,8 @@ impl Engine {
         *pass = Pass::default();
         *pass = Pass::new(rows, c.d_model as usize, streams::aux_width(c));
         decoder.rope = Ropes::new(c, rows, context);
-        decoder.scratch.set_rows(c, rows);
-        decoder.hyper.iter_mut().for_each(|of| of.set_rows(rows));
-        (decoder.ngrams.iter_mut()).for_each(|of| of.set_rows(c, rows));
+        ScratchRoom::of(&self.options, rows).resize(c, &mut decoder.scratch);
+        decoder.specials.set_rows(c, rows);
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);
         let room = ffn.of_lane(decoder.config.bundle_width() as usize);
@@ -145,19 +142,19 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     let hold = division.memory.tables;
     let Decoder {
         embedding,
-        layer_inputs,
-        ngrams,
+        specials,
         ffn,
         ..
     } = &mut engine.decoder;
-    let inputs = layer_inputs.as_mut().map(LayerInputs::table_mut);
-    let ngrams = ngrams.as_mut().map(NGramLayer::table_mut);
+    let [inputs, ngrams] = specials.tables_mut();
     let mut tables = [embedding.as_mut(), inputs, ngrams];
     // Free first, then allocate.
-    let still = |at: usize, table: &Embedding| hold[at] && table.is_held();
+    let still = |number: usize, table: &Embedding| hold[number] && table.is_held();
     hold_tables(&mut tables, &ffn.store.layout.container, still)?;
     ffn.set_plan(&division.memory)?;
-    hold_tables(&mut tables, &ffn.store.layout.container, |at, _| hold[at])?;
+    hold_tables(&mut tables, &ffn.store.layout.container, |number, _| {
+        hold[number]
+    })?;
     engine.division = division;
     Ok(())
 }
@@ -168,10 +165,8 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
 /// # Errors
 /// A failed read.
 pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
-    let lab = &engine.options.lab;
-    let compares = lab.ablation == Ablation::Full && !lab.gates_stay;
-    let alone = engine.options.batch == 1 && engine.decoder.ffn.lane.is_none();
-    if !(engine.planner.firing.assumed && compares && alone) {
+    let alone = engine.planner.compares() && engine.decoder.ffn.lane.is_none();
+    if !(engine.planner.firing.assumed && alone) {
         return Ok(());
     }
     let now = engine.counters();

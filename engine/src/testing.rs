@@ -1,9 +1,10 @@
 //! A test container of random neurons, and stores over it.
 
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use emberflow_kernels::{Cpu, DType, Row, quantize_row};
+use emberflow_models::config::ModelConfig;
 use emberflow_storage::budget::Ledger;
 use emberflow_storage::container::{
     BankSpec, BundleGeometry, Container, Prefer, ROW_CHECKSUM, Spec, TensorSpec, Unit, Writer,
@@ -19,6 +20,17 @@ use crate::error::Error;
 use crate::memory::MemoryPlan;
 use crate::options::{Lab, Options};
 use crate::store::{Cover, Known, Layout, Naming, NeuronStore, ReadCosts, StoreSetup};
+
+/// Names and configurations of the fixtures' models.
+pub(crate) fn fixtures() -> Vec<(String, ModelConfig)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+    let models = std::fs::read_dir(folder).unwrap().map(|entry| {
+        let path = entry.unwrap().path();
+        let opened = emberflow_models::open(&path).unwrap();
+        (path.display().to_string(), opened.config().clone())
+    });
+    models.collect()
+}
 
 /// A container with seeded contents.
 pub(crate) struct World {
@@ -251,6 +263,7 @@ impl World {
             costs: setup.costs,
             gates_first: setup.gates_first,
             always: Vec::new(),
+            policy: setup.ablation.policy(),
             options: &options,
             tracer: Tracer::default(),
         })?;

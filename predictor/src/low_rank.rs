@@ -140,7 +140,8 @@ impl Predictor for LowRank {
         let quantized = match s.reads {
             Reads::Normed => input.quantized,
             Reads::Residual if s.fc1.is_grouped() => {
-                cpu.quantize_activations(
+                // The marks of layers are for the inputs of their products.
+                cpu.pruning(false).quantize_activations(
                     &input.residual[..tokens * s.d],
                     tokens,
                     &mut shared.input_q,

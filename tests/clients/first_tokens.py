@@ -1,6 +1,7 @@
-"""How long short prompts wait for long ones: first_tokens.py PROGRAM [MODEL [REQUESTS [WORDS]]]
+"""How long short prompts wait for long ones: first_tokens.py PROGRAM [MODEL [REQUESTS [WORDS [LONG]]]]
 
-Starts the server, keeps three prompts of WORDS words running, and asks short ones meanwhile, one after the other.
+Starts the server with default options, keeps LONG prompts of WORDS words running, as many as it runs at once unless
+given, and asks short ones meanwhile, one after the other.
 Prints percentiles of the time to the first token of both kinds.
 """
 
@@ -16,7 +17,7 @@ PROGRAM = sys.argv[1]
 MODEL = sys.argv[2:3] if sys.argv[2:3] != ["demo"] else []
 REQUESTS = int(sys.argv[3]) if len(sys.argv) > 3 else 100
 WORDS = int(sys.argv[4]) if len(sys.argv) > 4 else 220
-LONG = 3
+LONG = int(sys.argv[5]) if len(sys.argv) > 5 else 4
 
 
 def first_token(url, prompt, answer):
@@ -43,7 +44,7 @@ def percentiles(name, times):
 
 
 def main():
-    command = [PROGRAM, "serve", *MODEL, "--port", "0", "--parallel", "8"]
+    command = [PROGRAM, "serve", *MODEL, "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     url = server.stdout.readline().strip()
     ends, long, short = threading.Event(), [], []

@@ -106,17 +106,12 @@ impl Activations {
         n.div_ceil(CHUNK).saturating_mul(CHUNK)
     }
 
-    /// Whether outliers are pruned from the next token on that is quantised: a token with one scale then has that of its
-    /// largest element, and no excess. Tokens with a scale for each group stay as they are. Initially false.
-    pub fn set_pruned(&mut self, pruned: bool) {
-        self.pruned = pruned;
-    }
-
     /// Changes the shape, for tokens with a scale for each group. The contents are unspecified until
     /// [`Cpu::quantize_token`](crate::Cpu::quantize_token) has written every token. To divide that work among threads,
     /// split [`chunks_mut`](Activations::chunks_mut) by token.
     pub fn reshape(&mut self, n: usize, tokens: usize) {
-        (self.n, self.tokens, self.per_token) = (n, tokens, false);
+        (self.n, self.tokens) = (n, tokens);
+        (self.per_token, self.pruned) = (false, false);
         self.chunks
             .resize(tokens.saturating_mul(n.div_ceil(CHUNK)), Chunk::ZERO);
         self.excess.clear();
@@ -166,10 +161,13 @@ impl Activations {
         self.tokens
     }
 
-    /// Gives each token one scale. Returns the chunks of all tokens, and their excess unless outliers are pruned.
-    pub(crate) fn with_one_scale(&mut self) -> (&mut [Chunk], Option<&mut [[Excess; EXCESSES]]>) {
-        self.per_token = true;
-        if self.pruned {
+    /// Gives each token one scale. Returns the chunks of all tokens, and their excess unless outliers are `pruned`.
+    pub(crate) fn with_one_scale(
+        &mut self,
+        pruned: bool,
+    ) -> (&mut [Chunk], Option<&mut [[Excess; EXCESSES]]>) {
+        (self.per_token, self.pruned) = (true, pruned);
+        if pruned {
             return (&mut self.chunks, None);
         }
         self.excess.resize(self.tokens, Default::default());
@@ -241,12 +239,6 @@ impl<'a> ActivationsRef<'a> {
     #[inline]
     pub fn per_token(&self) -> bool {
         self.per_token
-    }
-
-    /// Whether outliers are pruned ([`Activations::set_pruned`]).
-    #[inline]
-    pub fn is_pruned(&self) -> bool {
-        self.pruned
     }
 
     /// How many times the limit of a token's scale its largest element is, at least 1: the importance of its outliers

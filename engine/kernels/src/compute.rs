@@ -1,5 +1,7 @@
 //! The context of all computation: instruction set and threads.
 
+use std::sync::Arc;
+
 use crate::cpu::Cpu;
 use crate::workers::Workers;
 
@@ -8,7 +10,7 @@ pub struct Compute {
     /// Selects the kernels.
     pub cpu: Cpu,
     /// Divide the work.
-    pub workers: Workers,
+    pub workers: Arc<Workers>,
 }
 
 impl Compute {
@@ -17,7 +19,16 @@ impl Compute {
     pub fn new(threads: usize, cores: Option<&[usize]>) -> Self {
         Self {
             cpu: Cpu::detect(),
-            workers: Workers::new(threads, cores),
+            workers: Arc::new(Workers::new(threads, cores)),
+        }
+    }
+
+    /// The same threads, with kernels that prune outliers of activations or not ([`Cpu::pruning`]).
+    #[must_use]
+    pub fn pruning(&self, pruned: bool) -> Self {
+        Self {
+            cpu: self.cpu.pruning(pruned),
+            workers: Arc::clone(&self.workers),
         }
     }
 

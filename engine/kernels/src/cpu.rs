@@ -122,12 +122,13 @@ impl Isa {
 
 /// Proof that this machine has an instruction set, and the receiver of all kernels. Created once at
 /// start and copied. It says too with which scales activations are quantised, as all matrices of a
-/// model read the same ones.
+/// layer read the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     // Private: only constructors that check the machine create a value.
     isa: Isa,
     per_token: bool,
+    pruned: bool,
 }
 
 impl Cpu {
@@ -169,6 +170,18 @@ impl Cpu {
         self.isa
     }
 
+    /// The same, that prunes outliers of activations or not: with one scale per token the scale is then that of the
+    /// largest element, and nothing exceeds it. Scales of groups stay as they are. Initially false.
+    #[must_use]
+    pub const fn pruning(self, pruned: bool) -> Cpu {
+        Cpu { pruned, ..self }
+    }
+
+    /// See [`pruning`](Cpu::pruning).
+    pub(crate) const fn prunes(self) -> bool {
+        self.pruned
+    }
+
     /// The name of the instruction set.
     pub fn name(self) -> &'static str {
         self.isa.name()
@@ -180,6 +193,7 @@ const fn token(isa: Isa) -> Cpu {
     Cpu {
         isa,
         per_token: false,
+        pruned: false,
     }
 }
 

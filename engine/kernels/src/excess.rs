@@ -11,7 +11,7 @@
 //!
 //! Any device may compute the first product, in integers. The CPU computes the second, in f32, largest magnitude first.
 //!
-//! Where outliers are pruned ([`Activations::set_pruned`](crate::Activations::set_pruned)), there is no second product. The
+//! Where outliers are pruned ([`Cpu::pruning`](crate::Cpu::pruning)), there is no second product. The
 //! scale is then that of the largest element: clipping without the excess multiplies SmolLM2's perplexity by a thousand,
 //! where this adds 1.7 %.
 

@@ -15,7 +15,7 @@ impl Cpu {
     ///
     /// Each group of 32 has the scale `max |x| / 127`; a quant is `x · (127 / max |x|)`, rounded half to even. With
     /// one scale per token ([`with_scale_per_token`](crate::with_scale_per_token)) the scale ignores the four largest
-    /// elements, which are clipped (`excess.rs`), unless outliers are pruned ([`Activations::set_pruned`]). A group or token
+    /// elements, which are clipped (`excess.rs`), unless outliers are pruned ([`Cpu::pruning`]). A group or token
     /// whose magnitudes are all below 2⁻¹⁰⁰ becomes zero. One with a NaN or an infinity has the scale NaN, and so has every
     /// result that uses it.
     ///
@@ -37,7 +37,7 @@ impl Cpu {
             }
             return;
         }
-        let (chunks, excess) = out.with_one_scale();
+        let (chunks, excess) = out.with_one_scale(self.prunes());
         let mut excess = excess.map(|excess| excess.iter_mut());
         for (x, chunks) in xs.zip(chunks.chunks_exact_mut(of_token)) {
             let excess = excess.as_mut().and_then(Iterator::next);

@@ -115,7 +115,7 @@ impl Ffn {
             experts: &experts,
         };
         let share = lane.offer(&offer, &mut self.store.outside);
-        self.store.latch.keep(share)
+        self.store.keep_failure(share)
     }
 
     /// Calls `then` with the lane, the layer's work and the partial sums, if there is a lane. Its errors are the store's.
@@ -156,7 +156,7 @@ impl Ffn {
             experts: inputs.beside.experts,
         };
         let outcome = then(&mut **lane, &work, &mut self.partials);
-        self.store.latch.keep(outcome)
+        self.store.keep_failure(outcome)
     }
 
     /// Selects the pairs of the rows that the lane computes, and has it begin with experts.
@@ -272,7 +272,7 @@ impl Ffn {
             let cluster = item as usize;
             if step == Step::Sums && lane.needs(cluster) {
                 let passed = (self.store).with_rows(cluster, |rows| lane.arrived(cluster, rows));
-                self.store.latch.keep(passed)?;
+                self.store.keep_failure(passed)?;
                 self.store.intact()?;
             }
         }

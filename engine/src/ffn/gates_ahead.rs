@@ -76,11 +76,13 @@ impl GatesAhead {
     ) -> Duration {
         let start = Instant::now();
         rows_or_copy(next.norm, on.cpu, next.residual, &mut self.normed);
+        // Whether the next layer prunes outliers decides no guess.
+        let cpu = on.cpu.pruning(false);
         let work = GateWork {
-            cpu: on.cpu,
+            cpu,
             format: rows.format,
             gating: rows.gating,
-            input: Input::new(on.cpu, &self.normed, 1, &mut self.input),
+            input: Input::new(cpu, &self.normed, 1, &mut self.input),
             bias: next.bias,
             cutoffs: &[],
         };

@@ -161,7 +161,7 @@ impl Lookahead {
         let tokens = residual.len() / self.d;
         let normed = &mut self.normed[..residual.len()];
         rows_or_copy(norm, cpu, residual, normed);
-        let input = Input::new(cpu, normed, tokens, &mut self.input);
+        let input = Input::new(cpu.pruning(false), normed, tokens, &mut self.input);
         let features = input.features(residual);
         if !predictors.prepare(on, bank, features) {
             return start.elapsed();

@@ -22,7 +22,6 @@ use super::predict::Predictors;
 use super::shape::FfnShape;
 use super::state::{Counts, Ffn};
 use super::top::Tops;
-use crate::ablation::Overlap;
 use crate::activation::Gating;
 use crate::cluster::CLUSTER;
 use crate::counters::nanoseconds;
@@ -112,10 +111,10 @@ impl Naming<'_> {
     }
 
     /// Has a lane begin with some of the gates, if all of them are needed.
-    fn begin_beside(&self, of: &Unit) -> Option<LaneGates> {
-        let resident = self.resident.filter(|_| !of.named && self.shares)?;
-        let own = self.left * CLUSTER..self.neurons;
-        LaneGates::begin(resident, self.bank, own, self.gates.input)
+    fn begin_beside(&self, unit: &Unit) -> Option<LaneGates> {
+        let resident = self.resident.filter(|_| !unit.named && self.shares)?;
+        let neurons = self.left * CLUSTER..self.neurons;
+        LaneGates::begin(resident, self.bank, neurons, self.gates.input)
     }
 
     /// As [`Naming::part`], from products of rows.
@@ -208,9 +207,7 @@ impl Taker<'_> {
         let (bank, rows, first) = (naming.bank, naming.rows, c * CLUSTER);
         if !margins.is_empty() {
             let margins = &margins[..margins.len().min(naming.neurons - first)];
-            (self.store)
-                .residency
-                .set_margins(naming.cpu, bank, first, margins, true);
+            (self.store).set_margins(naming.cpu, bank, first, margins, true);
             if let Some(lookahead) = &mut self.lookahead {
                 lookahead.learn(naming.cpu, bank, first, margins);
             }
@@ -219,25 +216,25 @@ impl Taker<'_> {
         let count = (gates.len() / (CLUSTER * rows)).max(wanted.len() / words);
         for i in 0..count {
             if c + i < naming.left {
-                self.store.job.leave(self.unit);
+                self.store.leave(self.unit);
                 continue;
             }
-            let here = naming.of_cluster(c + i);
+            let neurons = naming.of_cluster(c + i);
             let mut ids = Needed::new();
             if naming.resident.is_some() {
-                let gates = &gates[i * CLUSTER * rows..][..here.len() * rows];
-                self.counts.fired += firing(here.start, gates, rows, &mut ids);
+                let gates = &gates[i * CLUSTER * rows..][..neurons.len() * rows];
+                self.counts.fired += firing(neurons.start, gates, rows, &mut ids);
                 if naming.all {
-                    ids = here.clone().map(|n| n as u32).collect();
+                    ids = neurons.clone().map(|n| n as u32).collect();
                 }
             } else {
                 let words = &wanted[i * words..][..words];
-                mask::for_each_wanted(words, rows, here.len(), |n| {
-                    ids.push((here.start + n) as u32);
+                mask::for_each_wanted(words, rows, neurons.len(), |n| {
+                    ids.push((neurons.start + n) as u32);
                 });
             }
             if naming.streams {
-                ids = here.map(|n| n as u32).collect();
+                ids = neurons.map(|n| n as u32).collect();
             }
             self.needed += ids.len();
             self.store.need(self.unit, &ids);
@@ -251,15 +248,15 @@ impl Taker<'_> {
 impl Ffn {
     /// Requests all neurons of a unit. Of one whose hidden values a lane computes, they are for Down.
     pub(super) fn name_all(&mut self, unit: usize) -> Result<(), Error> {
-        let of = self.units[unit];
-        let left = match of.hidden {
+        let bank_unit = self.units[unit];
+        let left = match bank_unit.hidden {
             Some(_) => {
-                self.counts.all(&of, 0);
+                self.counts.all(&bank_unit, 0);
                 0
             }
-            None => self.store.outside.computes(of.bank),
+            None => self.store.outside.computes(bank_unit.bank),
         };
-        need_all(&mut self.store, unit, of.neurons, left)
+        need_all(&mut self.store, unit, bank_unit.neurons, left)
     }
 
     /// Determines a unit's active set and requests the misses.
@@ -267,44 +264,45 @@ impl Ffn {
         &mut self,
         on: &Compute,
         unit: usize,
-        from: UnitInput<'_>,
+        input: UnitInput<'_>,
     ) -> Result<(), Error> {
-        let of = &mut self.units[unit];
-        let features = from.input.features(from.residual);
+        let bank_unit = &mut self.units[unit];
+        let features = input.input.features(input.residual);
         let predictor = prepare(
             on,
             &mut self.predictors,
             &mut self.counts,
-            of.bank,
+            bank_unit.bank,
             features,
             &mut self.cutoffs,
         );
-        let oracle = of.is_single().then(|| self.oracle.next()).flatten();
-        of.named = predictor.is_some() || oracle.is_some();
-        let (of, known) = (*of, self.store.residency.banks.gates_resident(of.bank));
-        let left = self.store.outside.computes(of.bank);
+        let oracle = bank_unit.is_single().then(|| self.oracle.next()).flatten();
+        bank_unit.named = predictor.is_some() || oracle.is_some();
+        let bank_unit = *bank_unit;
+        let resident = self.store.resident_gates(bank_unit.bank);
+        let left = self.store.outside.computes(bank_unit.bank);
         let gate_len = self.shape.format.gate_len();
-        if !of.named {
-            let own = of.neurons.saturating_sub(left * CLUSTER);
-            self.counts.all(&of, own * gate_len);
+        if !bank_unit.named {
+            let neurons = bank_unit.neurons.saturating_sub(left * CLUSTER);
+            self.counts.all(&bank_unit, neurons * gate_len);
         }
-        if !(of.named || known) {
+        if !(bank_unit.named || resident.is_some()) {
             return self.name_all(unit);
         }
-        let (resident, tracer) = (self.store.residency.resident(), self.store.tracer.clone());
+        let tracer = self.store.tracer.clone();
         let naming = Naming {
             cpu: on.cpu,
-            layer: self.store.job.layer(),
-            bank: of.bank,
-            neurons: of.neurons,
-            rows: of.rows,
-            gates: self.shape.gates(on, of.gating, from, &self.cutoffs),
+            layer: self.store.layer(),
+            bank: bank_unit.bank,
+            neurons: bank_unit.neurons,
+            rows: bank_unit.rows,
+            gates: self.shape.gates(on, bank_unit.gating, input, &self.cutoffs),
             features,
             predictor,
             oracle,
             left,
             shares: self.lane.as_ref().is_some_and(|lane| !lane.is_busy()),
-            resident: known.then_some(&*resident),
+            resident: resident.as_deref(),
             all: self.shape.dense,
             streams: self.store.outside.all_needed,
             tracer: &tracer,
@@ -312,8 +310,8 @@ impl Ffn {
             spent: AtomicU64::new(0),
         };
         let mut taker = Taker {
-            lookahead: (self.lookahead.as_mut()).filter(|l| l.guessed(of.bank)),
-            overlaps: self.store.policy.overlap() == Overlap::Clusters,
+            lookahead: (self.lookahead.as_mut()).filter(|l| l.guessed(bank_unit.bank)),
+            overlaps: self.store.overlaps(),
             store: &mut self.store,
             counts: &mut self.counts,
             naming: &naming,
@@ -322,15 +320,16 @@ impl Ffn {
             outcome: Ok(()),
             tops: &mut self.tops,
         };
-        share(on, &of, &mut self.pairs, &mut taker);
+        share(on, &bank_unit, &mut self.pairs, &mut taker);
         taker.outcome?;
         let needed = taker.needed;
         self.counts.predict_ns += naming.spent.into_inner() / on.threads() as u64;
         self.counts.looked_at += naming.wanted.into_inner();
-        if of.named {
+        if bank_unit.named {
             self.counts.bytes += (needed * gate_len) as u64;
         }
-        self.oracle.keep(self.store.job.needed_of(unit), of.neurons);
+        self.oracle
+            .keep(self.store.needed_of(unit), bank_unit.neurons);
         Ok(())
     }
 }
@@ -338,27 +337,27 @@ impl Ffn {
 impl Ffn {
     /// Lets a predictor select the pairs of the rows that a lane computes with all clusters.
     pub(super) fn name_beside(&mut self, on: &Compute, inputs: Inputs<'_>) {
-        let (Some((from, _)), Some(&of)) = (inputs.beside.rows, self.units.first()) else {
+        let (Some((input, _)), Some(&unit)) = (inputs.beside.rows, self.units.first()) else {
             return;
         };
         self.pairs.wanted_beside = None;
-        let features = from.input.features(from.residual);
+        let features = input.input.features(input.residual);
         let (predictors, counts) = (&mut self.predictors, &mut self.counts);
         let cutoffs = &mut self.cutoffs;
-        let Some(predictor) = prepare(on, predictors, counts, of.bank, features, cutoffs) else {
+        let Some(predictor) = prepare(on, predictors, counts, unit.bank, features, cutoffs) else {
             return;
         };
         let start = Instant::now();
         let predicting = Predicting {
             cpu: on.cpu,
             predictor,
-            bank: of.bank,
-            neurons: of.neurons,
-            rows: from.input.tokens(),
+            bank: unit.bank,
+            neurons: unit.neurons,
+            rows: input.input.tokens(),
             features,
         };
-        let (words, clusters) = (mask::words(predicting.rows), of.end - of.first);
-        let wanted = &mut self.pairs.wanted[of.words_end()..][..clusters * words];
+        let (words, clusters) = (mask::words(predicting.rows), unit.end - unit.first);
+        let wanted = &mut self.pairs.wanted[unit.words_end()..][..clusters * words];
         let count = AtomicU64::new(0);
         (on.workers).for_each_chunk_mut(wanted, words, &|_, c, wanted| {
             count.fetch_add(predicting.part(c, wanted, &mut []), Ordering::Relaxed);
@@ -527,7 +526,7 @@ pub(super) fn need_all(
 ) -> Result<(), Error> {
     for first in (0..neurons).step_by(CLUSTER) {
         if first < left * CLUSTER {
-            store.job.leave(unit);
+            store.leave(unit);
             continue;
         }
         let ids = first..(first + CLUSTER).min(neurons);

@@ -121,7 +121,6 @@ impl Gathered {
         self.x.clear();
         self.residual.clear();
         self.quantized.clear(d);
-        self.quantized.set_pruned(at.input.quantized.is_pruned());
         let mut gathered = 0;
         for work in at.units {
             self.first.push(gathered);

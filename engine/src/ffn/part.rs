@@ -1,5 +1,7 @@
 //! Units of a layer that are computed together: as many as the buffers hold.
 
+use std::time::Duration;
+
 use emberflow_kernels::Compute;
 use emberflow_models::config::Activation;
 
@@ -93,11 +95,11 @@ impl Ffn {
         if after.is_empty() && inputs.beside.rows.is_none() {
             self.look_ahead(on, at)?;
         }
-        let mut own = match has_lane {
+        let mut first_own = match has_lane {
             true => self.begin_beside(on, inputs, out)?,
             false => 0,
         };
-        let mut waits = own > 0 && inputs.beside.rows.is_none();
+        let mut waits = first_own > 0 && inputs.beside.rows.is_none();
         let mut next = 0;
         while next < self.units.len() {
             // Units with the same number of rows share groups.
@@ -112,7 +114,7 @@ impl Ffn {
                 .beside
                 .rows
                 .map_or(group, |(_, most)| group.min(most));
-            let mut first = items.start.max(std::mem::take(&mut own));
+            let mut first = items.start.max(std::mem::take(&mut first_own));
             while first < items.end {
                 let group = first..(first + group).min(items.end);
                 first = group.end;
@@ -177,8 +179,8 @@ impl Ffn {
 
     /// The activation of a layer's gates.
     fn activation(&self, layer: usize) -> Activation {
-        let own = self.activations.get(layer).copied();
-        own.unwrap_or(self.shape.kind.activation)
+        let activation = self.activations.get(layer).copied();
+        activation.unwrap_or(self.shape.kind.activation)
     }
 
     /// Prefetches for the next layer. The reads queue behind this layer's misses and keep the
@@ -206,14 +208,11 @@ impl Ffn {
             norm: next.norm,
             bias: next.bias,
         };
-        let (resident, neurons) = (
-            self.store.residency.resident(),
-            self.store.layout.neurons(bank),
-        );
-        let by_rows = at.input.tokens() == 1 && self.store.residency.banks.gates_resident(bank);
-        let save = by_rows.then_some(save);
-        let by_gates =
-            (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save.unwrap_or_default()));
+        let single = at.input.tokens() == 1;
+        let resident = self.store.resident_gates(bank).filter(|_| single);
+        let save = resident.as_ref().map_or(Duration::ZERO, |_| save);
+        let by_gates = (self.by_gates.as_mut()).and_then(|gates| gates.if_it_pays(save));
+        let neurons = self.store.layout.neurons(bank);
         let gating = Gating {
             activation,
             cut: 0.0,
@@ -225,13 +224,17 @@ impl Ffn {
                 outcome = store.guess(number, bank, named);
             }
         };
-        let took = match (&mut self.lookahead, &mut self.predictors, by_gates) {
+        let took = match (
+            &mut self.lookahead,
+            &mut self.predictors,
+            by_gates.zip(resident.as_deref()),
+        ) {
             (Some(lookahead), Some(predictors), _) => {
                 lookahead.name(on, predictors, &upcoming, &mut guess)
             }
-            (_, None, Some(by_gates)) => {
+            (_, None, Some((by_gates, resident))) => {
                 let rows = GateRows {
-                    resident: &resident,
+                    resident,
                     format: self.shape.format,
                     gating,
                     neurons,

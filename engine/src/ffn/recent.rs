@@ -104,25 +104,26 @@ impl Done<'_> {
         let any = !self.items.is_empty();
         for item in self.items.drain(..) {
             let item = item as usize;
-            let at = self.units.partition_point(|unit| unit.first <= item) - 1;
-            let unit = &self.units[at];
+            let number = self.units.partition_point(|unit| unit.first <= item) - 1;
+            let unit = &self.units[number];
             let (gates, wanted) = (
                 unit.gates(&self.pairs.gates),
                 unit.wanted(&self.pairs.wanted),
             );
-            let known = store.job.gates_known(item);
+            let known = store.gates_known(item);
             let words = mask::words(unit.rows);
-            let again = self.recent.visits(self.work[at].rows);
+            let again = self.recent.visits(self.work[number].rows);
             store.release(item, again, |neuron| {
                 let (n, c) = (neuron as usize, neuron as usize / CLUSTER);
-                self.recent.keeps(self.work[at].rows, |place| match wanted {
-                    _ if known => gates[n * unit.rows + place] != 0.0,
-                    Some(wanted) => {
-                        let wanted = &wanted[c * words..][..words];
-                        mask::has(wanted, unit.rows, n % CLUSTER, place)
-                    }
-                    None => true,
-                })
+                self.recent
+                    .keeps(self.work[number].rows, |place| match wanted {
+                        _ if known => gates[n * unit.rows + place] != 0.0,
+                        Some(wanted) => {
+                            let wanted = &wanted[c * words..][..words];
+                            mask::has(wanted, unit.rows, n % CLUSTER, place)
+                        }
+                        None => true,
+                    })
             });
         }
         any

@@ -40,7 +40,7 @@ impl Ffn {
     ) {
         let used = &mut self.schedule.used;
         used.clear();
-        used.extend(items.clone().map(|item| self.store.job.is_needed(item)));
+        used.extend(items.clone().map(|item| self.store.is_needed(item)));
         let group = Group {
             partials: &self.partials[..items.len() * width],
             units: &self.units,

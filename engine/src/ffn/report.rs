@@ -18,7 +18,7 @@ impl Ffn {
         let (Some(predictors), [end]) = (&mut self.predictors, self.recent.ends()) else {
             return;
         };
-        if end.len() < RECENT || !self.store.residency.evicts() || self.pairs.margins.is_empty() {
+        if end.len() < RECENT || !self.store.evicts() || self.pairs.margins.is_empty() {
             return;
         }
         let [unit] = self.units[..] else {
@@ -41,9 +41,7 @@ impl Ffn {
                 .for_each_part_mut(margins, CLUSTER, &|_, c, margins| {
                     predictors.margins(on.cpu, unit.bank, features, c * CLUSTER, margins);
                 });
-            (self.store)
-                .residency
-                .set_margins(on.cpu, unit.bank, 0, margins, consecutive);
+            (self.store).set_margins(on.cpu, unit.bank, 0, margins, consecutive);
         }
         self.counts.predict_ns += nanoseconds(start.elapsed());
     }

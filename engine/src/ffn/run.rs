@@ -14,7 +14,6 @@ use super::recent;
 use super::schedule::FEW;
 use super::state::Ffn;
 use super::sums::Job;
-use crate::ablation::Overlap;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::store::Step;
@@ -37,10 +36,9 @@ impl Ffn {
         if has_lane {
             self.begin_items(on, inputs, &group)?;
         }
-        let is_own =
-            |&item: &usize| self.store.job.is_needed(item) && !self.store.job.is_left(item);
-        let mut open = group.clone().filter(is_own).count();
-        let overlap = self.store.policy.overlap();
+        let is_summed = |&item: &usize| self.store.is_summed(item);
+        let mut open = group.clone().filter(is_summed).count();
+        let few = (SLICE * on.threads()).min(FEW);
         let mut begun = false;
         while open > 0 {
             self.store.poll()?;
@@ -49,27 +47,12 @@ impl Ffn {
                 self.collect_items(on, inputs, &group, width, false)?;
             }
             // Without the cluster pipeline, reads must complete first.
-            let barrier = match overlap {
-                Overlap::Clusters => false,
-                Overlap::Matrix => begun,
-                Overlap::Nothing => true,
-            };
-            if barrier && self.store.reads.outstanding() > 0 {
+            if self.store.must_wait(begun) {
                 self.store.wait()?;
                 continue;
             }
             begun = true;
-            // If reads and computation interleave, buffers must soon be free for further reads.
-            let most = if self.store.job.streams() {
-                (SLICE * on.threads()).min(FEW)
-            } else {
-                usize::MAX
-            };
-            // Clusters without a buffer are not limited.
-            let longer = most.saturating_mul(2);
-            (self.store)
-                .job
-                .take_ready(group.end, most, longer, &mut self.schedule.ready);
+            (self.store).take_ready(group.end, few, &mut self.schedule.ready);
             if self.schedule.ready.is_empty() {
                 // Idle: release slots now.
                 if !self.release_done(inputs) {
@@ -89,7 +72,7 @@ impl Ffn {
             self.compute_sums(on, inputs, group.clone(), width);
             self.settle_copies()?;
             open -= self.settle()?;
-            if self.store.job.is_short_of_memory() || self.store.job.streams() {
+            if self.store.wants_memory() {
                 self.release_done(inputs);
             }
         }
@@ -128,18 +111,18 @@ impl Ffn {
                     return;
                 }
                 let unit = unit_of(item);
-                let (of, words) = (&units[unit], mask::words(first.rows));
-                let wanted = of.wanted(wanted);
+                let (work_unit, words) = (&units[unit], mask::words(first.rows));
+                let wanted = work_unit.wanted(wanted);
                 let UnitInput { input, bias, .. } = inputs.of(unit);
                 let work = GateWork {
                     cpu: on.cpu,
                     format,
-                    gating: of.gating,
+                    gating: work_unit.gating,
                     input,
                     bias: bias.gate,
                     cutoffs,
                 };
-                let cluster = item - of.first;
+                let cluster = item - work_unit.first;
                 let wanted = wanted.map(|wanted| &wanted[cluster * words..][..words]);
                 work.of_bundles(&store.cluster(item), wanted, gates);
             });
@@ -169,22 +152,24 @@ impl Ffn {
         let sum = |from: usize, partials: &mut [f32]| {
             let (mut item, end) = (from, from + partials.len() / width);
             while item < end {
-                let (unit, of) = (unit_of(item), &units[unit_of(item)]);
-                let stop = end.min(of.end);
+                let (unit, work_unit) = (unit_of(item), &units[unit_of(item)]);
+                let stop = end.min(work_unit.end);
                 let input = inputs.of(unit);
                 let job = Job {
                     cpu: on.cpu,
                     shape,
-                    gating: of.gating,
+                    gating: work_unit.gating,
                     cutoffs,
                     store,
                     input: input.input,
                     bias: input.bias,
-                    gates: of.gates(&pairs.gates),
-                    wanted: of.wanted(&pairs.wanted),
-                    hidden: of
-                        .hidden
-                        .and_then(|part| known.get(part.first..)?.get(..part.tokens * of.neurons)),
+                    gates: work_unit.gates(&pairs.gates),
+                    wanted: work_unit.wanted(&pairs.wanted),
+                    hidden: work_unit.hidden.and_then(|part| {
+                        known
+                            .get(part.first..)?
+                            .get(..part.tokens * work_unit.neurons)
+                    }),
                 };
                 let records = records.get(from - group.start..).unwrap_or(&[]);
                 let done = job.sum(from, (item..stop).filter(is_ready), partials, records);
@@ -194,7 +179,7 @@ impl Ffn {
             }
         };
         let partials = &mut self.partials[..group.len() * width];
-        if store.job.streams() {
+        if store.streams() {
             let each = (group.clone()).zip(partials.chunks_exact_mut(width));
             let mut copies = self.schedule.copies.iter_mut().peekable();
             let mut few: ArrayVec<_, FEW> = (each.filter(|(item, _)| is_ready(item)))
@@ -222,7 +207,7 @@ impl Ffn {
 
     /// Reserves slots for streamed items that are about to be computed and become resident.
     fn reserve_copies(&mut self, inputs: Inputs<'_>) {
-        if !self.store.job.streams() {
+        if !self.store.streams() {
             return;
         }
         for &(item, step) in &self.schedule.ready {
@@ -255,14 +240,14 @@ impl Ffn {
                 self.schedule.done.push(item);
                 continue;
             }
-            let at = self.units.partition_point(|u| u.first <= item as usize) - 1;
-            let unit = &self.units[at];
+            let number = self.units.partition_point(|u| u.first <= item as usize) - 1;
+            let unit = &self.units[number];
             let (gates, rows) = (unit.gates(&self.pairs.gates), unit.rows);
-            let of = |neuron: u32| &gates[neuron as usize * rows..][..rows];
+            let gates_of = |neuron: u32| &gates[neuron as usize * rows..][..rows];
             let ids = self.store.cluster(item as usize).ids();
-            let pairs = ids.iter().flat_map(|&neuron| of(neuron));
+            let pairs = ids.iter().flat_map(|&neuron| gates_of(neuron));
             self.counts.fired += pairs.filter(|&&g| g != 0.0).count() as u64;
-            let fires = |neuron: u32| of(neuron).iter().any(|&g| g != 0.0);
+            let fires = |neuron: u32| gates_of(neuron).iter().any(|&g| g != 0.0);
             self.store.resolve(item, fires)?;
         }
         Ok(self.schedule.done.len() - before)

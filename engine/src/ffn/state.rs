@@ -226,13 +226,9 @@ impl Ffn {
 
     /// Switches to another plan between two passes.
     pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
-        let before = self.store.residency.banks.with_gates;
-        self.store.set_plan(plan)?;
-        if self.store.residency.banks.with_gates != before {
-            let gates = self.store.residency.gates_mut();
-            if let Some(lane) = &self.lane {
-                (gates.matrices_mut()).for_each(|matrix| lane.multiply_again(matrix));
-            }
+        let gates = self.store.set_plan(plan)?;
+        if let (Some(gates), Some(lane)) = (gates, &self.lane) {
+            (gates.matrices_mut()).for_each(|matrix| lane.multiply_again(matrix));
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
+use crate::ablation::Ablation;
 
 fn needs() -> Needs {
     Needs {
@@ -122,7 +124,7 @@ fn some_banks_have_gates_and_the_others_stream() {
     assert!((plan.ffn_resident_share(&n) - share).abs() < 1e-9);
     // More slots than these banks have neurons are useless.
     assert_eq!(n.plan(n.full_budget()).unwrap().slots, 4000);
-    let mapped = plan.limited_to(Ablation::Mmap, &n);
+    let mapped = plan.limited_to(Ablation::Mmap.policy(), &n);
     assert_eq!((mapped.gate_banks, mapped.ledger.held("gates")), (0, 0));
 }
 
@@ -175,12 +177,12 @@ fn a_window_may_use_both_regions() {
     for share in [0.5, 0.8, 1.0] {
         let plan = n.plan(n.budget_for_share(share)).unwrap();
         let regions = plan.ledger.held("hot") + plan.ledger.held("cold");
-        let window = plan.clone().limited_to(Ablation::LlmFlash, &n);
+        let window = plan.clone().limited_to(Ablation::LlmFlash.policy(), &n);
         assert_eq!(window.hot_clusters, 0);
         let room = regions / n.rest_slot;
         assert_eq!(window.slots, room.min(n.neurons), "{share}");
         assert!(window.ledger.used() <= plan.ledger.used());
-        let nothing = plan.limited_to(Ablation::NoCache, &n);
+        let nothing = plan.limited_to(Ablation::NoCache.policy(), &n);
         assert_eq!(nothing.slots, room.min(n.neurons / n.banks), "{share}");
     }
 }

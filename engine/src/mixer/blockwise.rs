@@ -89,10 +89,44 @@ struct Pass<'a> {
     layer: Layer<'a>,
 }
 
-/// Floats of a thread's buffer for chunks of up to `chunk` tokens over keys of `head_dim` elements.
-pub(crate) fn thread_floats(head_dim: usize, group: usize, chunk: usize, latent: bool) -> usize {
-    let width = head_dim.next_multiple_of(GROUP);
-    BATCH * (BLOCK + width + head_dim) + products(head_dim, latent) + 2 * chunk * group
+/// Sizes of a layer's attention, from which its buffers follow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScoreSizes {
+    /// Elements of a query and of a key.
+    pub head_dim: usize,
+    /// Query heads.
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// A position's key is also its value.
+    pub latent: bool,
+    /// Positions of a pool; 0 without pools.
+    pub pool: usize,
+}
+
+impl ScoreSizes {
+    /// Elements of a stored vector, padding included.
+    fn width(self) -> usize {
+        self.head_dim.next_multiple_of(GROUP)
+    }
+
+    /// Floats of a thread's buffer for chunks of up to `chunk` tokens.
+    pub fn thread_floats(self, chunk: usize) -> usize {
+        let group = self.heads / self.kv_heads.max(1);
+        let batch = BATCH * (BLOCK + self.width() + self.head_dim);
+        batch + products(self.head_dim, self.latent) + 2 * chunk * group
+    }
+
+    /// Floats of the results per block of one token: `width + 2` for each query head and each block of positions or
+    /// pools; 0 if there is at most one block.
+    pub fn partials(self, context: usize) -> usize {
+        let pools = context.checked_div(self.pool).unwrap_or(0);
+        match context.div_ceil(BLOCK) + pools.div_ceil(BLOCK) {
+            0 | 1 => 0,
+            blocks => blocks
+                .saturating_mul(self.heads)
+                .saturating_mul(self.width() + 2),
+        }
+    }
 }
 
 /// Floats of scratch for products of queries and latent vectors.

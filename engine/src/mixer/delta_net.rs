@@ -16,8 +16,10 @@ use emberflow_kernels::{Compute, Cpu, Decay, DeltaToken, delta_rule, math, scale
 use emberflow_models::config::{DeltaNetShape, ModelConfig};
 use emberflow_models::names::Role;
 
-use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -30,16 +32,6 @@ use crate::state::{RecurrentPart, Span};
 #[derive(Debug)]
 pub(crate) struct DeltaNet {
     shape: DeltaNetShape,
-    /// Projection to queries, keys and values, `[channels × d_model]`.
-    pub input: Matrix,
-    /// Projection to the gates of the output, `[values × d_model]`.
-    pub gate: Matrix,
-    /// Projection to β, `[value_heads × d_model]`.
-    pub beta: Matrix,
-    /// Projection to the decay, `[value_heads × d_model]`.
-    pub decay: Matrix,
-    /// Output projection, `[d_model × values]`.
-    pub output: Matrix,
     /// The convolution, `[taps × channels]`.
     weights: Vec<f32>,
     /// By value head: the factor of the decay, below 0, and the bias of its projection.
@@ -54,9 +46,35 @@ pub(crate) struct DeltaNet {
     part: Range<usize>,
 }
 
-/// Floats of a layer's state.
-pub(super) fn state_floats(shape: DeltaNetShape) -> usize {
-    conv_floats(shape) + shape.values() * shape.key_dim as usize
+buffers! { shape: DeltaNetShape {
+    /// Convolved queries, keys and values, later the mixed values.
+    convolved: shape.channels(),
+    /// Queries, keys and values; later `y`, head by head in the rows of a sequence.
+    projected: shape.channels(),
+    /// Gates of the output.
+    gates: shape.values(),
+    /// Inputs of β.
+    beta: shape.value_heads as usize,
+    /// Inputs of the decay.
+    decay: shape.value_heads as usize,
+} }
+
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, shape: DeltaNetShape) -> Needs {
+    let [d, heads, key_dim] = [c.d_model, shape.value_heads, shape.key_dim].map(|n| n as usize);
+    Needs {
+        matrices: vec![
+            // queries, keys and values
+            MatrixSpec::input(Role::DeltaIn, shape.channels(), d),
+            MatrixSpec::input(Role::DeltaGate, shape.values(), d),
+            MatrixSpec::input(Role::DeltaBeta, heads, d).on_cpu(),
+            MatrixSpec::input(Role::DeltaDecay, heads, d).on_cpu(),
+            MatrixSpec::output(Role::DeltaOut, d, shape.values()),
+        ],
+        row_floats: widths(shape).iter().sum(),
+        state_floats: conv_floats(shape) + shape.values() * key_dim,
+        scores: None,
+    }
 }
 
 fn conv_floats(shape: DeltaNetShape) -> usize {
@@ -64,59 +82,30 @@ fn conv_floats(shape: DeltaNetShape) -> usize {
 }
 
 impl DeltaNet {
-    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state is `part` of a sequence's recurrent state.
     pub fn load(
         from: &Loader<'_>,
-        c: &ModelConfig,
         l: u32,
         shape: DeltaNetShape,
-        at: usize,
+        part: Range<usize>,
     ) -> Result<Self, Error> {
-        let [d, heads, taps, dim] =
-            [c.d_model, shape.value_heads, shape.taps, shape.key_dim].map(|n| n as usize);
-        let (channels, values) = (shape.channels(), shape.values());
+        let [heads, taps, dim] = [shape.value_heads, shape.taps, shape.key_dim].map(|n| n as usize);
+        let channels = shape.channels();
         Ok(Self {
             shape,
-            input: from.matrix(Role::DeltaIn, l, channels, d)?,
-            gate: from.matrix(Role::DeltaGate, l, values, d)?,
-            beta: from.matrix(Role::DeltaBeta, l, heads, d)?,
-            decay: from.matrix(Role::DeltaDecay, l, heads, d)?,
-            output: from.matrix(Role::DeltaOut, l, d, values)?,
             weights: by_tap(&from.rows(Role::DeltaConv, l, channels, taps)?, taps),
             rate: from.vector(Role::DeltaRate, l, heads)?,
             step: from.vector(Role::DeltaStep, l, heads)?,
             most_beta: if shape.signed { 2.0 } else { 1.0 },
             norm: from.vector(Role::DeltaNorm, l, shape.value_dim as usize)?,
             unit: Units::new(dim),
-            part: at..at + state_floats(shape),
+            part,
         })
     }
 
-    /// See [`super::Mixer::run`].
-    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let d = self.output.rows();
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        // separate, because a device stores matrices of one format together
-        let mut wide = [(&self.input, &mut s.q[..]), (&self.gate, &mut s.gate[..])];
-        Matrix::matmul_all(on, &mut wide, input, &mut s.rows);
-        let mut narrow = [(&self.beta, &mut s.k[..]), (&self.decay, &mut s.v[..])];
-        Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
-        let mut first = 0;
-        for span in spans.iter_mut() {
-            self.span(on, span, first, s);
-            first += span.tokens.len();
-        }
-        let eps = self.shape.norm_eps.unwrap_or(at.config.rms_eps);
-        self.norm_and_gate(on, eps, spans, s);
-        let mixed = &s.attended[..rows * self.shape.values()];
-        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
-    }
-
-    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass:
-    /// stores `y` of its rows in their part of `s.q`, head by head.
-    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
+    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass: replaces the projected
+    /// queries, keys and values of its rows by `y`, head by head.
+    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, b: &mut Buffers<'_>) {
         let (shape, n) = (self.shape, span.tokens.len());
         let (channels, heads) = (shape.channels(), shape.value_heads as usize);
         let RecurrentPart {
@@ -132,10 +121,10 @@ impl DeltaNet {
             every: 1,
             bias: None,
             before: conv_before,
-            rows: &s.q[first * channels..][..n * channels],
+            rows: &b.projected[first * channels..][..n * channels],
             stride: channels,
         };
-        let qkv = &mut s.attended[first * channels..][..n * channels];
+        let qkv = &mut b.convolved[first * channels..][..n * channels];
         (on.workers).for_each_chunk_mut(qkv, channels, &|_, row, out| {
             conv.row(row, out);
             on.cpu.silu(out);
@@ -150,10 +139,10 @@ impl DeltaNet {
         let inputs = Rows {
             net: self,
             qkv,
-            beta: &s.k[first * heads..][..n * heads],
-            decay: &s.v[first * heads..][..n * heads],
+            beta: &b.beta[first * heads..][..n * heads],
+            decay: &b.decay[first * heads..][..n * heads],
         };
-        let out = &mut s.q[first * channels..][..n * shape.values()];
+        let out = &mut b.projected[first * channels..][..n * shape.values()];
         let rule = HeadRule {
             on,
             heads,
@@ -170,16 +159,16 @@ impl DeltaNet {
         }
     }
 
-    /// `s.attended[row] = rmsnorm(y) ∘ act(gate)`, head by head.
-    fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
+    /// The mixed values `rmsnorm(y) ∘ act(gate)`, head by head, in place of the convolved ones.
+    fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], b: &mut Buffers<'_>) {
         let (values, channels) = (self.shape.values(), self.shape.channels());
         let dim = self.shape.value_dim as usize;
         let mut first = 0;
         for span in spans {
             let n = span.tokens.len();
-            let y = &s.q[first * channels..][..n * values];
-            let gates = &mut s.gate[first * values..][..n * values];
-            let out = &mut s.attended[first * values..][..n * values];
+            let y = &b.projected[first * channels..][..n * values];
+            let gates = &mut b.gates[first * values..][..n * values];
+            let out = &mut b.convolved[first * values..][..n * values];
             (on.workers).for_each_chunk_pair_mut([out, gates], [values; 2], |row, out, gates| {
                 if !self.shape.sigmoid_gate {
                     on.cpu.silu(gates);
@@ -196,6 +185,43 @@ impl DeltaNet {
             });
             first += n;
         }
+    }
+}
+
+impl Mix for DeltaNet {
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        let normed = &s.normed[..rows * at.config.d_model as usize];
+        let input = Input::new(on.cpu, normed, rows, &mut s.input);
+        // separate, because a device stores matrices of one format together
+        let mut wide = [
+            (&matrices[Role::DeltaIn], &mut *b.projected),
+            (&matrices[Role::DeltaGate], &mut *b.gates),
+        ];
+        Matrix::matmul_all(on, &mut wide, input, &mut s.rows);
+        let mut narrow = [
+            (&matrices[Role::DeltaBeta], &mut *b.beta),
+            (&matrices[Role::DeltaDecay], &mut *b.decay),
+        ];
+        Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.span(on, span, first, b);
+            first += span.tokens.len();
+        }
+        let eps = self.shape.norm_eps.unwrap_or(at.config.rms_eps);
+        self.norm_and_gate(on, eps, spans, b);
+        let mixed = &b.convolved[..rows * self.shape.values()];
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        matrices[Role::DeltaOut].matmul(on, input, &mut s.rows, &mut s.out);
     }
 }
 

@@ -20,9 +20,11 @@ use emberflow_kernels::{Compute, Decay, DeltaToken, math, scale_by_sigmoid};
 use emberflow_models::config::{KdaShape, ModelConfig};
 use emberflow_models::names::Role;
 
-use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};
 use super::delta_net::{HeadRule, Units};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -35,16 +37,6 @@ use crate::state::{RecurrentPart, Span};
 #[derive(Debug)]
 pub(crate) struct Kda {
     shape: KdaShape,
-    /// Projections to queries, keys and values, `[values × d_model]` each.
-    pub input: [Matrix; 3],
-    /// Projection to β, `[heads × d_model]`.
-    beta: Matrix,
-    /// Projection to the decays.
-    pub decay: Steps,
-    /// Projection to the gates of the output.
-    pub gate: Steps,
-    /// Output projection, `[d_model × values]`.
-    pub output: Matrix,
     /// The convolutions of queries, keys and values, `[taps × values]` each.
     weights: [Vec<f32>; 3],
     /// Factor of the decays of a head, below 0.
@@ -58,18 +50,53 @@ pub(crate) struct Kda {
     part: Range<usize>,
 }
 
-/// A low-rank or full projection of the input to all value elements.
-#[derive(Debug)]
-pub(crate) struct Steps {
-    /// First step of a low-rank projection, `[dim × d_model]`; `None` for a full one.
-    pub first: Option<Matrix>,
-    /// `[values × dim]`, or `[values × d_model]` for a full one.
-    pub last: Matrix,
+buffers! { shape: KdaShape {
+    /// Convolved queries, keys and values, row by row; later the mixed values.
+    convolved: 3 * shape.values(),
+    /// All queries, then all keys, then all values; later `y` in place of the queries, head by head in the rows of a
+    /// sequence.
+    projected: 3 * shape.values(),
+    /// Decays, later the gates of the output.
+    gates: shape.values(),
+    /// Inputs of β.
+    beta: shape.heads as usize,
+    /// `DecayIn·x`.
+    decay_inputs: narrow(shape),
+    /// `GateIn·x`.
+    gate_inputs: narrow(shape),
+} }
+
+/// Elements of a row between the two projections to decays, and to gates; 0 if there is one.
+fn narrow(shape: KdaShape) -> usize {
+    if shape.direct { 0 } else { shape.dim as usize }
 }
 
-/// Floats of a layer's state.
-pub(super) fn state_floats(shape: KdaShape) -> usize {
-    3 * conv_floats(shape) + shape.values() * shape.dim as usize
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, shape: KdaShape) -> Needs {
+    let [d, heads, dim] = [c.d_model, shape.heads, shape.dim].map(|n| n as usize);
+    let values = shape.values();
+    let mut matrices = vec![
+        MatrixSpec::input(Role::Q, values, d),
+        MatrixSpec::input(Role::K, values, d),
+        MatrixSpec::input(Role::V, values, d),
+        MatrixSpec::output(Role::O, d, values),
+        MatrixSpec::input(Role::DeltaBeta, heads, d).on_cpu(),
+    ];
+    if shape.direct {
+        let roles = [Role::DeltaDecays, Role::QGate];
+        matrices.extend(roles.map(|role| MatrixSpec::input(role, values, d).on_cpu()));
+    } else {
+        let first = [Role::DeltaDecayIn, Role::DeltaGateIn];
+        matrices.extend(first.map(|role| MatrixSpec::input(role, dim, d).on_cpu()));
+        let last = [Role::DeltaDecay, Role::DeltaGate];
+        matrices.extend(last.map(|role| MatrixSpec::between(role, values, dim).on_cpu()));
+    }
+    Needs {
+        matrices,
+        row_floats: widths(shape).iter().sum(),
+        state_floats: 3 * conv_floats(shape) + values * dim,
+        scores: None,
+    }
 }
 
 /// Floats of the state of one of its three convolutions.
@@ -78,36 +105,18 @@ fn conv_floats(shape: KdaShape) -> usize {
 }
 
 impl Kda {
-    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state is `part` of a sequence's recurrent state.
     pub fn load(
         from: &Loader<'_>,
-        c: &ModelConfig,
         l: u32,
         shape: KdaShape,
-        at: usize,
+        part: Range<usize>,
     ) -> Result<Self, Error> {
-        let [d, heads, dim, taps] =
-            [c.d_model, shape.heads, shape.dim, shape.taps].map(|n| n as usize);
+        let [heads, dim, taps] = [shape.heads, shape.dim, shape.taps].map(|n| n as usize);
         let values = shape.values();
-        let input = |role| from.matrix(role, l, values, d);
         let conv = |role| Ok::<_, Error>(by_tap(&from.rows(role, l, values, taps)?, taps));
-        let steps = |by_way: [Role; 2], direct| {
-            let (first, last) = match (shape.direct, by_way) {
-                (true, _) => (None, from.matrix(direct, l, values, d)?),
-                (false, [first, last]) => {
-                    let first = from.matrix(first, l, dim, d)?;
-                    (Some(first), from.matrix(last, l, values, dim)?)
-                }
-            };
-            Ok::<_, Error>(Steps { first, last })
-        };
         Ok(Self {
             shape,
-            input: [input(Role::Q)?, input(Role::K)?, input(Role::V)?],
-            beta: from.matrix(Role::DeltaBeta, l, heads, d)?,
-            decay: steps([Role::DeltaDecayIn, Role::DeltaDecay], Role::DeltaDecays)?,
-            gate: steps([Role::DeltaGateIn, Role::DeltaGate], Role::QGate)?,
-            output: from.matrix(Role::O, l, d, values)?,
             weights: [
                 conv(Role::DeltaConvQ)?,
                 conv(Role::DeltaConvK)?,
@@ -117,54 +126,35 @@ impl Kda {
             step: from.vector(Role::DeltaStep, l, values)?,
             norm: from.vector(Role::DeltaNorm, l, dim)?,
             unit: Units::new(dim),
-            part: at..at + state_floats(shape),
+            part,
         })
     }
 
-    /// See [`super::Mixer::run`].
-    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        self.project(on, rows, s);
-        let mut first = 0;
-        for span in spans.iter_mut() {
-            self.span(on, span, [first, rows], s);
-            first += span.tokens.len();
-        }
-        self.norm_and_gate(on, at.config.rms_eps, spans, s);
-        let mixed = &s.attended[..rows * self.shape.values()];
-        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
-    }
-
-    /// `s.q`: all queries, then all keys, then all values. `s.k`: inputs of β. `s.gate`: decays. The
-    /// second `rows · dim` floats of `s.v`: inputs of gates, unless these read `x`.
-    fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
-        let (d, values, dim) = (self.output.rows(), self.shape.values(), self.norm.len());
+    /// Queries, keys and values, inputs of β, decays, and inputs of gates unless these read `x`.
+    fn project(&self, on: &Compute, matrices: &Matrices, d: usize, rows: usize, s: &mut Scratch) {
+        let b = Buffers::split(self.shape, rows, &mut s.block);
+        let (values, dim) = (self.shape.values(), self.norm.len());
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        let (queries, others) = s.q.split_at_mut(rows * values);
+        let (queries, others) = b.projected.split_at_mut(rows * values);
         let (keys, others) = others.split_at_mut(rows * values);
-        let [q, k, v] = &self.input;
-        let mut wide = [(q, queries), (k, keys), (v, others)];
+        let mut wide = [
+            (&matrices[Role::Q], queries),
+            (&matrices[Role::K], keys),
+            (&matrices[Role::V], others),
+        ];
         Matrix::matmul_all(on, &mut wide, input, &mut s.rows);
-        match (&self.decay.first, &self.gate.first) {
-            (Some(decay), Some(gate)) => {
-                let (decays, gates) = s.v.split_at_mut(rows * dim);
-                let mut narrow = [(&self.beta, &mut s.k[..]), (decay, &mut decays[..])];
-                Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
-                gate.matmul(on, input, &mut s.rows, gates);
-                let input = Input::new(on.cpu, decays, rows, &mut s.input);
-                (self.decay.last).matmul(on, input, &mut s.rows, &mut s.gate);
-            }
-            _ => {
-                let mut both = [
-                    (&self.beta, &mut s.k[..]),
-                    (&self.decay.last, &mut s.gate[..]),
-                ];
-                Matrix::matmul_all(on, &mut both, input, &mut s.rows);
-            }
+        let beta = (&matrices[Role::DeltaBeta], b.beta);
+        if self.shape.direct {
+            let mut both = [beta, (&matrices[Role::DeltaDecays], &mut *b.gates)];
+            Matrix::matmul_all(on, &mut both, input, &mut s.rows);
+        } else {
+            let mut narrow = [beta, (&matrices[Role::DeltaDecayIn], &mut *b.decay_inputs)];
+            Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
+            matrices[Role::DeltaGateIn].matmul(on, input, &mut s.rows, b.gate_inputs);
+            let input = Input::new(on.cpu, b.decay_inputs, rows, &mut s.input);
+            matrices[Role::DeltaDecay].matmul(on, input, &mut s.rows, b.gates);
         }
-        let decays = &mut s.gate[..rows * values];
-        (on.workers).for_each_chunk_mut(decays, values, &|_, _, row| {
+        (on.workers).for_each_chunk_mut(b.gates, values, &|_, _, row| {
             let heads = row.chunks_exact_mut(dim).zip(self.step.chunks_exact(dim));
             for ((head, steps), rate) in heads.zip(&self.rate) {
                 for (x, step) in head.iter_mut().zip(steps) {
@@ -183,8 +173,14 @@ impl Kda {
     }
 
     /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass of
-    /// `all`: replaces the queries of its rows in `s.q` by `y`, head by head.
-    fn span(&self, on: &Compute, span: &mut Span<'_>, [first, all]: [usize; 2], s: &mut Scratch) {
+    /// `all`: replaces the queries of its rows by `y`, head by head.
+    fn span(
+        &self,
+        on: &Compute,
+        span: &mut Span<'_>,
+        [first, all]: [usize; 2],
+        b: &mut Buffers<'_>,
+    ) {
         let (shape, n, values) = (self.shape, span.tokens.len(), self.shape.values());
         let conv_floats = conv_floats(shape);
         let RecurrentPart {
@@ -200,10 +196,10 @@ impl Kda {
             every: 1,
             bias: None,
             before: &conv_before[i * conv_floats..][..conv_floats],
-            rows: &s.q[(i * all + first) * values..][..n * values],
+            rows: &b.projected[(i * all + first) * values..][..n * values],
             stride: values,
         });
-        let qkv = &mut s.attended[3 * first * values..][..3 * n * values];
+        let qkv = &mut b.convolved[3 * first * values..][..3 * n * values];
         (on.workers).for_each_chunk_mut(qkv, 3 * values, &|_, row, out| {
             for (conv, out) in convs.iter().zip(out.chunks_exact_mut(values)) {
                 conv.row(row, out);
@@ -223,8 +219,8 @@ impl Kda {
             (rows, to)
         });
         let (heads, dim) = (shape.heads as usize, shape.dim as usize);
-        let decays = &s.gate[first * values..][..n * values];
-        let beta = &s.k[first * heads..][..n * heads];
+        let decays = &b.gates[first * values..][..n * values];
+        let beta = &b.beta[first * heads..][..n * heads];
         let token = |row: usize, head: usize| {
             let offset = row * values + head * dim;
             let [query, key, value] =
@@ -243,7 +239,7 @@ impl Kda {
             key_dim: dim,
             value_dim: dim,
         };
-        let out = &mut s.q[first * values..][..n * values];
+        let out = &mut b.projected[first * values..][..n * values];
         match marked {
             None => rule.run(before, after, 0..n, out, &token),
             Some((middle, to)) => {
@@ -253,30 +249,63 @@ impl Kda {
         }
     }
 
-    /// `s.attended[row] = rmsnorm(y) ∘ σ(gate)`, head by head.
-    fn norm_and_gate(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
+    /// The mixed values `rmsnorm(y) ∘ σ(gate)`, head by head, in place of the convolved ones.
+    fn norm_and_gate(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        c: &ModelConfig,
+        spans: &[Span<'_>],
+        s: &mut Scratch,
+    ) {
         let (values, dim) = (self.shape.values(), self.norm.len());
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let hidden = match self.gate.first {
-            Some(_) => &s.v[rows * dim..][..rows * dim],
-            None => &s.normed[..rows * self.output.rows()],
+        let b = Buffers::split(self.shape, rows, &mut s.block);
+        let (role, hidden) = if self.shape.direct {
+            (Role::QGate, &s.normed[..rows * c.d_model as usize])
+        } else {
+            (Role::DeltaGate, &*b.gate_inputs)
         };
         let input = Input::new(on.cpu, hidden, rows, &mut s.input);
-        (self.gate.last).matmul(on, input, &mut s.rows, &mut s.gate);
+        matrices[role].matmul(on, input, &mut s.rows, b.gates);
         let mut first = 0;
         for span in spans {
             let n = span.tokens.len();
-            let y = &s.q[first * values..][..n * values];
-            let gates = &s.gate[first * values..][..n * values];
-            let out = &mut s.attended[first * values..][..n * values];
+            let y = &b.projected[first * values..][..n * values];
+            let gates = &b.gates[first * values..][..n * values];
+            let out = &mut b.convolved[first * values..][..n * values];
             (on.workers).for_each_chunk_mut(out, values, &|_, row, out| {
                 for (head, out) in out.chunks_exact_mut(dim).enumerate() {
                     out.copy_from_slice(&y[(head * n + row) * dim..][..dim]);
-                    on.cpu.rmsnorm_inplace(out, &self.norm, eps);
+                    on.cpu.rmsnorm_inplace(out, &self.norm, c.rms_eps);
                 }
                 scale_by_sigmoid(on.cpu, out, &gates[row * values..][..values]);
             });
             first += n;
         }
+    }
+}
+
+impl Mix for Kda {
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        self.project(on, matrices, at.config.d_model as usize, rows, s);
+        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.span(on, span, [first, rows], b);
+            first += span.tokens.len();
+        }
+        self.norm_and_gate(on, matrices, at.config, spans, s);
+        let [mixed] = s.block.view(rows, [self.shape.values()]);
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        matrices[Role::O].matmul(on, input, &mut s.rows, &mut s.out);
     }
 }

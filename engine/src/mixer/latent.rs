@@ -19,8 +19,10 @@ use emberflow_kernels::Compute;
 use emberflow_models::config::{LatentShape, LatentSizes, ModelConfig};
 use emberflow_models::names::Role;
 
-use super::LayerPass;
-use super::blockwise::{self, Layer};
+use super::blockwise::{self, Layer, ScoreSizes};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -35,27 +37,64 @@ pub(crate) struct LatentAttention {
     sizes: LatentSizes,
     /// Epsilon of the norms of latent vectors.
     eps: f32,
-    /// Projection to the queries' own latent vector, `[query_rank × d_model]`; `None` if queries are
-    /// projected from the input.
-    pub query_latent: Option<Matrix>,
-    /// RMSNorm of this vector; empty without.
+    /// RMSNorm of the queries' own latent vector; empty if queries are projected from the input.
     query_norm: Vec<f32>,
-    /// Projection to the queries, `[heads·head_dim × query_rank or d_model]`.
-    pub q: Matrix,
-    /// Projection to the latent vector and the rotated part of the keys, `[rank + rotated × d_model]`.
-    pub latent: Matrix,
     /// RMSNorm of the latent vector.
     norm: Vec<f32>,
-    /// `Keys_hᵀ` of each head, `[heads·rank × head_dim − rotated]`.
-    pub keys: Matrix,
-    /// `Values_h` of each head, `[heads·value_dim × rank]`.
-    pub values: Matrix,
-    /// Projection to the gates of the heads' outputs, `[heads × d_model]`; `None` without them.
-    pub gates: Option<Matrix>,
-    /// Output projection, `[d_model × heads·value_dim]`.
-    pub output: Matrix,
     /// Index of its vectors in a page.
     place: usize,
+}
+
+buffers! { sizes: LatentSizes {
+    /// The part of queries that is not rotated, all rows of head 0, then those of head 1; then sums of latent vectors;
+    /// then the mixed values.
+    mixed: sizes.heads * sizes.rank.max(sizes.plain()).max(sizes.value),
+    /// Queries; then products with `Keys_hᵀ`, and later sums of latent vectors, all rows of head 0, then those of head 1.
+    parts: sizes.heads * sizes.query.max(sizes.rank),
+    /// Queries of latent vectors, `rank + rotated` elements for each head.
+    queries: sizes.heads * sizes.stored(),
+    /// Latent vectors with the rotated parts of the keys.
+    latents: sizes.stored(),
+    /// The queries' own latent vectors.
+    query_latents: sizes.query_rank,
+    /// Gates of the heads' outputs.
+    gates: sizes.gates,
+} }
+
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, shape: LatentShape) -> Needs {
+    let (d, sizes) = (c.d_model as usize, LatentSizes::new(c, shape));
+    let (heads, queries) = (sizes.heads, sizes.heads * sizes.query);
+    let mut matrices = match sizes.query_rank {
+        0 => vec![MatrixSpec::input(Role::Q, queries, d)],
+        rank => vec![
+            MatrixSpec::between(Role::Q, queries, rank),
+            MatrixSpec::input(Role::LatentQ, rank, d),
+        ],
+    };
+    matrices.push(MatrixSpec::input(Role::LatentKv, sizes.stored(), d));
+    if sizes.gates > 0 {
+        matrices.push(MatrixSpec::input(Role::QGate, sizes.gates, d));
+    }
+    let keys = MatrixSpec::between(Role::LatentKeys, heads * sizes.rank, sizes.plain());
+    let values = MatrixSpec::between(Role::LatentValues, heads * sizes.value, sizes.rank);
+    matrices.extend([
+        keys.in_blocks(heads),
+        values.in_blocks(heads),
+        MatrixSpec::output(Role::O, d, heads * sizes.value),
+    ]);
+    Needs {
+        matrices,
+        row_floats: widths(sizes).iter().sum(),
+        state_floats: 0,
+        scores: Some(ScoreSizes {
+            head_dim: sizes.stored(),
+            heads,
+            kv_heads: 1,
+            latent: true,
+            pool: 0,
+        }),
+    }
 }
 
 impl LatentAttention {
@@ -67,81 +106,50 @@ impl LatentAttention {
         shape: LatentShape,
     ) -> Result<Self, Error> {
         let sizes = LatentSizes::new(c, shape);
-        let (d, heads) = (c.d_model as usize, sizes.heads);
-        let (query_latent, query_norm, input) = match sizes.query_rank {
-            0 => (None, Vec::new(), d),
-            rank => {
-                let matrix = from.matrix(Role::LatentQ, l, rank, d)?;
-                (Some(matrix), from.vector(Role::LatentQNorm, l, rank)?, rank)
-            }
-        };
         Ok(Self {
             sizes,
             eps: shape.norm_eps,
-            query_latent,
-            query_norm,
-            q: from.matrix(Role::Q, l, heads * sizes.query, input)?,
-            latent: from.matrix(Role::LatentKv, l, sizes.stored(), d)?,
+            query_norm: match sizes.query_rank {
+                0 => Vec::new(),
+                rank => from.vector(Role::LatentQNorm, l, rank)?,
+            },
             norm: from.vector(Role::LatentKvNorm, l, sizes.rank)?,
-            keys: from.matrix(Role::LatentKeys, l, heads * sizes.rank, sizes.plain())?,
-            values: from.matrix(Role::LatentValues, l, heads * sizes.value, sizes.rank)?,
-            gates: (shape.gated)
-                .then(|| from.matrix(Role::QGate, l, heads, d))
-                .transpose()?,
-            output: from.matrix(Role::O, l, d, heads * sizes.value)?,
             place: c.kv_place(l) as usize,
         })
     }
 
-    /// See [`super::Mixer::run`]. Appends the rows' latent vectors.
-    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let rows = spans.iter().map(|span| span.tokens.len()).sum();
-        self.project(on, rows, s);
-        self.rotate_and_store(on, at, spans, s);
-        self.absorb_keys(on, rows, s);
-        self.attend(on, at, spans, s);
-        self.apply_values(on, rows, s);
-        self.gate(rows, s);
-        let width = self.sizes.heads * self.sizes.value;
-        let input = Input::new(on.cpu, &s.attended[..rows * width], rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
-    }
-
-    /// `s.gate`: queries, head by head. `s.k`: latent vectors with the keys' rotated parts. `s.v`: the
-    /// queries' own latent vectors, then the gates of heads.
-    fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
-        let d = self.output.rows();
+    /// Queries, latent vectors and gates.
+    fn project(&self, on: &Compute, matrices: &Matrices, d: usize, rows: usize, s: &mut Scratch) {
+        let b = Buffers::split(self.sizes, rows, &mut s.block);
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        let width = self.sizes.query_rank;
-        let (latents, gates) = s.v.split_at_mut(rows * width);
-        let first = match &self.query_latent {
-            Some(matrix) => (matrix, &mut *latents),
-            None => (&self.q, &mut s.gate[..]),
+        let (q, query_latent) = (&matrices[Role::Q], matrices.get(Role::LatentQ));
+        let first = match query_latent {
+            Some(matrix) => (matrix, &mut *b.query_latents),
+            None => (q, &mut *b.parts),
         };
-        let mut products = [first, (&self.latent, &mut s.k[..])];
+        let mut products = [first, (&matrices[Role::LatentKv], b.latents)];
         Matrix::matmul_all(on, &mut products, input, &mut s.rows);
-        if let Some(matrix) = &self.gates {
-            matrix.matmul(on, input, &mut s.rows, gates);
+        if let Some(matrix) = matrices.get(Role::QGate) {
+            matrix.matmul(on, input, &mut s.rows, b.gates);
         }
-        if self.query_latent.is_none() {
+        if query_latent.is_none() {
             return;
         }
-        for row in latents.chunks_exact_mut(width) {
+        for row in b.query_latents.chunks_exact_mut(self.sizes.query_rank) {
             on.cpu.rmsnorm_inplace(row, &self.query_norm, self.eps);
         }
-        let input = Input::new(on.cpu, latents, rows, &mut s.input);
-        self.q.matmul(on, input, &mut s.rows, &mut s.gate);
+        let input = Input::new(on.cpu, b.query_latents, rows, &mut s.input);
+        q.matmul(on, input, &mut s.rows, b.parts);
     }
 
-    /// Rotates the last part of each query and of the keys, and stores the latent vectors. Leaves the
-    /// rotated parts in `s.q`, at their final position in queries of `rank + rotated` elements, and
-    /// the others in `s.attended`: all rows of head 0, then those of head 1.
+    /// Rotates the last part of each query and of the keys, and stores the latent vectors. The rotated parts of queries
+    /// get their final position; the others wait for [`LatentAttention::absorb_keys`].
     fn rotate_and_store(
         &self,
         on: &Compute,
         at: LayerPass<'_>,
         spans: &mut [Span<'_>],
-        s: &mut Scratch,
+        b: &mut Buffers<'_>,
     ) {
         let (c, sizes, cpu) = (at.config, self.sizes, on.cpu);
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
@@ -159,17 +167,17 @@ impl LatentAttention {
                         .map_or(1.0, |growth| growth.at(position, true));
                 let (cos, sin) = at.rope.at(row);
                 for h in 0..sizes.heads {
-                    let query = &mut s.gate[(row * sizes.heads + h) * sizes.query..][..sizes.query];
+                    let query =
+                        &mut b.parts[(row * sizes.heads + h) * sizes.query..][..sizes.query];
                     query.iter_mut().for_each(|q| *q *= scale);
                     if rotates {
                         cpu.rope_rotate_half(&mut query[plain..], cos, sin);
                     }
-                    let rotated = &mut s.q[(row * sizes.heads + h) * stored + sizes.rank..];
+                    let rotated = &mut b.queries[(row * sizes.heads + h) * stored + sizes.rank..];
                     rotated[..sizes.rotated].copy_from_slice(&query[plain..]);
-                    s.attended[(h * rows + row) * plain..][..plain]
-                        .copy_from_slice(&query[..plain]);
+                    b.mixed[(h * rows + row) * plain..][..plain].copy_from_slice(&query[..plain]);
                 }
-                let latent = &mut s.k[row * stored..][..stored];
+                let latent = &mut b.latents[row * stored..][..stored];
                 cpu.rmsnorm_inplace(&mut latent[..sizes.rank], &self.norm, self.eps);
                 if rotates {
                     cpu.rope_rotate_half(&mut latent[sizes.rank..], cos, sin);
@@ -180,23 +188,24 @@ impl LatentAttention {
         }
     }
 
-    /// The first part of each query in `s.q`: `Keys_hᵀ` times the contents of `s.attended`.
-    fn absorb_keys(&self, on: &Compute, rows: usize, s: &mut Scratch) {
+    /// The first part of each query: `Keys_hᵀ` times the part that is not rotated.
+    fn absorb_keys(&self, on: &Compute, keys: &Matrix, rows: usize, s: &mut Scratch) {
         let sizes = self.sizes;
+        let b = Buffers::split(sizes, rows, &mut s.block);
         let (plain, stored) = (sizes.plain(), sizes.stored());
-        let parts = &s.attended[..sizes.heads * rows * plain];
+        let parts = &b.mixed[..sizes.heads * rows * plain];
         let input = Input::new(on.cpu, parts, sizes.heads * rows, &mut s.input);
-        (self.keys).matmul_blocks(on, sizes.heads, input, &mut s.rows, &mut s.gate);
-        let queries = s.q.chunks_exact_mut(stored);
+        keys.matmul_blocks(on, sizes.heads, input, &mut s.rows, b.parts);
+        let queries = b.queries.chunks_exact_mut(stored);
         for (query, part) in queries
-            .zip(s.gate.chunks_exact(sizes.rank))
+            .zip(b.parts.chunks_exact(sizes.rank))
             .take(rows * sizes.heads)
         {
             query[..sizes.rank].copy_from_slice(part);
         }
     }
 
-    /// `s.attended`: sums of latent vectors, `[rows × heads·rank]`.
+    /// The sums of latent vectors, `[rows × heads·rank]`.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         let layer = Layer {
             place: self.place,
@@ -209,30 +218,51 @@ impl LatentAttention {
             sinks: None,
             cap: None,
         };
-        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        let b = Buffers::split(self.sizes, rows, &mut s.block);
+        blockwise::run(on, spans, layer, b.queries, b.mixed, &mut s.partials);
     }
 
-    /// `s.attended`: replaces sums of latent vectors by values, `[rows × heads·value_dim]`.
-    fn apply_values(&self, on: &Compute, rows: usize, s: &mut Scratch) {
+    /// Replaces sums of latent vectors by values, `[rows × heads·value_dim]`.
+    fn apply_values(&self, on: &Compute, values: &Matrix, rows: usize, s: &mut Scratch) {
         let sizes = self.sizes;
-        let sums = s.attended.chunks_exact(sizes.rank).take(rows * sizes.heads);
+        let b = Buffers::split(sizes, rows, &mut s.block);
+        let sums = b.mixed.chunks_exact(sizes.rank).take(rows * sizes.heads);
         for (i, sum) in sums.enumerate() {
             let (row, h) = (i / sizes.heads, i % sizes.heads);
-            s.gate[(h * rows + row) * sizes.rank..][..sizes.rank].copy_from_slice(sum);
+            b.parts[(h * rows + row) * sizes.rank..][..sizes.rank].copy_from_slice(sum);
         }
-        let sums = &s.gate[..rows * sizes.heads * sizes.rank];
+        let sums = &b.parts[..rows * sizes.heads * sizes.rank];
         let input = Input::new(on.cpu, sums, sizes.heads * rows, &mut s.input);
-        (self.values).matmul_blocks(on, sizes.heads, input, &mut s.rows, &mut s.attended);
+        values.matmul_blocks(on, sizes.heads, input, &mut s.rows, b.mixed);
     }
+}
 
-    /// `s.attended`: the values of each head, times the sigmoid of its gate.
-    fn gate(&self, rows: usize, s: &mut Scratch) {
-        let sizes = self.sizes;
-        let gates = &s.v[rows * sizes.query_rank..][..rows * sizes.gates];
-        let heads = s.attended.chunks_exact_mut(sizes.value);
-        for (head, gate) in heads.zip(gates) {
+impl Mix for LatentAttention {
+    /// Appends the rows' latent vectors.
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let (rows, sizes) = (spans.iter().map(|span| span.tokens.len()).sum(), self.sizes);
+        self.project(on, matrices, at.config.d_model as usize, rows, s);
+        let b = &mut Buffers::split(sizes, rows, &mut s.block);
+        self.rotate_and_store(on, at, spans, b);
+        self.absorb_keys(on, &matrices[Role::LatentKeys], rows, s);
+        self.attend(on, at, spans, s);
+        self.apply_values(on, &matrices[Role::LatentValues], rows, s);
+        let b = Buffers::split(sizes, rows, &mut s.block);
+        let heads = b.mixed.chunks_exact_mut(sizes.value);
+        for (head, gate) in heads.zip(&*b.gates) {
             let share = sigmoid(*gate);
             head.iter_mut().for_each(|value| *value *= share);
         }
+        let mixed = &b.mixed[..rows * sizes.heads * sizes.value];
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        matrices[Role::O].matmul(on, input, &mut s.rows, &mut s.out);
     }
 }

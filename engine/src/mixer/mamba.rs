@@ -16,12 +16,13 @@ use emberflow_kernels::{Compute, ScanToken, math, selective_scan};
 use emberflow_models::config::{MambaShape, ModelConfig};
 use emberflow_models::names::Role;
 
-use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
 use crate::norm::softplus;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
@@ -30,11 +31,6 @@ use crate::state::{RecurrentPart, Span};
 #[derive(Debug)]
 pub(crate) struct Mamba {
     shape: MambaShape,
-    /// Projection to the gates of the output, the channels of the convolution and the steps of the heads,
-    /// `[inputs × d_model]`.
-    pub input: Matrix,
-    /// Output projection, `[d_model × values]`.
-    pub output: Matrix,
     /// The convolution, `[taps × channels]`.
     weights: Vec<f32>,
     /// Its bias, by channel.
@@ -50,9 +46,28 @@ pub(crate) struct Mamba {
     part: Range<usize>,
 }
 
-/// Floats of a layer's state.
-pub(super) fn state_floats(shape: MambaShape) -> usize {
-    conv_floats(shape) + shape.values() * shape.state_dim as usize
+buffers! { shape: MambaShape {
+    /// `v`, `B` and `C`, later the mixed values.
+    convolved: shape.channels(),
+    /// `z`, `u` and `dt`.
+    projected: shape.inputs(),
+    /// `y`, head by head in the rows of a sequence.
+    outputs: shape.values(),
+} }
+
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, shape: MambaShape) -> Needs {
+    let d = c.d_model as usize;
+    Needs {
+        matrices: vec![
+            // gates of the output, channels of the convolution, steps of the heads
+            MatrixSpec::input(Role::MambaIn, shape.inputs(), d),
+            MatrixSpec::output(Role::MambaOut, d, shape.values()),
+        ],
+        row_floats: widths(shape).iter().sum(),
+        state_floats: conv_floats(shape) + shape.values() * shape.state_dim as usize,
+        scores: None,
+    }
 }
 
 fn conv_floats(shape: MambaShape) -> usize {
@@ -60,20 +75,17 @@ fn conv_floats(shape: MambaShape) -> usize {
 }
 
 impl Mamba {
-    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state is `part` of a sequence's recurrent state.
     pub fn load(
         from: &Loader<'_>,
-        c: &ModelConfig,
         l: u32,
         shape: MambaShape,
-        at: usize,
+        part: Range<usize>,
     ) -> Result<Self, Error> {
-        let [d, heads, taps] = [c.d_model, shape.heads, shape.taps].map(|n| n as usize);
+        let [heads, taps] = [shape.heads, shape.taps].map(|n| n as usize);
         let (channels, values) = (shape.channels(), shape.values());
         Ok(Self {
             shape,
-            input: from.matrix(Role::MambaIn, l, shape.inputs(), d)?,
-            output: from.matrix(Role::MambaOut, l, d, values)?,
             weights: by_tap(&from.rows(Role::MambaConv, l, channels, taps)?, taps),
             bias: from.vector(Role::MambaConvBias, l, channels)?,
             rate: from.vector(Role::MambaRate, l, heads)?,
@@ -84,30 +96,13 @@ impl Mamba {
             } else {
                 from.vector(Role::MambaNorm, l, values)?
             },
-            part: at..at + state_floats(shape),
+            part,
         })
     }
 
-    /// See [`super::Mixer::run`].
-    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let d = self.output.rows();
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        self.input.matmul(on, input, &mut s.rows, &mut s.q);
-        let mut first = 0;
-        for span in spans.iter_mut() {
-            self.span(on, span, first, s);
-            first += span.tokens.len();
-        }
-        self.gate_and_norm(on, at.config.rms_eps, spans, s);
-        let mixed = &s.attended[..rows * self.shape.values()];
-        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
-    }
-
-    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass:
-    /// stores `y` of its rows in their part of `s.gate`, head by head.
-    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
+    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass: stores `y` of its
+    /// rows, head by head.
+    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, b: &mut Buffers<'_>) {
         let (shape, n) = (self.shape, span.tokens.len());
         let (inputs, channels, values) = (shape.inputs(), shape.channels(), shape.values());
         let RecurrentPart {
@@ -117,7 +112,7 @@ impl Mamba {
         } = span.sequence.recurrent(self.part.clone());
         let (conv_before, before) = before.split_at(conv_floats(shape));
         let (conv_after, after) = after.split_at_mut(conv_floats(shape));
-        let projected = &s.q[first * inputs..][..n * inputs];
+        let projected = &b.projected[first * inputs..][..n * inputs];
         let conv = Convolution {
             channels,
             weights: &self.weights,
@@ -127,7 +122,7 @@ impl Mamba {
             rows: &projected[values..],
             stride: inputs,
         };
-        let convolved = &mut s.attended[first * channels..][..n * channels];
+        let convolved = &mut b.convolved[first * channels..][..n * channels];
         (on.workers).for_each_chunk_mut(convolved, channels, &|_, row, out| {
             conv.row(row, out);
             on.cpu.silu(out);
@@ -143,7 +138,7 @@ impl Mamba {
             convolved,
             projected,
         };
-        let out = &mut s.gate[first * values..][..n * values];
+        let out = &mut b.outputs[first * values..][..n * values];
         match marked {
             None => scan.run(on, before, after, 0..n, out),
             Some((middle, to)) => {
@@ -153,17 +148,17 @@ impl Mamba {
         }
     }
 
-    /// `s.attended[row] = rmsnorm(y ∘ silu(z))`, group by group.
-    fn gate_and_norm(&self, on: &Compute, eps: f32, spans: &[Span<'_>], s: &mut Scratch) {
+    /// The mixed values `rmsnorm(y ∘ silu(z))`, group by group, in place of the convolved channels.
+    fn gate_and_norm(&self, on: &Compute, eps: f32, spans: &[Span<'_>], b: &mut Buffers<'_>) {
         let (inputs, values) = (self.shape.inputs(), self.shape.values());
         let dim = self.shape.head_dim as usize;
         let group = values / self.shape.groups as usize;
         let mut first = 0;
         for span in spans {
             let n = span.tokens.len();
-            let y = &s.gate[first * values..][..n * values];
-            let projected = &s.q[first * inputs..][..n * inputs];
-            let out = &mut s.attended[first * values..][..n * values];
+            let y = &b.outputs[first * values..][..n * values];
+            let projected = &b.projected[first * inputs..][..n * inputs];
+            let out = &mut b.convolved[first * values..][..n * values];
             (on.workers).for_each_chunk_mut(out, values, &|_, row, out| {
                 out.copy_from_slice(&projected[row * inputs..][..values]);
                 on.cpu.silu(out);
@@ -177,6 +172,32 @@ impl Mamba {
             });
             first += n;
         }
+    }
+}
+
+impl Mix for Mamba {
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let normed = &s.normed[..rows * at.config.d_model as usize];
+        let input = Input::new(on.cpu, normed, rows, &mut s.input);
+        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        matrices[Role::MambaIn].matmul(on, input, &mut s.rows, b.projected);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.span(on, span, first, b);
+            first += span.tokens.len();
+        }
+        self.gate_and_norm(on, at.config.rms_eps, spans, b);
+        let mixed = &b.convolved[..rows * self.shape.values()];
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        matrices[Role::MambaOut].matmul(on, input, &mut s.rows, &mut s.out);
     }
 }
 

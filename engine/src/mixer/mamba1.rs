@@ -15,12 +15,13 @@ use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{Mamba1Shape, ModelConfig};
 use emberflow_models::names::Role;
 
-use super::LayerPass;
 use super::conv::{self, Convolution, by_tap};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
 use crate::norm::softplus;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
@@ -32,14 +33,6 @@ const BLOCK: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Mamba1 {
     shape: Mamba1Shape,
-    /// Projection to the channels of the convolution and the gates of the output, `[2·channels × d_model]`.
-    pub input: Matrix,
-    /// Projection of the channels to the input of the steps, `B` and `C`, `[rank + 2·state_dim × channels]`.
-    pub mix: Matrix,
-    /// Projection to the channels' steps, `[channels × rank]`.
-    pub steps: Matrix,
-    /// Output projection, `[d_model × channels]`.
-    pub output: Matrix,
     /// The convolution, `[taps × channels]`.
     weights: Vec<f32>,
     /// By channel: the bias of the convolution, that of the step, and the factor of the input in the output.
@@ -54,9 +47,38 @@ pub(crate) struct Mamba1 {
     part: Range<usize>,
 }
 
-/// Floats of a layer's state.
-pub(super) fn state_floats(shape: Mamba1Shape) -> usize {
-    conv_floats(shape) + shape.channels as usize * shape.state_dim as usize
+buffers! { shape: Mamba1Shape {
+    /// The convolved channels, later the mixed values.
+    convolved: shape.channels as usize,
+    /// The channels of the convolution and the gates of the output.
+    projected: 2 * shape.channels as usize,
+    /// The input of the steps, `B` and `C`.
+    mixed: shape.mixed(),
+    /// The input of the steps alone.
+    narrow: shape.rank as usize,
+    /// The projected steps.
+    steps: shape.channels as usize,
+    /// Outputs of the channels.
+    outputs: shape.channels as usize,
+} }
+
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, shape: Mamba1Shape) -> Needs {
+    let [d, channels, rank, state] =
+        [c.d_model, shape.channels, shape.rank, shape.state_dim].map(|n| n as usize);
+    Needs {
+        matrices: vec![
+            // channels of the convolution, gates of the output
+            MatrixSpec::input(Role::MambaIn, 2 * channels, d),
+            // input of the steps, `B`, `C`
+            MatrixSpec::between(Role::MambaMix, shape.mixed(), channels).on_cpu(),
+            MatrixSpec::between(Role::MambaSteps, channels, rank).on_cpu(),
+            MatrixSpec::output(Role::MambaOut, d, channels),
+        ],
+        row_floats: widths(shape).iter().sum(),
+        state_floats: conv_floats(shape) + channels * state,
+        scores: None,
+    }
 }
 
 fn conv_floats(shape: Mamba1Shape) -> usize {
@@ -64,28 +86,17 @@ fn conv_floats(shape: Mamba1Shape) -> usize {
 }
 
 impl Mamba1 {
-    /// Loads the weights of layer `l`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `l`, whose state is `part` of a sequence's recurrent state.
     pub fn load(
         from: &Loader<'_>,
-        c: &ModelConfig,
         l: u32,
         shape: Mamba1Shape,
-        at: usize,
+        part: Range<usize>,
     ) -> Result<Self, Error> {
-        let [d, channels, taps, state, rank] = [
-            c.d_model,
-            shape.channels,
-            shape.taps,
-            shape.state_dim,
-            shape.rank,
-        ]
-        .map(|n| n as usize);
+        let [channels, taps, state, rank] =
+            [shape.channels, shape.taps, shape.state_dim, shape.rank].map(|n| n as usize);
         Ok(Self {
             shape,
-            input: from.matrix(Role::MambaIn, l, 2 * channels, d)?,
-            mix: from.matrix(Role::MambaMix, l, shape.mixed(), channels)?,
-            steps: from.matrix(Role::MambaSteps, l, channels, rank)?,
-            output: from.matrix(Role::MambaOut, l, d, channels)?,
             weights: by_tap(&from.rows(Role::MambaConv, l, channels, taps)?, taps),
             bias: from.vector(Role::MambaConvBias, l, channels)?,
             step: from.vector(Role::MambaStep, l, channels)?,
@@ -96,40 +107,12 @@ impl Mamba1 {
                 from.vector(Role::MambaWriteNorm, l, state)?,
                 from.vector(Role::MambaReadNorm, l, state)?,
             ],
-            part: at..at + state_floats(shape),
+            part,
         })
     }
 
-    /// See [`super::Mixer::run`].
-    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let (d, channels) = (self.output.rows(), self.shape.channels as usize);
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        self.input.matmul(on, input, &mut s.rows, &mut s.q);
-        let mut first = 0;
-        for span in spans.iter_mut() {
-            self.convolve(on, span, first, s);
-            first += span.tokens.len();
-        }
-        let convolved = &s.attended[..rows * channels];
-        let input = Input::new(on.cpu, convolved, rows, &mut s.input);
-        self.mix.matmul(on, input, &mut s.rows, &mut s.k);
-        self.normalize(on, at.config.rms_eps, rows, s);
-        let rank = self.shape.rank as usize;
-        let input = Input::new(on.cpu, &s.v[..rows * rank], rows, &mut s.input);
-        self.steps.matmul(on, input, &mut s.rows, &mut s.gate);
-        let mut first = 0;
-        for span in spans.iter_mut() {
-            self.span(on, span, [first, rows], s);
-            first += span.tokens.len();
-        }
-        let mixed = &s.attended[..rows * channels];
-        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
-    }
-
-    /// The convolution of one sequence's rows, the first of which is row `first` of the pass, into `s.attended`.
-    fn convolve(&self, on: &Compute, span: &mut Span<'_>, first: usize, s: &mut Scratch) {
+    /// The convolution of one sequence's rows, the first of which is row `first` of the pass.
+    fn convolve(&self, on: &Compute, span: &mut Span<'_>, first: usize, b: &mut Buffers<'_>) {
         let (channels, n) = (self.shape.channels as usize, span.tokens.len());
         let RecurrentPart {
             before,
@@ -142,10 +125,10 @@ impl Mamba1 {
             every: 1,
             bias: Some(&self.bias),
             before,
-            rows: &s.q[first * 2 * channels..][..n * 2 * channels],
+            rows: &b.projected[first * 2 * channels..][..n * 2 * channels],
             stride: 2 * channels,
         };
-        let out = &mut s.attended[first * channels..][..n * channels];
+        let out = &mut b.convolved[first * channels..][..n * channels];
         (on.workers).for_each_chunk_mut(out, channels, &|_, row, out| {
             conv.row(row, out);
             on.cpu.silu(out);
@@ -161,11 +144,11 @@ impl Mamba1 {
         self.part.start..self.part.start + conv_floats(self.shape)
     }
 
-    /// Normalises the products of `s.k`; the input of the steps goes to `s.v`.
-    fn normalize(&self, on: &Compute, eps: f32, rows: usize, s: &mut Scratch) {
+    /// Normalises the input of the steps, `B` and `C`, and copies the first.
+    fn normalize(&self, on: &Compute, eps: f32, b: &mut Buffers<'_>) {
         let (mixed, rank) = (self.shape.mixed(), self.shape.rank as usize);
-        let products = s.k[..rows * mixed].chunks_exact_mut(mixed);
-        for (products, steps) in products.zip(s.v.chunks_exact_mut(rank)) {
+        let products = b.mixed.chunks_exact_mut(mixed);
+        for (products, steps) in products.zip(b.narrow.chunks_exact_mut(rank)) {
             let mut end = 0;
             for norm in &self.norms {
                 let part = &mut products[end..end + norm.len()];
@@ -176,9 +159,9 @@ impl Mamba1 {
         }
     }
 
-    /// The recurrence over the rows of one sequence, the first of `rows` of which is row `first` of the pass: replaces
-    /// the channels of its rows in `s.attended` by the gated outputs.
-    fn span(&self, on: &Compute, span: &mut Span<'_>, [first, rows]: [usize; 2], s: &mut Scratch) {
+    /// The recurrence over the rows of one sequence, the first of which is row `first` of the pass: replaces the
+    /// convolved channels of its rows by the gated outputs.
+    fn span(&self, on: &Compute, span: &mut Span<'_>, first: usize, b: &mut Buffers<'_>) {
         let (channels, n) = (self.shape.channels as usize, span.tokens.len());
         let mixed = self.shape.mixed();
         let RecurrentPart {
@@ -186,13 +169,12 @@ impl Mamba1 {
             after,
             marked,
         } = span.sequence.recurrent(self.conv_part().end..self.part.end);
-        let (projected, out) = s.q.split_at_mut(rows * 2 * channels);
-        let out = &mut out[..n * channels];
+        let out = &mut b.outputs[..n * channels];
         let scan = ChannelScan {
             mamba: self,
-            convolved: &s.attended[first * channels..][..n * channels],
-            mixed: &s.k[first * mixed..][..n * mixed],
-            steps: &s.gate[first * channels..][..n * channels],
+            convolved: &b.convolved[first * channels..][..n * channels],
+            mixed: &b.mixed[first * mixed..][..n * mixed],
+            steps: &b.steps[first * channels..][..n * channels],
         };
         match marked {
             None => scan.run(on, before, after, 0..n, out),
@@ -201,8 +183,8 @@ impl Mamba1 {
                 scan.run(on, to, after, middle..n, out);
             }
         }
-        let gates = &projected[first * 2 * channels..];
-        let gated = &mut s.attended[first * channels..][..n * channels];
+        let gates = &b.projected[first * 2 * channels..];
+        let gated = &mut b.convolved[first * channels..][..n * channels];
         (on.workers).for_each_chunk_mut(gated, channels, &|_, row, gated| {
             gated.copy_from_slice(&gates[row * 2 * channels + channels..][..channels]);
             on.cpu.silu(gated);
@@ -211,6 +193,40 @@ impl Mamba1 {
                 gated.iter_mut().zip(y).for_each(|(z, y)| *z *= *y);
             }
         });
+    }
+}
+
+impl Mix for Mamba1 {
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        let normed = &s.normed[..rows * at.config.d_model as usize];
+        let input = Input::new(on.cpu, normed, rows, &mut s.input);
+        matrices[Role::MambaIn].matmul(on, input, &mut s.rows, b.projected);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.convolve(on, span, first, b);
+            first += span.tokens.len();
+        }
+        let input = Input::new(on.cpu, b.convolved, rows, &mut s.input);
+        matrices[Role::MambaMix].matmul(on, input, &mut s.rows, b.mixed);
+        self.normalize(on, at.config.rms_eps, b);
+        let input = Input::new(on.cpu, b.narrow, rows, &mut s.input);
+        matrices[Role::MambaSteps].matmul(on, input, &mut s.rows, b.steps);
+        let mut first = 0;
+        for span in spans.iter_mut() {
+            self.span(on, span, first, b);
+            first += span.tokens.len();
+        }
+        let input = Input::new(on.cpu, b.convolved, rows, &mut s.input);
+        matrices[Role::MambaOut].matmul(on, input, &mut s.rows, &mut s.out);
     }
 }
 

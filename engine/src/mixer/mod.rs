@@ -1,9 +1,8 @@
 //! Token mixers: `mixer(norm(x), state)`.
 //!
 //! A mixer maps the rows of a pass to rows, and reads and extends the state of their sequences: pages
-//! of positions, or a block of fixed size ([`crate::state`]). Other modules need to know only the size
-//! of this state ([`state_shape`]), the matrices that the mixer multiplies, and the widths of its
-//! buffers.
+//! of positions, or a block of fixed size ([`crate::state`]). Other modules know what it [`needs`]: its
+//! matrices, the size of its buffers and of its state.
 
 mod attention;
 mod beside;
@@ -15,12 +14,13 @@ mod latent;
 mod layer_pass;
 mod mamba;
 mod mamba1;
+mod mix;
+mod needs;
 mod pooled;
 mod short_conv;
 
 use emberflow_kernels::{Compute, DType};
-use emberflow_models::config::{LatentSizes, MixerKind, ModelConfig};
-use emberflow_models::names::Role;
+use emberflow_models::config::{MixerKind, ModelConfig};
 
 use crate::error::Error;
 use crate::loader::Loader;
@@ -37,46 +37,32 @@ use latent::LatentAttention;
 pub(crate) use layer_pass::LayerPass;
 use mamba::Mamba;
 use mamba1::Mamba1;
+use mix::Mix;
+pub(crate) use needs::{Matrices, MatrixSpec, Needs};
 use pooled::PooledAttention;
 use short_conv::ShortConv;
 
-/// The matrices that mixers multiply.
-pub(crate) const PROJECTIONS: [Role; 19] = [
-    Role::Q,
-    Role::QGate,
-    Role::K,
-    Role::V,
-    Role::O,
-    Role::ConvIn,
-    Role::ConvOut,
-    Role::DeltaIn,
-    Role::DeltaGate,
-    Role::DeltaGateIn,
-    Role::DeltaDecays,
-    Role::DeltaOut,
-    Role::LatentQ,
-    Role::LatentKv,
-    Role::PooledOut,
-    Role::PoolKv,
-    Role::PoolGate,
-    Role::MambaIn,
-    Role::MambaOut,
-];
+/// What the mixer of layer `layer` needs.
+pub(crate) fn needs(c: &ModelConfig, layer: u32) -> Needs {
+    match c.mixer_of(layer) {
+        MixerKind::None => Needs::default(),
+        MixerKind::Attention => attention::needs(c, layer),
+        MixerKind::Latent(shape) => latent::needs(c, shape),
+        MixerKind::Pooled(shape) => pooled::needs(c, shape),
+        MixerKind::ShortConv { taps } => short_conv::needs(c, taps as usize),
+        MixerKind::DeltaNet(shape) => delta_net::needs(c, shape),
+        MixerKind::Kda(shape) => kda::needs(c, shape),
+        MixerKind::Mamba(shape) => mamba::needs(c, shape),
+        MixerKind::Mamba1(shape) => mamba1::needs(c, shape),
+        MixerKind::Beside(shape) => beside::needs(c, layer, shape),
+    }
+}
 
 /// A layer's mixer: its weights.
 #[derive(Debug)]
-pub(crate) enum Mixer {
-    Attention(Attention),
-    Latent(LatentAttention),
-    Pooled(PooledAttention),
-    ShortConv(ShortConv),
-    DeltaNet(DeltaNet),
-    Kda(Box<Kda>),
-    Mamba(Mamba),
-    Mamba1(Box<Mamba1>),
-    Beside(Box<Beside>),
-    /// No mixer.
-    None,
+pub(crate) struct Mixer {
+    matrices: Matrices,
+    mix: Box<dyn Mix>,
 }
 
 /// Values that a mixer has read and stored, for an observer.
@@ -88,308 +74,56 @@ pub(crate) struct Mixed<'a> {
 }
 
 impl Mixer {
-    /// Loads and verifies the weights of layer `layer`.
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Self, Error> {
-        Ok(match c.mixer_of(layer) {
-            MixerKind::None => Self::None,
-            MixerKind::Attention => Self::Attention(Attention::load(from, c, layer)?),
-            MixerKind::Latent(shape) => Self::Latent(LatentAttention::load(from, c, layer, shape)?),
+    /// Loads and verifies the weights of layer `layer`; `None` if it has no mixer.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Self>, Error> {
+        let needs = needs(c, layer);
+        let start = recurrent_floats(c, layer);
+        let part = start..start + needs.state_floats;
+        let mix: Box<dyn Mix> = match c.mixer_of(layer) {
+            MixerKind::None => return Ok(None),
+            MixerKind::Attention => Box::new(Attention::load(from, c, layer)?),
+            MixerKind::Latent(shape) => Box::new(LatentAttention::load(from, c, layer, shape)?),
             MixerKind::Pooled(shape) => {
-                let start = recurrent_floats(c, layer);
-                Self::Pooled(PooledAttention::load(from, c, layer, shape, start)?)
+                Box::new(PooledAttention::load(from, c, layer, shape, part)?)
             }
             MixerKind::ShortConv { taps } => {
-                let start = recurrent_floats(c, layer);
-                Self::ShortConv(ShortConv::load(from, c, layer, taps as usize, start)?)
+                let taps = taps as usize;
+                Box::new(ShortConv::load(from, c, layer, taps, part)?)
             }
-            MixerKind::DeltaNet(shape) => {
-                let start = recurrent_floats(c, layer);
-                Self::DeltaNet(DeltaNet::load(from, c, layer, shape, start)?)
-            }
-            MixerKind::Kda(shape) => {
-                let start = recurrent_floats(c, layer);
-                Self::Kda(Box::new(Kda::load(from, c, layer, shape, start)?))
-            }
-            MixerKind::Mamba(shape) => {
-                let start = recurrent_floats(c, layer);
-                Self::Mamba(Mamba::load(from, c, layer, shape, start)?)
-            }
-            MixerKind::Mamba1(shape) => {
-                let start = recurrent_floats(c, layer);
-                Self::Mamba1(Box::new(Mamba1::load(from, c, layer, shape, start)?))
-            }
-            MixerKind::Beside(shape) => {
-                let start = recurrent_floats(c, layer);
-                Self::Beside(Box::new(Beside::load(from, c, layer, shape, start)?))
-            }
-        })
+            MixerKind::DeltaNet(shape) => Box::new(DeltaNet::load(from, layer, shape, part)?),
+            MixerKind::Kda(shape) => Box::new(Kda::load(from, layer, shape, part)?),
+            MixerKind::Mamba(shape) => Box::new(Mamba::load(from, layer, shape, part)?),
+            MixerKind::Mamba1(shape) => Box::new(Mamba1::load(from, layer, shape, part)?),
+            MixerKind::Beside(shape) => Box::new(Beside::load(from, c, layer, shape, part)?),
+        };
+        let matrices = Matrices::load(from, layer, &needs.matrices)?;
+        Ok(Some(Self { matrices, mix }))
+    }
+
+    /// The matrices that it multiplies.
+    pub fn matrices(&self) -> &Matrices {
+        &self.matrices
+    }
+
+    /// The same, for sharing with a lane.
+    pub fn matrices_mut(&mut self) -> &mut Matrices {
+        &mut self.matrices
     }
 
     /// `s.out[row] = mixer(s.normed[row])` for the rows of the spans, each over its own sequence;
     /// extends the sequences' state.
     pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        match self {
-            Self::Attention(attention) => attention.run(on, at, spans, s),
-            Self::Latent(attention) => attention.run(on, at, spans, s),
-            Self::Pooled(attention) => attention.run(on, at, spans, s),
-            Self::ShortConv(conv) => conv.run(on, spans, s),
-            Self::DeltaNet(net) => net.run(on, at, spans, s),
-            Self::Kda(kda) => kda.run(on, at, spans, s),
-            Self::Mamba(mamba) => mamba.run(on, at, spans, s),
-            Self::Mamba1(mamba) => mamba.run(on, at, spans, s),
-            Self::Beside(both) => both.run(on, at, spans, s),
-            Self::None => {}
-        }
+        self.mix.run(on, &self.matrices, at, spans, s);
     }
 
     /// The values that a pass of `rows` rows has left in the buffers, for an observer.
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
-        let stored = match self {
-            Self::Attention(mixer) => rows * mixer.stored(),
-            Self::Beside(mixer) => rows * mixer.attention.stored(),
-            _ => 0,
-        };
-        let width = self.output().map_or(0, Matrix::cols);
+        let width = self.matrices.output().map_or(0, Matrix::cols);
+        let [mixed] = s.block.view(rows, [width]);
         Mixed {
-            mixed: &s.attended[..rows * width],
-            stored: [&s.k[..stored], &s.v[..stored]],
+            mixed,
+            stored: self.mix.stored(rows, s),
         }
-    }
-
-    /// The matrices that multiply the mixer's input.
-    pub fn inputs(&self) -> impl Iterator<Item = &Matrix> + Clone {
-        let matrices = match self {
-            Self::Attention(mixer) => {
-                let gate = mixer.gate.as_ref();
-                [
-                    Some(&mixer.q),
-                    mixer.k.as_ref(),
-                    mixer.v.as_ref(),
-                    gate,
-                    None,
-                ]
-            }
-            Self::Latent(mixer) => {
-                let query = mixer.query_latent.as_ref().unwrap_or(&mixer.q);
-                [
-                    Some(query),
-                    Some(&mixer.latent),
-                    mixer.gates.as_ref(),
-                    None,
-                    None,
-                ]
-            }
-            Self::Pooled(mixer) => {
-                let pools = mixer.pools.as_ref();
-                [
-                    Some(&mixer.query_latent),
-                    Some(&mixer.kv),
-                    pools.map(|pools| &pools.kv),
-                    pools.map(|pools| &pools.gate),
-                    None,
-                ]
-            }
-            Self::ShortConv(mixer) => [Some(&mixer.input), None, None, None, None],
-            Self::DeltaNet(mixer) => [Some(&mixer.input), Some(&mixer.gate), None, None, None],
-            Self::Kda(mixer) => {
-                let [q, k, v] = &mixer.input;
-                let (gate, decays) = match &mixer.gate.first {
-                    Some(first) => (first, None),
-                    None => (&mixer.gate.last, Some(&mixer.decay.last)),
-                };
-                [Some(q), Some(k), Some(v), Some(gate), decays]
-            }
-            Self::Mamba(mixer) => [Some(&mixer.input), None, None, None, None],
-            Self::Mamba1(mixer) => [Some(&mixer.input), None, None, None, None],
-            Self::Beside(mixer) => {
-                let Attention { q, k, v, gate, .. } = &mixer.attention;
-                let input = Some(&mixer.mamba.input);
-                [Some(q), k.as_ref(), v.as_ref(), gate.as_ref(), input]
-            }
-            Self::None => [None; 5],
-        };
-        matrices.into_iter().flatten()
-    }
-
-    /// The matrices between input and output.
-    pub fn between(&self) -> impl Iterator<Item = &Matrix> + Clone {
-        let matrices = match self {
-            Self::Latent(mixer) => {
-                let deeper = mixer.query_latent.is_some().then_some(&mixer.q);
-                [deeper, Some(&mixer.keys), Some(&mixer.values)]
-            }
-            Self::Pooled(mixer) => [Some(&mixer.q), Some(&mixer.low), None],
-            Self::Kda(mixer) if mixer.gate.first.is_some() => [Some(&mixer.gate.last), None, None],
-            Self::Mamba1(mixer) => [Some(&mixer.mix), Some(&mixer.steps), None],
-            // beside that of attention
-            Self::Beside(mixer) => [Some(&mixer.mamba.output), None, None],
-            _ => [None; 3],
-        };
-        matrices.into_iter().flatten()
-    }
-
-    /// The output matrix, if any.
-    pub fn output(&self) -> Option<&Matrix> {
-        match self {
-            Self::Attention(mixer) => Some(&mixer.o),
-            Self::Latent(mixer) => Some(&mixer.output),
-            Self::Pooled(mixer) => Some(&mixer.output),
-            Self::ShortConv(mixer) => Some(&mixer.output),
-            Self::DeltaNet(mixer) => Some(&mixer.output),
-            Self::Kda(mixer) => Some(&mixer.output),
-            Self::Mamba(mixer) => Some(&mixer.output),
-            Self::Mamba1(mixer) => Some(&mixer.output),
-            Self::Beside(mixer) => Some(&mixer.attention.o),
-            Self::None => None,
-        }
-    }
-
-    /// All matrices, for sharing with a device.
-    pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
-        let matrices = match self {
-            Self::Attention(mixer) => [
-                Some(&mut mixer.q),
-                mixer.k.as_mut(),
-                mixer.v.as_mut(),
-                mixer.gate.as_mut(),
-                Some(&mut mixer.o),
-                None,
-            ],
-            Self::Latent(mixer) => [
-                Some(&mut mixer.q),
-                mixer.query_latent.as_mut(),
-                Some(&mut mixer.latent),
-                mixer.gates.as_mut(),
-                None,
-                Some(&mut mixer.output),
-            ],
-            Self::Pooled(mixer) => {
-                let (pool, gate) = match &mut mixer.pools {
-                    Some(pools) => (Some(&mut pools.kv), Some(&mut pools.gate)),
-                    None => (None, None),
-                };
-                [
-                    Some(&mut mixer.q),
-                    Some(&mut mixer.query_latent),
-                    Some(&mut mixer.kv),
-                    pool,
-                    gate,
-                    Some(&mut mixer.output),
-                ]
-            }
-            Self::ShortConv(mixer) => of_input(&mut mixer.input, &mut mixer.output),
-            Self::DeltaNet(mixer) => [
-                Some(&mut mixer.input),
-                Some(&mut mixer.gate),
-                None,
-                None,
-                None,
-                Some(&mut mixer.output),
-            ],
-            Self::Kda(mixer) => {
-                let Kda { input, output, .. } = &mut **mixer;
-                let [q, k, v] = input;
-                [Some(q), Some(k), Some(v), None, None, Some(output)]
-            }
-            Self::Mamba(mixer) => of_input(&mut mixer.input, &mut mixer.output),
-            Self::Mamba1(mixer) => {
-                let Mamba1 { input, output, .. } = &mut **mixer;
-                of_input(input, output)
-            }
-            Self::Beside(mixer) => {
-                let Beside { attention, mamba } = &mut **mixer;
-                [
-                    Some(&mut attention.q),
-                    attention.k.as_mut(),
-                    attention.v.as_mut(),
-                    Some(&mut attention.o),
-                    Some(&mut mamba.input),
-                    Some(&mut mamba.output),
-                ]
-            }
-            Self::None => [const { None }; 6],
-        };
-        matrices.into_iter().flatten()
-    }
-}
-
-/// The matrices of a mixer with one input matrix and one output matrix.
-fn of_input<'a>(input: &'a mut Matrix, output: &'a mut Matrix) -> [Option<&'a mut Matrix>; 6] {
-    [Some(input), Some(output), None, None, None, None]
-}
-
-/// Rows and columns of the matrices of layer `layer`'s mixer, assuming its own keys and values: the
-/// input matrices, the output matrix, and up to three between.
-pub(crate) fn projections(c: &ModelConfig, layer: u32) -> [[usize; 2]; 5] {
-    const NONE: [usize; 2] = [0; 2];
-    let layer_heads = c.heads_of(layer);
-    let [d, hd, heads, kv] = [
-        c.d_model,
-        layer_heads.head_dim,
-        c.heads,
-        layer_heads.kv_heads,
-    ]
-    .map(|n| n as usize);
-    match c.mixer_of(layer) {
-        MixerKind::Attention => {
-            let gated = 1 + usize::from(c.form.output_gate);
-            let stored = 2 - usize::from(layer_heads.key_is_value);
-            let rows = (gated * heads + stored * kv) * hd;
-            [[rows, d], [d, heads * hd], NONE, NONE, NONE]
-        }
-        MixerKind::Beside(shape) => {
-            let rows = (heads + 2 * kv) * hd + shape.inputs();
-            [[rows, d], [d, heads * hd], [d, shape.values()], NONE, NONE]
-        }
-        MixerKind::Latent(shape) => {
-            let latent = LatentSizes::new(c, shape);
-            let width = latent.heads * latent.query;
-            let (queries, deeper) = match latent.query_rank {
-                0 => (width, NONE),
-                rank => (rank, [width, rank]),
-            };
-            [
-                [queries + latent.stored() + latent.gates, d],
-                [d, latent.heads * latent.value],
-                deeper,
-                [latent.heads * latent.rank, latent.plain()],
-                [latent.heads * latent.value, latent.rank],
-            ]
-        }
-        MixerKind::Pooled(shape) => {
-            let [rank, groups, low] =
-                [shape.query_rank, shape.groups, shape.group_rank].map(|n| n as usize);
-            [
-                [rank + (1 + 2 * shape.series()) * hd, d],
-                [d, groups * low],
-                [heads * hd, rank],
-                [groups * low, heads * hd / groups],
-                NONE,
-            ]
-        }
-        MixerKind::ShortConv { .. } => [[3 * d, d], [d, d], NONE, NONE, NONE],
-        MixerKind::DeltaNet(shape) => {
-            let (channels, values) = (shape.channels(), shape.values());
-            let rows = channels + values + 2 * shape.value_heads as usize;
-            [[rows, d], [d, values], NONE, NONE, NONE]
-        }
-        MixerKind::Kda(shape) => {
-            let (values, dim) = (shape.values(), shape.dim as usize);
-            let (width, deeper) = if shape.direct {
-                (values, NONE)
-            } else {
-                (dim, [2 * values, dim])
-            };
-            let rows = 3 * values + shape.heads as usize + 2 * width;
-            [[rows, d], [d, values], deeper, NONE, NONE]
-        }
-        MixerKind::Mamba(shape) => [[shape.inputs(), d], [d, shape.values()], NONE, NONE, NONE],
-        MixerKind::Mamba1(shape) => {
-            let [channels, rank] = [shape.channels, shape.rank].map(|n| n as usize);
-            let [mix, steps] = [[shape.mixed(), channels], [channels, rank]];
-            [[2 * channels, d], [d, channels], mix, steps, NONE]
-        }
-        MixerKind::None => [NONE; 5],
     }
 }
 
@@ -449,12 +183,9 @@ fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
 
 /// Floats of a thread's buffer for passes of `rows` rows.
 pub(crate) fn thread_floats(c: &ModelConfig, rows: usize) -> usize {
-    let floats = |kind: HeadLayers| {
-        let group = c.heads as usize / kind.kv_heads.max(1);
-        blockwise::thread_floats(kind.head_dim, group, rows, c.form.stores_one_vector())
-    };
-    let lens = head_layers(c).map(floats);
-    lens[0].max(lens[1])
+    let floats =
+        (0..c.layers).filter_map(|layer| Some(needs(c, layer).scores?.thread_floats(rows)));
+    floats.max().unwrap_or(0)
 }
 
 /// Floats of the state after those of all layers: of the convolution over n-gram rows.
@@ -467,14 +198,40 @@ pub(crate) fn ngram_floats(c: &ModelConfig) -> usize {
 
 /// Floats of recurrent state before layer `layer`.
 pub(crate) fn recurrent_floats(c: &ModelConfig, layer: u32) -> usize {
-    let floats = |layer| match c.mixer_of(layer) {
-        MixerKind::Attention | MixerKind::Latent(_) | MixerKind::None => 0,
-        MixerKind::Pooled(shape) => pooled::state_floats(shape, c.head_dim as usize),
-        MixerKind::ShortConv { taps } => conv::state_floats(c.d_model as usize, taps as usize),
-        MixerKind::DeltaNet(shape) => delta_net::state_floats(shape),
-        MixerKind::Kda(shape) => kda::state_floats(shape),
-        MixerKind::Mamba(shape) | MixerKind::Beside(shape) => mamba::state_floats(shape),
-        MixerKind::Mamba1(shape) => mamba1::state_floats(shape),
-    };
-    (0..layer).map(floats).sum()
+    (0..layer).map(|layer| needs(c, layer).state_floats).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use emberflow_models::names::{TensorId, required};
+
+    use super::*;
+    use crate::testing::fixtures;
+
+    /// Each declared matrix has the shape that files have, and one of them makes the output.
+    #[test]
+    fn declared_matrices_are_those_of_the_files() {
+        for (name, c) in fixtures() {
+            let files = required(&c).into_iter();
+            let files: BTreeMap<String, [usize; 2]> = files
+                .map(|tensor| (tensor.id.to_string(), [tensor.rows, tensor.cols]))
+                .collect();
+            for layer in 0..c.layers {
+                let needs = needs(&c, layer);
+                for spec in &needs.matrices {
+                    let id = TensorId::layer(spec.role, layer).to_string();
+                    assert_eq!(
+                        files.get(&id),
+                        Some(&[spec.rows, spec.cols]),
+                        "{name}: {id}"
+                    );
+                }
+                let outputs = needs.matrices.iter().filter(|spec| spec.is_output());
+                let mixers = usize::from(c.mixer_of(layer) != MixerKind::None);
+                assert_eq!(outputs.count(), mixers, "{name}, layer {layer}");
+            }
+        }
+    }
 }

@@ -20,8 +20,10 @@ use emberflow_kernels::{Compute, math};
 use emberflow_models::config::{ModelConfig, PooledShape};
 use emberflow_models::names::Role;
 
-use super::LayerPass;
-use super::blockwise::{self, Layer};
+use super::blockwise::{self, Layer, ScoreSizes};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -37,43 +39,28 @@ const KEPT: usize = 3;
 /// The weights of one layer's attention.
 #[derive(Debug)]
 pub(crate) struct PooledAttention {
-    shape: PooledShape,
-    heads: usize,
-    head_dim: usize,
+    sizes: Sizes,
     eps: f32,
-    /// Projection to the queries' latent vector, `[query_rank × d_model]`.
-    pub query_latent: Matrix,
-    /// RMSNorm of this vector.
+    /// RMSNorm of the queries' latent vector.
     query_norm: Vec<f32>,
-    /// Projection to the queries, `[heads·head_dim × query_rank]`.
-    pub q: Matrix,
-    /// Projection to the vector of a position, `[head_dim × d_model]`.
-    pub kv: Matrix,
-    /// RMSNorm of this vector.
+    /// RMSNorm of the vector of a position.
     norm: Vec<f32>,
     /// Norm of queries without weights: ones.
     plain: Vec<f32>,
     sinks: Vec<f32>,
-    /// Projection of each group, `[groups·group_rank × heads·head_dim / groups]`.
-    pub low: Matrix,
-    /// Output projection, `[d_model × groups·group_rank]`.
-    pub output: Matrix,
     /// Pools, in a layer that has some.
-    pub pools: Option<Pools>,
+    pools: Option<Pools>,
     /// Index of its vectors in a page.
     place: usize,
 }
 
 /// The weights of the pools of a layer.
 #[derive(Debug)]
-pub(crate) struct Pools {
+struct Pools {
     /// Positions of a pool.
     size: usize,
     head_dim: usize,
     overlap: bool,
-    /// Projections of positions to vectors and gates, `[series·head_dim × d_model]`.
-    pub kv: Matrix,
-    pub gate: Matrix,
     /// Added to gates, by position in the pool, `[size × series·head_dim]`.
     bias: Vec<f32>,
     /// RMSNorm of a pool's vector.
@@ -84,9 +71,83 @@ pub(crate) struct Pools {
     part: Range<usize>,
 }
 
-/// Floats of recurrent state of a layer with vectors of `head_dim` elements.
-pub(super) fn state_floats(shape: PooledShape, head_dim: usize) -> usize {
-    shape.series() * KEPT * head_dim
+/// Sizes of the buffers.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    heads: usize,
+    head_dim: usize,
+    shape: PooledShape,
+}
+
+impl Sizes {
+    fn new(c: &ModelConfig, shape: PooledShape) -> Self {
+        let [heads, head_dim] = [c.heads, c.head_dim].map(|n| n as usize);
+        Self {
+            heads,
+            head_dim,
+            shape,
+        }
+    }
+
+    /// Width of all queries.
+    fn queries(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of what a position adds to pools.
+    fn pooled(self) -> usize {
+        self.shape.series() * self.head_dim
+    }
+
+    /// Width of the output before the last projection.
+    fn low(self) -> usize {
+        self.shape.groups as usize * self.shape.group_rank as usize
+    }
+}
+
+buffers! { sizes: Sizes {
+    /// Gates of the positions' vectors for pools; then sums of vectors; then the groups' projections.
+    mixed: sizes.queries().max(sizes.pooled()).max(sizes.low()),
+    /// The positions' vectors for pools; later the sums by group, all rows of group 0, then those of group 1.
+    parts: sizes.queries().max(sizes.pooled()),
+    /// Queries.
+    queries: sizes.queries(),
+    /// Latent vectors of queries.
+    query_latents: sizes.shape.query_rank as usize,
+    /// Vectors of positions.
+    vectors: sizes.head_dim,
+} }
+
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, shape: PooledShape) -> Needs {
+    let (d, sizes) = (c.d_model as usize, Sizes::new(c, shape));
+    let [rank, groups, pool] = [shape.query_rank, shape.groups, shape.pool].map(|n| n as usize);
+    let mut matrices = vec![
+        MatrixSpec::between(Role::Q, sizes.queries(), rank),
+        MatrixSpec::input(Role::LatentQ, rank, d),
+        MatrixSpec::input(Role::LatentKv, sizes.head_dim, d),
+    ];
+    if pool > 0 {
+        let roles = [Role::PoolKv, Role::PoolGate];
+        matrices.extend(roles.map(|role| MatrixSpec::input(role, sizes.pooled(), d)));
+    }
+    let low = MatrixSpec::between(Role::PooledOut, sizes.low(), sizes.queries() / groups);
+    matrices.extend([
+        low.in_blocks(groups),
+        MatrixSpec::output(Role::O, d, sizes.low()),
+    ]);
+    Needs {
+        matrices,
+        row_floats: widths(sizes).iter().sum(),
+        state_floats: KEPT * sizes.pooled(),
+        scores: Some(ScoreSizes {
+            head_dim: sizes.head_dim,
+            heads: sizes.heads,
+            kv_heads: 1,
+            latent: true,
+            pool,
+        }),
+    }
 }
 
 impl Pools {
@@ -95,23 +156,21 @@ impl Pools {
         c: &ModelConfig,
         l: u32,
         shape: PooledShape,
-        state: usize,
+        part: Range<usize>,
     ) -> Result<Option<Self>, Error> {
         let Some(place) = c.form.pooled.as_ref().and_then(|pooled| pooled.place(l)) else {
             return Ok(None);
         };
-        let [d, head_dim, size] = [c.d_model, c.head_dim, shape.pool].map(|n| n as usize);
+        let [head_dim, size] = [c.head_dim, shape.pool].map(|n| n as usize);
         let width = shape.series() * head_dim;
         Ok(Some(Self {
             size,
             head_dim,
             overlap: shape.overlaps,
-            kv: from.matrix(Role::PoolKv, l, width, d)?,
-            gate: from.matrix(Role::PoolGate, l, width, d)?,
             bias: from.rows(Role::PoolBias, l, size, width)?,
             norm: from.vector(Role::PoolNorm, l, head_dim)?,
             place,
-            part: state..state + state_floats(shape, head_dim),
+            part,
         }))
     }
 
@@ -184,67 +243,42 @@ fn rotate_row(x: &mut [f32], rope: &RopeTable, row: usize, sign: f32) {
 }
 
 impl PooledAttention {
-    /// Loads the weights of layer `l`, whose recurrent state begins at float `state`.
+    /// Loads the weights of layer `l`, whose state is `part` of a sequence's recurrent state.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
         l: u32,
         shape: PooledShape,
-        state: usize,
+        part: Range<usize>,
     ) -> Result<Self, Error> {
-        let [d, head_dim, heads] = [c.d_model, c.head_dim, c.heads].map(|n| n as usize);
-        let [rank, groups, low] =
-            [shape.query_rank, shape.groups, shape.group_rank].map(|n| n as usize);
+        let sizes = Sizes::new(c, shape);
         Ok(Self {
-            shape,
-            heads,
-            head_dim,
+            sizes,
             eps: c.rms_eps,
-            query_latent: from.matrix(Role::LatentQ, l, rank, d)?,
-            query_norm: from.vector(Role::LatentQNorm, l, rank)?,
-            q: from.matrix(Role::Q, l, heads * head_dim, rank)?,
-            kv: from.matrix(Role::LatentKv, l, head_dim, d)?,
-            norm: from.vector(Role::LatentKvNorm, l, head_dim)?,
-            plain: vec![1.0; head_dim],
-            sinks: from.vector(Role::Sinks, l, heads)?,
-            low: from.matrix(Role::PooledOut, l, groups * low, heads * head_dim / groups)?,
-            output: from.matrix(Role::O, l, d, groups * low)?,
-            pools: Pools::load(from, c, l, shape, state)?,
+            query_norm: from.vector(Role::LatentQNorm, l, shape.query_rank as usize)?,
+            norm: from.vector(Role::LatentKvNorm, l, sizes.head_dim)?,
+            plain: vec![1.0; sizes.head_dim],
+            sinks: from.vector(Role::Sinks, l, sizes.heads)?,
+            pools: Pools::load(from, c, l, shape, part)?,
             place: c.kv_place(l) as usize,
         })
     }
 
-    /// See [`super::Mixer::run`]. Appends the rows' vectors and those of pools that they complete.
-    pub fn run(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let rows = spans.iter().map(|span| span.tokens.len()).sum();
-        self.project(on, rows, s);
-        if let Some(pools) = &self.pools {
-            self.fill(on, pools, at.rope, spans, s);
-        }
-        let input = &s.v[..rows * self.query_norm.len()];
-        let input = Input::new(on.cpu, input, rows, &mut s.input);
-        self.q.matmul(on, input, &mut s.rows, &mut s.q);
-        self.rotate_and_store(on, at, spans, s);
-        self.attend(on, at, spans, s);
-        self.give(on, at.rope, rows, s);
-    }
-
-    /// `s.v`: latent vectors of queries; `s.k`: vectors of positions; `s.gate` and `s.attended`: the
-    /// positions' vectors for pools, and their gates.
-    fn project(&self, on: &Compute, rows: usize, s: &mut Scratch) {
-        let d = self.output.rows();
+    /// Latent vectors of queries, vectors of positions, and their vectors for pools with gates.
+    fn project(&self, on: &Compute, matrices: &Matrices, d: usize, rows: usize, s: &mut Scratch) {
+        let b = Buffers::split(self.sizes, rows, &mut s.block);
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        let [query, kv] = [(&self.query_latent, &mut s.v[..]), (&self.kv, &mut s.k[..])];
-        match &self.pools {
-            None => Matrix::matmul_all(on, &mut [query, kv], input, &mut s.rows),
-            Some(pools) => {
-                let vectors = (&pools.kv, &mut s.gate[..]);
-                let gates = (&pools.gate, &mut s.attended[..]);
-                Matrix::matmul_all(on, &mut [query, kv, vectors, gates], input, &mut s.rows);
-            }
+        let query = (&matrices[Role::LatentQ], &mut *b.query_latents);
+        let kv = (&matrices[Role::LatentKv], b.vectors);
+        if self.pools.is_some() {
+            let vectors = (&matrices[Role::PoolKv], b.parts);
+            let gates = (&matrices[Role::PoolGate], b.mixed);
+            Matrix::matmul_all(on, &mut [query, kv, vectors, gates], input, &mut s.rows);
+        } else {
+            Matrix::matmul_all(on, &mut [query, kv], input, &mut s.rows);
         }
         let rank = self.query_norm.len();
-        (on.workers).for_each_chunk_mut(&mut s.v[..rows * rank], rank, &|_, _, row| {
+        (on.workers).for_each_chunk_mut(b.query_latents, rank, &|_, _, row| {
             on.cpu.rmsnorm_inplace(row, &self.query_norm, self.eps);
         });
     }
@@ -256,14 +290,14 @@ impl PooledAttention {
         pools: &Pools,
         rope: &RopeTable,
         spans: &mut [Span<'_>],
-        s: &mut Scratch,
+        b: &mut Buffers<'_>,
     ) {
-        let (width, hd) = (self.shape.series() * self.head_dim, self.head_dim);
+        let (width, hd) = (self.sizes.pooled(), self.sizes.head_dim);
         let mut row = 0;
         for span in spans.iter_mut() {
             let (first, count) = (span.sequence.len(), span.tokens.len());
-            let given = &mut s.gate[row * width..][..count * width];
-            let gates = &s.attended[row * width..][..count * width];
+            let given = &mut b.parts[row * width..][..count * width];
+            let gates = &b.mixed[row * width..][..count * width];
             let RecurrentPart {
                 before,
                 after,
@@ -298,25 +332,24 @@ impl PooledAttention {
         on: &Compute,
         at: LayerPass<'_>,
         spans: &mut [Span<'_>],
-        s: &mut Scratch,
+        b: &mut Buffers<'_>,
     ) {
-        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
+        let (hd, width) = (self.sizes.head_dim, self.sizes.queries());
         let usual = 1.0 / libm::sqrtf(hd as f32);
         let scale = at.config.form.attention_scale.unwrap_or(usual);
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         on.workers
-            .for_each_chunk_mut(&mut s.q[..rows * width], width, &|_, row, queries| {
+            .for_each_chunk_mut(b.queries, width, &|_, row, queries| {
                 for query in queries.chunks_exact_mut(hd) {
                     on.cpu.rmsnorm_inplace(query, &self.plain, self.eps);
                     rotate_row(query, at.rope, row, 1.0);
                     query.iter_mut().for_each(|q| *q *= scale);
                 }
             });
-        (on.workers).for_each_chunk_mut(&mut s.k[..rows * hd], hd, &|_, row, vector| {
+        (on.workers).for_each_chunk_mut(b.vectors, hd, &|_, row, vector| {
             on.cpu.rmsnorm_inplace(vector, &self.norm, self.eps);
             rotate_row(vector, at.rope, row, 1.0);
         });
-        let mut vectors = s.k.chunks_exact(hd);
+        let mut vectors = b.vectors.chunks_exact(hd);
         for span in spans.iter_mut() {
             let first = span.sequence.len();
             for position in first..first + span.tokens.len() {
@@ -329,28 +362,38 @@ impl PooledAttention {
         }
     }
 
-    /// `s.attended`: sums of vectors, `[rows × heads·head_dim]`.
+    /// The sums of vectors, `[rows × heads·head_dim]`.
     fn attend(&self, on: &Compute, at: LayerPass<'_>, spans: &mut [Span<'_>], s: &mut Scratch) {
         let layer = Layer {
             place: self.place,
-            head_dim: self.head_dim,
-            value_dim: self.head_dim,
+            head_dim: self.sizes.head_dim,
+            value_dim: self.sizes.head_dim,
             kv_heads: 1,
-            group: self.heads,
+            group: self.sizes.heads,
             reach: at.config.reach(at.number as u32),
             pools: self.pools.as_ref().map(|pools| (pools.size, pools.place)),
             sinks: Some(&self.sinks),
             cap: None,
         };
-        blockwise::run(on, spans, layer, &s.q, &mut s.attended, &mut s.partials);
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        let b = Buffers::split(self.sizes, rows, &mut s.block);
+        blockwise::run(on, spans, layer, b.queries, b.mixed, &mut s.partials);
     }
 
     /// Rotates the sums back and projects them, first by group and then together, to `s.out`.
-    fn give(&self, on: &Compute, rope: &RopeTable, rows: usize, s: &mut Scratch) {
-        let (hd, width) = (self.head_dim, self.heads * self.head_dim);
-        let groups = self.shape.groups as usize;
+    fn give(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        rope: &RopeTable,
+        rows: usize,
+        s: &mut Scratch,
+    ) {
+        let (hd, width) = (self.sizes.head_dim, self.sizes.queries());
+        let groups = self.sizes.shape.groups as usize;
         let each = width / groups;
-        let (parts, sums) = (&mut s.gate[..rows * width], &s.attended);
+        let b = Buffers::split(self.sizes, rows, &mut s.block);
+        let (parts, sums) = (&mut b.parts[..rows * width], &*b.mixed);
         // all rows of group 0, then those of group 1
         on.workers
             .for_each_chunk_mut(parts, each, &|_, item, part| {
@@ -360,12 +403,36 @@ impl PooledAttention {
                     rotate_row(sum, rope, row, -1.0);
                 }
             });
-        let parts = &s.gate[..rows * width];
+        let parts = &b.parts[..rows * width];
         let input = Input::new(on.cpu, parts, groups * rows, &mut s.input);
-        (self.low).matmul_blocks(on, groups, input, &mut s.rows, &mut s.attended);
-        let low = &s.attended[..rows * self.low.rows()];
+        matrices[Role::PooledOut].matmul_blocks(on, groups, input, &mut s.rows, b.mixed);
+        let low = &b.mixed[..rows * self.sizes.low()];
         let input = Input::new(on.cpu, low, rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
+        matrices[Role::O].matmul(on, input, &mut s.rows, &mut s.out);
+    }
+}
+
+impl Mix for PooledAttention {
+    /// Appends the rows' vectors and those of pools that they complete.
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        self.project(on, matrices, at.config.d_model as usize, rows, s);
+        let b = &mut Buffers::split(self.sizes, rows, &mut s.block);
+        if let Some(pools) = &self.pools {
+            self.fill(on, pools, at.rope, spans, b);
+        }
+        let input = Input::new(on.cpu, b.query_latents, rows, &mut s.input);
+        matrices[Role::Q].matmul(on, input, &mut s.rows, b.queries);
+        self.rotate_and_store(on, at, spans, b);
+        self.attend(on, at, spans, s);
+        self.give(on, matrices, at.rope, rows, s);
     }
 }
 

@@ -11,52 +11,81 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
 use super::conv::{Convolution, by_tap, state_floats};
+use super::mix::Mix;
+use super::needs::buffers;
+use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
 use crate::scratch::Scratch;
 use crate::state::Span;
 
 /// The weights of one layer.
 #[derive(Debug)]
 pub(crate) struct ShortConv {
-    /// Input projection, `[3·d_model × d_model]`: rows of `b`, of `c`, of `x`.
-    pub input: Matrix,
-    /// Output projection, `[d_model × d_model]`.
-    pub output: Matrix,
+    d: usize,
     /// The convolution, `[taps × d_model]`.
     weights: Vec<f32>,
     /// Its part of a sequence's recurrent state.
     part: Range<usize>,
 }
 
+buffers! { d: usize {
+    /// The mixed values.
+    mixed: d,
+    /// `b`, `c` and `x`, later `b ∘ x` in place of `x`.
+    projected: 3 * d,
+} }
+
+/// What a layer needs.
+pub(super) fn needs(c: &ModelConfig, taps: usize) -> Needs {
+    let d = c.d_model as usize;
+    Needs {
+        matrices: vec![
+            // rows of `b`, of `c`, of `x`
+            MatrixSpec::input(Role::ConvIn, 3 * d, d),
+            MatrixSpec::output(Role::ConvOut, d, d),
+        ],
+        row_floats: widths(d).iter().sum(),
+        state_floats: state_floats(d, taps),
+        scores: None,
+    }
+}
+
 impl ShortConv {
-    /// Loads the weights of layer `layer`, whose state begins at float `at` of a sequence's block.
+    /// Loads the weights of layer `layer`, whose state is `part` of a sequence's recurrent state.
     pub fn load(
         from: &Loader<'_>,
         c: &ModelConfig,
         layer: u32,
         taps: usize,
-        at: usize,
+        part: Range<usize>,
     ) -> Result<Self, Error> {
         let d = c.d_model as usize;
         Ok(Self {
-            input: from.matrix(Role::ConvIn, layer, 3 * d, d)?,
-            output: from.matrix(Role::ConvOut, layer, d, d)?,
+            d,
             weights: by_tap(&from.rows(Role::Conv, layer, d, taps)?, taps),
-            part: at..at + state_floats(d, taps),
+            part,
         })
     }
+}
 
-    /// See [`super::Mixer::run`].
-    pub fn run(&self, on: &Compute, spans: &mut [Span<'_>], s: &mut Scratch) {
-        let d = self.output.rows();
+impl Mix for ShortConv {
+    fn run(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        _at: LayerPass<'_>,
+        spans: &mut [Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let d = self.d;
         let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        self.input.matmul(on, input, &mut s.rows, &mut s.q);
+        let Buffers { mixed, projected } = Buffers::split(d, rows, &mut s.block);
+        matrices[Role::ConvIn].matmul(on, input, &mut s.rows, projected);
         // x ← b ∘ x
-        (on.workers).for_each_chunk_mut(&mut s.q[..rows * 3 * d], 3 * d, &|_, _, row| {
+        (on.workers).for_each_chunk_mut(projected, 3 * d, &|_, _, row| {
             let (bc, x) = row.split_at_mut(2 * d);
             x.iter_mut().zip(bc).for_each(|(x, b)| *x *= *b);
         });
@@ -64,7 +93,7 @@ impl ShortConv {
         for span in spans {
             let n = span.tokens.len();
             let state = span.sequence.recurrent(self.part.clone());
-            let projected = &s.q[first * 3 * d..][..n * 3 * d];
+            let projected = &projected[first * 3 * d..][..n * 3 * d];
             let conv = Convolution {
                 channels: d,
                 weights: &self.weights,
@@ -74,7 +103,7 @@ impl ShortConv {
                 rows: &projected[2 * d..],
                 stride: 3 * d,
             };
-            let out = &mut s.attended[first * d..][..n * d];
+            let out = &mut mixed[first * d..][..n * d];
             on.workers.for_each_chunk_mut(out, d, &|_, row, out| {
                 conv.row(row, out);
                 let c = &projected[(3 * row + 1) * d..][..d];
@@ -86,7 +115,7 @@ impl ShortConv {
             }
             first += n;
         }
-        let input = Input::new(on.cpu, &s.attended[..rows * d], rows, &mut s.input);
-        self.output.matmul(on, input, &mut s.rows, &mut s.out);
+        let input = Input::new(on.cpu, mixed, rows, &mut s.input);
+        matrices[Role::ConvOut].matmul(on, input, &mut s.rows, &mut s.out);
     }
 }

@@ -60,8 +60,8 @@ impl Judge {
         if seen.gates.len() != pairs || self.wanted.len() < pairs {
             return;
         }
-        self.quantized.set_pruned(self.pruned[seen.layer]);
-        cpu.quantize_activations(seen.x, tokens, &mut self.quantized);
+        let pruning = cpu.pruning(self.pruned[seen.layer]);
+        pruning.quantize_activations(seen.x, tokens, &mut self.quantized);
         let features = Features {
             normed: seen.x,
             quantized: self.quantized.all(),

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use emberflow_kernels::{Activations, Cpu};
 
-use crate::decoder::{AttentionSeen, StreamRows};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::{FfnSeen, Oracle};
+use crate::forward::{AttentionSeen, StreamRows};
 use crate::planner::rates::Rates;
 use crate::state::Sequence;
 
@@ -38,7 +38,7 @@ impl<'e> Probe<'e> {
     pub fn read_bandwidth(&mut self, time: Duration) -> f64 {
         let decoder = &mut self.engine.decoder;
         let mut buffers = decoder.weights.attention_bytes();
-        buffers.extend(decoder.ffn.store.residency.hot_bytes());
+        buffers.extend(decoder.ffn.store.hot_bytes());
         emberflow_kernels::read_bandwidth(&decoder.on, &buffers, time)
     }
 

@@ -1,4 +1,5 @@
-//! A lane in a plan: what it would hold and compute, by its times and the CPU's forecast.
+//! A lane in a plan: what it would hold and compute, by its times and the CPU's forecast. The planner
+//! sees it as [`LaneFacts`]; `held.rs` searches for the clusters that it holds.
 
 use super::budget::Division;
 use super::cost::ResidentLayer;

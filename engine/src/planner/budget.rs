@@ -42,7 +42,7 @@ impl Division {
 
     /// Whether all neurons are in memory, so that nothing is read.
     pub fn is_resident(&self) -> bool {
-        let whole = self.memory.hot_clusters + self.needs.lane_clusters;
+        let whole = self.memory.whole_clusters(&self.needs);
         self.memory.slots + whole * self.needs.cluster >= self.needs.neurons
     }
 }
@@ -56,7 +56,7 @@ impl Planner {
         batch: usize,
     ) -> Result<Division, Error> {
         Ok(Division {
-            memory: needs.plan(budget)?.limited_to(self.ablation, &needs),
+            memory: needs.plan(budget)?.limited_to(self.policy, &needs),
             needs,
             chunk,
             batch,
@@ -107,7 +107,7 @@ impl Planner {
     /// share of all experts, as for uniform, independent routing.
     pub(super) fn expert_hits(&self, division: &Division) -> f64 {
         let needs = &division.needs;
-        let held = division.memory.hot_clusters + needs.lane_clusters;
+        let held = division.memory.whole_clusters(needs);
         let held = held as f64 / needs.clusters.max(1) as f64;
         match self.expert_misses.and_then(|misses| misses.rate(held)) {
             Some(missed) => 1.0 - missed,
@@ -123,18 +123,19 @@ impl Planner {
             return vec![first; self.shape.layers];
         }
         let hot = self.hot(division.batch);
-        let all = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
+        let clusters = vec![self.shape.neurons.div_ceil(CLUSTER) as u32; hot.len()];
         let wanted = if division.scans(&self.shape) {
-            &all
+            &clusters
         } else {
             hot
         };
-        let whole = division.memory.hot_clusters + division.needs.lane_clusters;
-        let prefix = prefixes(whole, wanted, &all);
-        let its = prefixes(division.needs.lane_clusters, &all, &all);
+        let whole = division.memory.whole_clusters(&division.needs);
+        let prefix = prefixes(whole, wanted, &clusters);
+        let outside = prefixes(division.needs.lane_clusters, &clusters, &clusters);
         let neuron = |c: u32| (c as usize * CLUSTER).min(self.shape.neurons);
-        let both = prefix.iter().zip(its);
-        both.map(|(&first, its)| neuron(first.max(its))).collect()
+        let ends = prefix.iter().zip(outside);
+        ends.map(|(&hot, outside)| neuron(hot.max(outside)))
+            .collect()
     }
 
     /// Cost model for `threads` threads without a lane. `None` without rates for that thread
@@ -145,12 +146,12 @@ impl Planner {
             firing: &self.firing,
             machine: &self.rates,
             rates: self.rates.with_threads(threads)?,
-            device: &self.device,
+            storage: &self.storage,
             stream: &self.stream,
             predictor: self.predictor,
             stream_buffers: division.memory.stream_buffers,
             two_phases: division.needs.two_phases && division.memory.slots > 0,
-            foresees: self.ablation.looks_ahead() && !self.gates_first,
+            foresees: self.policy.prefetches && !self.gates_first,
             beside: LanePart::default(),
         })
     }

@@ -68,12 +68,12 @@ fn choose(cores: &[(usize, u64)], threads: usize) -> Option<usize> {
     if least * 10 >= most * 8 {
         return None;
     }
-    let of = |strength: u64| cores.iter().filter(move |c| c.1 == strength);
-    if of(most).count() > 1 || threads < cores.len() {
-        return of(most).next_back().map(|c| c.0);
+    let cores_of = |strength: u64| cores.iter().filter(move |c| c.1 == strength);
+    if cores_of(most).count() > 1 || threads < cores.len() {
+        return cores_of(most).next_back().map(|c| c.0);
     }
     let next = cores.iter().map(|c| c.1).filter(|&s| s < most).max()?;
-    of(next).next_back().map(|c| c.0)
+    cores_of(next).next_back().map(|c| c.0)
 }
 
 #[cfg(test)]

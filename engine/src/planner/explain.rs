@@ -15,7 +15,7 @@ impl Plan {
             self.explain_token(),
             self.explain_basis(),
         ];
-        lines.extend(self.devices.iter().map(|of| of.text.clone()));
+        lines.extend(self.devices.iter().map(|lane| lane.text.clone()));
         lines
     }
 

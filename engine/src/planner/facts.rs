@@ -6,7 +6,7 @@ use emberflow_storage::profile::ReadCost;
 use super::firing::Firing;
 use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
-use crate::ablation::Ablation;
+use crate::ablation::Policy;
 use crate::lane::LaneFacts;
 use crate::memory::Needs;
 
@@ -42,7 +42,7 @@ pub struct Planner {
     pub(crate) expert_misses: Option<ExpertMisses>,
     pub(crate) rates: Rates,
     /// Storage costs at high queue depth, and at the depth of the stream buffers.
-    pub(crate) device: ReadCost,
+    pub(crate) storage: ReadCost,
     pub(crate) stream: ReadCost,
     /// Most compute threads; whether their number is fixed.
     pub(crate) threads: usize,
@@ -54,7 +54,7 @@ pub struct Planner {
     /// Most sequences at once.
     pub(crate) batch: usize,
     /// Enabled mechanisms. Forecasts model only memory limits and prefetching.
-    pub(crate) ablation: Ablation,
+    pub(crate) policy: Policy,
     /// Gate rows stay resident regardless of the forecast.
     pub(crate) gates_stay: bool,
     pub(crate) predictor: PredictorNeeds,

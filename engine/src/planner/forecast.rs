@@ -25,24 +25,24 @@ struct ForecastInputs {
 
 /// Slots of the cold region for visited neurons, and the first neuron that it serves of each bank in `first`, or of
 /// each bank with resident Gate rows.
-fn cold<'a>(of: &Planner, division: &Division, first: &'a [usize]) -> (u64, &'a [usize]) {
+fn cold<'a>(planner: &Planner, division: &Division, first: &'a [usize]) -> (u64, &'a [usize]) {
     let memory = &division.memory;
     if memory.gates_partly() {
         let with_gates = first.len().min(memory.gate_banks as usize);
         (memory.slots, &first[..with_gates])
-    } else if division.scans(&of.shape) {
+    } else if division.scans(&planner.shape) {
         (0, first)
     } else {
-        let visited = memory.slots as f64 * of.shape.visited.min(1.0);
+        let visited = memory.slots as f64 * planner.shape.visited.min(1.0);
         (visited as u64, first)
     }
 }
 
-fn outlook(of: &Planner, division: &Division) -> ForecastInputs {
-    let first = of.first_cold(division);
-    let (slots, served) = cold(of, division, &first);
+fn outlook(planner: &Planner, division: &Division) -> ForecastInputs {
+    let first = planner.first_cold(division);
+    let (slots, served) = cold(planner, division, &first);
     let fixed = division.needs.lane_clusters * CLUSTER as u64;
-    let absent = of.firing.absent_beside(fixed, slots, served);
+    let absent = planner.firing.absent_beside(fixed, slots, served);
     ForecastInputs { absent, first }
 }
 
@@ -127,9 +127,9 @@ impl Planner {
             basis: Basis {
                 machine_measured: self.rates.measured,
                 machine_doubt: self.rates.doubt.clone(),
-                device_measured: !matches!(self.device.origin(), Origin::Assumed(_)),
-                device_doubtful: self.device.origin() == Origin::Doubtful,
-                device: self.device.origin().to_string(),
+                device_measured: !matches!(self.storage.origin(), Origin::Assumed(_)),
+                device_doubtful: self.storage.origin() == Origin::Doubtful,
+                device: self.storage.origin().to_string(),
                 statistics: if experts {
                     !visits || !misses || self.expert_misses.is_some()
                 } else {

@@ -16,25 +16,25 @@ use super::pass::{PredictorNeeds, Shape};
 use super::rates::Rates;
 use super::temperature::Temperature;
 use crate::cluster::{CLUSTER, LEAST_BUFFERS};
-use crate::embedding::Embedding;
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
-use crate::hyper::Hyper;
+use crate::forward::embedding::Embedding;
+use crate::forward::hyper::Hyper;
+use crate::forward::layer_inputs::LayerInputs;
+use crate::forward::ngrams::NGramLayer;
+use crate::forward::router_ahead::RouterAhead;
+use crate::forward::scratch_room::{ScratchRoom, product_room};
+use crate::forward::streams::{self, StreamState};
+use crate::forward::weights::Weights;
 use crate::lane::Lane;
-use crate::layer_inputs::LayerInputs;
 use crate::memory::Needs;
 use crate::meta::Quant;
-use crate::mixer::{projections, state_shape};
+use crate::mixer::{needs, state_shape};
 use crate::narrow_sizes::matrices_apart;
-use crate::ngrams::NGramLayer;
 use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
-use crate::router_ahead::RouterAhead;
-use crate::scratch::{Scratch, ScratchRoom, product_room};
 use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
-use crate::streams::{self, StreamState};
-use crate::weights::Weights;
 
 /// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
@@ -64,10 +64,10 @@ pub(crate) struct Opened<'a> {
 
 impl Planner {
     /// Collects the planner's inputs, including the statistics of neurons and experts.
-    pub(crate) fn new(of: Opened<'_>) -> Result<(Self, Known), Error> {
+    pub(crate) fn new(opened: Opened<'_>) -> Result<(Self, Known), Error> {
         let Opened {
             layout, options, ..
-        } = of;
+        } = opened;
         // Loaded first, so that the measured process size includes it.
         let saved = Rates::saved().filter(|_| options.lab.profiles);
         let rates = saved.unwrap_or_else(|| {
@@ -81,48 +81,51 @@ impl Planner {
             Rates::assumed(cores, isa)
         });
         let most = BATCHES.iter().fold(options.batch, |a, &b| a.max(b));
-        let mut known = Temperature::read(layout, of.config, most)?;
-        let firing = of.firing(&known);
+        let mut known = Temperature::read(layout, opened.config, most)?;
+        let firing = opened.firing(&known);
         let always = add_always(&mut known.hot_clusters, layout, &firing);
         let device = layout.read_cost(options.lab.io, Limits::PRODUCTION.depth);
-        let buffers = of.buffers(&rates, &device);
+        let buffers = opened.buffers(&rates, &device);
         // A buffer is idle while its cluster is computed.
         let stream = layout.read_cost(options.lab.io, (layout.stream_depth(buffers) / 2).max(1));
         let costs = layout.read_costs(&device, firing.share());
-        let chunks = of.chunks().into_iter();
-        let scratch: Vec<ChunkMemory> = chunks.map(|chunk| of.scratched(chunk)).collect();
+        let chunks = opened.chunks().into_iter();
+        let scratch: Vec<ChunkMemory> = chunks.map(|chunk| opened.scratched(chunk)).collect();
         let least = scratch.first().copied().unwrap_or_default();
         let hot = (known.hot_clusters.get(options.batch.max(1) - 1)).map_or(&[][..], |h| h);
         let needs = Needs {
             stream_most: buffers,
             always,
-            ..of.needs(hot, costs, least)?
+            ..opened.needs(hot, costs, least)?
         };
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         let planner = Self {
             needs,
             scratch,
-            shape: of.shape(),
+            shape: opened.shape(),
             expert_misses: known.popularity.misses,
-            firing: match of.naming {
+            firing: match opened.naming {
                 Naming::All => Firing::always(layout.layers(), layout.neurons_visited()),
                 _ => firing,
             },
             rates,
-            device,
+            storage: device,
             stream,
-            threads: of.threads,
+            threads: opened.threads,
             threads_fixed: options.threads != 0,
             context: options.context,
             hot_clusters: known.hot_clusters,
             batch: options.batch,
-            ablation: options.lab.ablation,
+            policy: options.lab.ablation.policy(),
             gates_stay: options.lab.gates_stay,
-            predictor: of.predictor(),
-            gates_first: of.gates_first(costs),
-            lane: of.lane.map(|lane| lane.facts().clone()),
+            predictor: opened.predictor(),
+            gates_first: opened.gates_first(costs),
+            lane: opened.lane.map(|lane| lane.facts().clone()),
             visits: known.popularity.visits.clone(),
-            io_core: options.lab.io_core.or_else(|| cores::io_core(of.threads)),
+            io_core: options
+                .lab
+                .io_core
+                .or_else(|| cores::io_core(opened.threads)),
         };
         Ok((
             planner,
@@ -292,8 +295,9 @@ impl Opened<'_> {
         let layers = self.layout.layers().max(1);
         // per layer with an FFN, on average
         let of_layer = |layer| {
-            let apart = matrices_apart(c, layer);
-            projections(c, layer).into_iter().chain(apart)
+            let mixer = needs(c, layer).matrices.into_iter();
+            let mixer = mixer.map(|spec| [spec.rows, spec.cols]);
+            mixer.chain(matrices_apart(c, layer))
         };
         let all = (0..c.layers).flat_map(of_layer);
         let of_mixer = |rows: usize| rows as f64 / layers as f64;
@@ -352,15 +356,13 @@ impl Opened<'_> {
         let batch = o.batch as u64;
         let row = self.config.d_model as usize + streams::aux_width(self.config);
         let parts = [
-            Scratch::bytes_for(
-                self.config,
-                ScratchRoom {
-                    rows: room.rows,
-                    batch: o.batch,
-                    context: o.context,
-                    threads: self.threads,
-                },
-            ),
+            ScratchRoom {
+                rows: room.rows,
+                batch: o.batch,
+                context: o.context,
+                threads: self.threads,
+            }
+            .bytes(self.config),
             // The residual stream; a second one if a pass can be preempted.
             4 * (1 + u64::from(o.preemption)) * (room.rows * row) as u64,
             StreamState::bytes_for(self.config, room.rows),
@@ -376,7 +378,7 @@ impl Opened<'_> {
                 0
             },
             RouterAhead::bytes_for(self.config, self.threads),
-            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation),
+            io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation.policy().mapped),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
             // Candidates of each sampler, and a copy for sorting.
@@ -408,7 +410,7 @@ impl Opened<'_> {
         };
         let sparse = self.naming != Naming::All;
         let tables = Embedding::bytes_for(layout, c);
-        let eviction = o.lab.ablation.eviction();
+        let eviction = o.lab.ablation.policy().keep.eviction();
         let format = &self.ffn.format;
         let [lane_clusters, lane] = self.fixed_part();
         Ok(Needs {

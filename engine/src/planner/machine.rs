@@ -42,7 +42,7 @@ pub fn on_machine(planner: Planner, machine: &MachineNumbers) -> Planner {
     });
     Planner {
         rates: machine.rates.clone(),
-        device: machine.storage.clone(),
+        storage: machine.storage.clone(),
         stream: machine.stream.clone(),
         threads: machine.threads,
         threads_fixed: true,

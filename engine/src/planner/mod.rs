@@ -13,6 +13,7 @@ mod explain;
 mod facts;
 mod firing;
 mod forecast;
+mod held;
 mod inputs;
 pub mod machine;
 mod pass;

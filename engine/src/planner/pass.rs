@@ -126,9 +126,9 @@ pub struct CostModel<'a> {
     pub machine: &'a Rates,
     /// Rates with the compute threads.
     pub rates: &'a ThreadRates,
-    /// The device at high queue depth.
-    pub device: &'a ReadCost,
-    /// The device at low queue depth.
+    /// Storage at high queue depth.
+    pub storage: &'a ReadCost,
+    /// Storage at low queue depth.
     pub stream: &'a ReadCost,
     /// The predictor.
     pub predictor: PredictorNeeds,

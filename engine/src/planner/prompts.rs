@@ -25,14 +25,14 @@ impl Planner {
             let rows = d.chunk.min(tokens).max(2);
             tokens as f64 / self.speed(d, rows).max(1e-9)
         };
-        let all = longer.filter_map(|chunk| {
+        let divisions = longer.filter_map(|chunk| {
             let mut long = self.with_chunk(usual, chunk)?;
             if self.stream_buffers(usual) == 0 {
                 long.widths.keep_to_held();
             }
             Some(long)
         });
-        let timed = all.map(|d| {
+        let timed = divisions.map(|d| {
             let moves = MOVE_TIME + Duration::from_nanos(d.needs.scratch / BUFFERS_PER_NS);
             let seconds = seconds(&d) + refill(self, usual, &d) + moves.as_secs_f64();
             (seconds, d)
@@ -56,13 +56,13 @@ impl Planner {
 fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> f64 {
     let held = |d: &Division, what| d.memory.ledger.held(what);
     let lost = |what| held(usual, what).saturating_sub(held(prompt, what)) as f64;
-    let per_byte = |len: u64, of: f64| of / len.max(1) as f64 * 1e-9;
+    let per_byte = |len: u64, ns: f64| ns / len.max(1) as f64 * 1e-9;
     let s = &planner.shape;
     let neuron = match usual.memory.gate_banks {
         0 => s.stride,
         _ => s.rest_read,
     };
-    let short = per_byte(neuron, planner.device.read_ns(neuron, Pattern::Random));
+    let short = per_byte(neuron, planner.storage.read_ns(neuron, Pattern::Random));
     let long = per_byte(
         s.cluster_read,
         (planner.stream).read_ns(s.cluster_read, Pattern::Sequential),

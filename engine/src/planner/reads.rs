@@ -95,8 +95,8 @@ impl CostModel<'_> {
         } else {
             (s.rest_read, 1.0)
         };
-        let whole_ns = self.device.read_ns(s.cluster_read, Pattern::Sequential);
-        let most = whole_ns / self.device.read_ns(len, Pattern::Random).max(1e-3);
+        let whole_ns = self.storage.read_ns(s.cluster_read, Pattern::Sequential);
+        let most = whole_ns / self.storage.read_ns(len, Pattern::Random).max(1e-3);
         let groups: Vec<(f64, f64)> = self.firing.groups(layer, first).collect();
         let mut sum = LayerReads::default();
         for cluster in groups.chunks(CLUSTER / GROUP) {
@@ -113,7 +113,7 @@ impl CostModel<'_> {
             let (whole, singles) = split(missed, (VARIANCE_RATIO * varies * named).sqrt(), most);
             let mut reads = self.picks(neurons * (1.0 - whole), len, singles);
             let latency_ns = if whole > 0.5 {
-                self.device.latency_ns(s.cluster_read)
+                self.storage.latency_ns(s.cluster_read)
             } else {
                 0.0
             };
@@ -153,15 +153,15 @@ impl CostModel<'_> {
         }
         let bytes = wanted * len as f64 + joined * gap;
         let each = (bytes / commands) as u64;
-        let ns = self.device.read_ns(each, Pattern::Random);
+        let ns = self.storage.read_ns(each, Pattern::Random);
         LayerReads {
             count: wanted,
             ns: commands * ns,
             bytes,
             checked: wanted * len as f64,
             busy_ns: commands * self.busy(each, ns),
-            cpu_ns: commands * self.device.cpu_ns(each),
-            latency_ns: self.device.latency_ns(each),
+            cpu_ns: commands * self.storage.cpu_ns(each),
+            latency_ns: self.storage.latency_ns(each),
             ..LayerReads::default()
         }
     }
@@ -169,7 +169,7 @@ impl CostModel<'_> {
     /// Nanoseconds for which a command of `len` bytes, one every `ns`, occupies the I/O thread's
     /// core: its CPU time, or the whole interval if that is shorter than a wake-up.
     fn busy(&self, len: u64, ns: f64) -> f64 {
-        self.device.cpu_ns(len).max(ns.min(self.machine.wake_ns))
+        self.storage.cpu_ns(len).max(ns.min(self.machine.wake_ns))
     }
 
     /// `count` sequential reads of whole clusters. The latency of the first read is not included: a
@@ -187,7 +187,7 @@ impl CostModel<'_> {
             bytes,
             checked_alone: bytes,
             busy_ns: count * self.busy(len, ns),
-            cpu_ns: count * self.device.cpu_ns(len),
+            cpu_ns: count * self.storage.cpu_ns(len),
             ..LayerReads::default()
         }
     }
@@ -220,7 +220,7 @@ impl CostModel<'_> {
             checked: whole.bytes,
             checked_alone: 0.0,
             latency_ns: if self.shape.visited < 1.0 {
-                self.device.latency_ns(self.shape.cluster_read)
+                self.storage.latency_ns(self.shape.cluster_read)
             } else {
                 0.0
             },

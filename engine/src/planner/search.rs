@@ -4,33 +4,16 @@
 use super::budget::Division;
 use super::facts::Planner;
 use super::plan::Plan;
-use crate::ablation::Ablation;
-use crate::cluster::HOT;
+use crate::ablation::Policy;
 use crate::error::{Error, at_next_start};
 use crate::memory::Needs;
-
-/// Number of candidate cluster counts for a device, evenly spaced.
-const CANDIDATES: u64 = 64;
 
 /// Number of layer counts with resident Gate rows compared first; a bisection refines the best.
 const GATE_STEPS: u64 = 8;
 
-/// Largest slowdown of decode for a longer chunk that a device computes: prompts gain more.
-const MAX_SLOWDOWN: f64 = 1.08;
-
 /// A forecast has an error of about 10 %, so a choice that moves more bytes must promise a larger
 /// gain: whole clusters instead of single neurons, or a long chunk instead of cached weights.
 pub(crate) const FORECAST_MARGIN: f64 = 1.1;
-
-/// Smallest speedup for which a device is used: less is within the noise of its measured times.
-const MIN_LANE_GAIN: f64 = 1.02;
-
-/// A division with its expected tokens per second, for decode and for a prompt.
-struct Candidate {
-    decode: f64,
-    prompt: f64,
-    division: Division,
-}
 
 /// Which ways of loading neurons a new division may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,116 +44,7 @@ impl Planner {
             let (chunk, needs) = self.chunk(needs, budget)?;
             self.divided(budget, needs, chunk, self.batch)
         })?;
-        let found = self.with_lane(budget, division.clone());
-        Ok(self.with_longer_chunk(budget, &division, found))
-    }
-
-    /// Takes a longer chunk if a lane computes nearly all of it, decode becomes at most
-    /// [`MAX_SLOWDOWN`] times slower, and prompts gain at least the square of that factor.
-    fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
-        // A single text gets long chunks while its prompt is computed (`Planner::for_prompt`).
-        if self.batch == 1 || self.lane.as_ref().is_none_or(|lane| lane.at_once == 0) {
-            return found;
-        }
-        let speeds =
-            |d: &Division| [d.batch.max(1), d.chunk.max(2)].map(|rows| self.speed(d, rows));
-        let [decode, prompt] = speeds(&found);
-        let longer = self.scratch.iter().map(|s| s.chunk);
-        let others = longer
-            .filter(|&chunk| chunk > found.chunk)
-            .filter_map(|chunk| {
-                let needs = self.needs_with(&plain.needs, chunk);
-                let divided = self.divided(budget, needs, chunk, plain.batch).ok()?;
-                let same = divided.memory.gate_banks == plain.memory.gate_banks;
-                same.then(|| self.with_lane(budget, divided))
-            });
-        let best = others
-            .filter(|other| other.widths.streamed(other.chunk) > 0)
-            .map(|other| (speeds(&other), other))
-            .filter(|([one, many], _)| {
-                let (lost, won) = (decode / one.max(1e-9), many / prompt.max(1e-9));
-                lost <= MAX_SLOWDOWN && won >= lost.powi(2) * MIN_LANE_GAIN
-            })
-            .max_by(|a, b| a.0[1].total_cmp(&b.0[1]));
-        best.map_or(found, |(_, best)| best)
-    }
-
-    /// Gives a lane the hottest clusters of each bank: as many as the user asked for, or the
-    /// number with the fastest decode (ties: the fastest prompt). Candidates are [`CANDIDATES`]
-    /// evenly spaced numbers, and the balanced one, for which lane and CPU finish together if only hot
-    /// neurons counted. A lane with other bits than the CPU's has what the user gave it.
-    fn with_lane(&self, budget: u64, division: Division) -> Division {
-        let Some(lane) = &self.lane else {
-            return division;
-        };
-        let division = Division {
-            widths: self.widths(&division, self.threads),
-            ..division
-        };
-        // Its part is fixed, and in the needs.
-        if !lane.same_bits {
-            return division;
-        }
-        let all = division.needs.clusters;
-        let room = (self.room_for_neurons(lane, &division) / lane.cluster_len.max(1)).min(all);
-        let with = |clusters: u64| {
-            let needs = lane.holding(&division.needs, clusters);
-            let divided = self.divided(budget, needs, division.chunk, division.batch);
-            let same = |d: &Division| d.memory.gate_banks == division.memory.gate_banks;
-            divided.ok().filter(same).map(|divided| Division {
-                widths: division.widths.clone(),
-                ..divided
-            })
-        };
-        if lane.asked {
-            let mut fewer = std::iter::successors(Some(room), |&n| Some(n * 3 / 4));
-            let found = fewer.by_ref().take_while(|&n| n > 0).find_map(with);
-            return found.unwrap_or(division);
-        }
-        // Experts use a lane only on explicit request: few tokens visit each of them, and only prompts have them in groups.
-        if self.shape.visited < 1.0 {
-            return division;
-        }
-        let hot: u64 = if division.scans(&self.shape) {
-            all
-        } else {
-            self.hot(division.batch).iter().map(|&n| u64::from(n)).sum()
-        };
-        // Share of a hot cluster that the CPU computes: all of it, or the neurons that fire.
-        let computed = if division.scans(&self.shape) {
-            1.0
-        } else {
-            division.needs.gate_share() * (1.0 - HOT) + HOT
-        };
-        let cpu = computed * lane.cpu_cluster;
-        let balanced = (lane.times).balanced(hot.min(room), cpu, self.shape.layers);
-        let apart = (1..=CANDIDATES).map(|i| room * i / CANDIDATES);
-        let enough = |&n: &u64| n >= self.shape.layers as u64;
-        let candidates = apart.chain([balanced]).filter(enough).filter_map(with);
-        self.best_of(division.clone(), candidates)
-    }
-
-    /// The candidate with the fastest prompt among those with near-best decode; `plain` if no
-    /// candidate reaches [`MIN_LANE_GAIN`].
-    fn best_of(&self, plain: Division, others: impl Iterator<Item = Division>) -> Division {
-        let of = |division: Division| Candidate {
-            decode: self.speed(&division, division.batch.max(1)),
-            prompt: self.prompt_speed(&division),
-            division,
-        };
-        let plain = of(plain);
-        let pays = |one: &Candidate| {
-            let prompts = one.prompt > MIN_LANE_GAIN * plain.prompt;
-            one.decode > MIN_LANE_GAIN * plain.decode
-                || prompts && MIN_LANE_GAIN * one.decode >= plain.decode
-        };
-        let worth_it: Vec<Candidate> = others.map(of).filter(pays).collect();
-        let fastest = worth_it.iter().map(|one| one.decode).fold(0.0, f64::max);
-        let near = worth_it
-            .into_iter()
-            .filter(|one| MIN_LANE_GAIN * one.decode >= fastest);
-        let better = |a: Candidate, b: Candidate| if b.prompt > a.prompt { b } else { a };
-        near.reduce(better).unwrap_or(plain).division
+        Ok(self.beside_lane(budget, division))
     }
 
     /// Divides again for another budget or number of sequences while the engine is open. The chunk
@@ -231,10 +105,9 @@ impl Planner {
     }
 
     /// Whether forecasts of single neurons and of whole clusters are compared. They apply to one
-    /// text: with several, the border between the regions follows the batch. A device's own search
-    /// begins with what is found.
-    fn compares(&self) -> bool {
-        let full = self.ablation == Ablation::Full && !self.gates_stay;
+    /// text: with several, the border between the regions follows the batch.
+    pub(crate) fn compares(&self) -> bool {
+        let full = self.policy == Policy::FULL && !self.gates_stay;
         full && self.batch == 1
     }
 
@@ -318,12 +191,12 @@ impl Planner {
     /// The budget that holds the whole model with the longest chunk, and what a lane holds if memory is no limit: the CPU has
     /// Gate rows of these neurons too.
     pub fn full_budget(&self) -> u64 {
-        let all = self.needs_with(&self.needs, self.longest_chunk());
-        let full = all.full_budget();
+        let needs = self.needs_with(&self.needs, self.longest_chunk());
+        let full = needs.full_budget();
         let follows = self.lane.as_ref().filter(|lane| lane.follows());
         let with_lane = follows.and_then(|lane| {
             let clusters = self.divide(2 * full).ok()?.needs.lane_clusters;
-            Some(lane.holding(&all, clusters).full_budget())
+            Some(lane.holding(&needs, clusters).full_budget())
         });
         full.max(with_lane.unwrap_or(0))
     }

@@ -12,12 +12,12 @@ use super::pass::{Limit, PredictorNeeds, Shape};
 use super::plan::Basis;
 use super::rates::Rates;
 use super::search::Candidates;
-use crate::ablation::Ablation;
+use crate::ablation::{Ablation, Policy};
 use crate::cluster::CLUSTER;
+use crate::forward::scratch_room::ScratchRoom;
 use crate::lane::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, LaneTimes, Widths};
 use crate::memory::{Needs, SlotContents};
 use crate::mixer::state_shape;
-use crate::scratch::{Scratch, ScratchRoom};
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;
@@ -77,14 +77,14 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
         firing,
         expert_misses: None,
         rates: Rates::assumed(4, Isa::Neon),
-        device: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
+        storage: ReadCost::simulated(&SimOptions::new(profile, 0), 32, 4 << 30),
         stream: ReadCost::simulated(&SimOptions::new(profile, 0), 4, 4 << 30),
         threads: 4,
         threads_fixed: false,
         context: 1024,
         hot_clusters: (1..=8).map(|b| vec![20 + 8 * b; LAYERS]).collect(),
         batch: 1,
-        ablation: Ablation::Full,
+        policy: Policy::FULL,
         gates_stay: false,
         predictor: PredictorNeeds::default(),
         gates_first: true,
@@ -254,7 +254,7 @@ fn speculation_hides_reads() {
     let budget = p.needs.budget_for_share(0.7);
     let ahead = p.plan(budget).unwrap();
     assert!(!ahead.gates_resident && ahead.reads_per_bundle == 1);
-    p.ablation = Ablation::NoPipeline;
+    p.policy = Ablation::NoPipeline.policy();
     let late = p.plan(budget).unwrap();
     assert_eq!(ahead.memory.slots, late.memory.slots);
     let [ahead, late] = [ahead.decode, late.decode];
@@ -449,7 +449,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
         context: 1024,
         threads: 4,
     };
-    let scratch = Scratch::bytes_for(c, room);
+    let scratch = room.bytes(c);
     Needs {
         lane_clusters: 0,
         lane: 0,

@@ -1,7 +1,7 @@
 //! Rows of passes that were stopped between two layers.
 
 use super::request::RequestId;
-use crate::pass::Pass;
+use crate::forward::pass::Pass;
 
 /// Rows of a pass that belong to one request.
 #[derive(Debug, Clone, Copy)]

@@ -22,12 +22,12 @@ use super::request::{Request, RequestId, Stop};
 use super::spans::{PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
-use crate::decoder::Hooks;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
+use crate::forward::Hooks;
+use crate::forward::streams;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
-use crate::streams;
 
 /// Rows that a pass of a model in memory computes in hardly more time than one.
 const FREE_ROWS: usize = 32;
@@ -233,14 +233,14 @@ impl<'e> Stepper<'e> {
         let counted = self.engine.counters().since(before);
         let store = &self.engine.decoder.ffn.store;
         // Streamed neurons are read once per pass for any number of requests.
-        let streamed = store.residency.banks.streamed();
+        let streamed = store.streamed();
         let needed = counted.hot_hits + counted.hits + counted.misses;
         let pass = groups::PassCost {
             tokens: rows,
             needed: needed.saturating_sub(streamed),
             missed: counted.misses.saturating_sub(streamed),
             neurons: store.layout.total() - streamed,
-            slots: store.residency.capacity(),
+            slots: store.capacity(),
             time,
             wait: Duration::from_nanos(counted.wait_ns),
         };
@@ -304,7 +304,7 @@ impl<'e> Stepper<'e> {
     /// Rows of a pass. Where passes read weights or a device computes them, short ones save little time.
     fn pass_size(&self) -> PassSize {
         let (rows, ffn) = (self.engine.most_rows(), &self.engine.decoder.ffn);
-        let in_memory = ffn.store.residency.capacity() >= ffn.store.layout.total();
+        let in_memory = ffn.store.capacity() >= ffn.store.layout.total();
         let free = match in_memory && ffn.lane.is_none() {
             true => FREE_ROWS.min(rows / 8),
             false => rows,

@@ -2,13 +2,13 @@
 
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
-use emberflow_storage::container::MappedBundles;
 use emberflow_storage::trace::{Kind, Open, Tracer};
 
 use super::content::SlotContent;
 use super::job::{Held, Step};
 use super::latch::Latch;
 use super::layout::Layout;
+use super::mapping::Mapping;
 use super::residency::{Residency, vectors, write};
 use crate::cluster::CLUSTER;
 use crate::error::Error;
@@ -49,7 +49,7 @@ pub(super) enum Place<'a> {
 pub(super) struct ClusterMemory<'a> {
     pub layout: &'a Layout,
     pub residency: &'a Residency,
-    pub mapped: Option<&'a MappedBundles>,
+    pub mapped: Option<&'a Mapping>,
     pub latch: &'a Latch,
     pub tracer: &'a Tracer,
 }
@@ -111,8 +111,8 @@ impl<'a> ClusterBytes<'a> {
             }
             Place::Cold(held) => return self.cold(neuron, &held[i], scales),
             Place::Mapped => {
-                let container = &self.memory.layout.container;
-                let bundle = (self.memory.mapped)?.bundle(container, self.bank as usize, neuron);
+                let key = Key::new(self.bank, neuron);
+                let bundle = (self.memory.mapped)?.bundle(self.memory.layout, key);
                 self.memory.latch.intact(bundle)?
             }
             Place::Nowhere => return None,

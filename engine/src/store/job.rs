@@ -118,7 +118,7 @@ impl Item {
 }
 
 /// The current layer.
-pub(crate) struct Job {
+pub(super) struct Job {
     /// Index of the layer in the model.
     layer: usize,
     /// Whether the pass has at least [`MANY`] tokens.

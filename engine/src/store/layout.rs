@@ -186,7 +186,7 @@ impl Layout {
         self.cover(bank, neurons.start, 0, neurons.len() * stride)
     }
 
-    /// Two reads instead of one, for the ablation without bundles.
+    /// Two reads instead of one, for a policy without bundles.
     pub fn halves(&self, whole: Cover) -> [Cover; 2] {
         let unit = self.slack() as u32;
         let first = (whole.len / 2).next_multiple_of(unit).min(whole.len);

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use emberflow_storage::container::MappedBundles;
+use emberflow_storage::cache::Key;
+use emberflow_storage::container::{MappedBundles, TensorRows};
 
 use super::layout::Layout;
 use crate::error::Error;
@@ -15,7 +16,7 @@ const AROUND: u64 = 1 << 20;
 
 /// A mapped container, and the banks whose pages may be resident.
 pub(super) struct Mapping {
-    pub bundles: MappedBundles,
+    bundles: MappedBundles,
     /// (bank, use number), oldest first. Only the last use of a bank counts.
     uses: VecDeque<(u32, u64)>,
     /// By bank: number of its last use; 0 if its pages were released.
@@ -78,6 +79,7 @@ impl Mapping {
         layout: &Layout,
         banks: impl Iterator<Item = u32>,
     ) -> Result<(), Error> {
+        self.bundles.still_whole()?;
         let first = self.next;
         for bank in banks {
             if self.last[bank as usize] == 0 {
@@ -93,6 +95,29 @@ impl Mapping {
             self.next += 1;
         }
         self.shrink(layout, first)
+    }
+
+    /// The bundle of a neuron, verified on first use.
+    pub fn bundle(&self, layout: &Layout, key: Key) -> Result<&[u8], Error> {
+        let bank = key.bank as usize;
+        Ok((self.bundles).bundle(&layout.container, bank, key.neuron)?)
+    }
+
+    /// Passes the `wanted` rows of a table to `then`, and releases their pages.
+    pub fn fetch(
+        &self,
+        layout: &Layout,
+        rows: &TensorRows,
+        wanted: impl Iterator<Item = u32>,
+        then: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        self.bundles.still_whole()?;
+        for (number, row) in wanted.enumerate() {
+            let row = row as usize;
+            then(number, self.bundles.row(&layout.container, rows, row)?);
+            self.bundles.release_row(rows, row)?;
+        }
+        Ok(())
     }
 
     /// Releases banks last used before `until`, oldest first, down to the limit.

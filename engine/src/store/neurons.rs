@@ -5,7 +5,9 @@
 mod ahead;
 mod arrivals;
 mod fill;
+mod items;
 mod layer;
+mod report;
 mod rows;
 
 pub(crate) use rows::RowReads;
@@ -24,12 +26,12 @@ use super::latch::Latch;
 use super::layout::Layout;
 use super::mapping::Mapping;
 use super::prefetch::{Guesses, Prefetch};
-use super::reads::Reads;
-use super::residency::{Cold, Known, Naming, Preferences, Residency};
-use super::rules::{Policy, Rules};
-use crate::ablation::Ablation;
+use super::reads::{IoDriver, Reads};
+use super::residency::{Cold, Known, Naming, Preferences, Residency, Resident};
+use super::rules::{Rules, Settings};
+use crate::ablation::{Overlap, Policy};
 use crate::bundle::NeuronRows;
-use crate::counters::{Counters, nanoseconds};
+use crate::counters::Counters;
 use crate::error::Error;
 use crate::lane::Outside;
 use crate::memory::MemoryPlan;
@@ -66,6 +68,8 @@ pub(crate) struct StoreSetup<'a> {
     pub gates_first: bool,
     /// By layer: every token needs all neurons, while other layers are sparse.
     pub always: Vec<bool>,
+    /// Enabled mechanisms.
+    pub policy: Policy,
     pub options: &'a Options,
     pub tracer: Tracer,
 }
@@ -73,20 +77,21 @@ pub(crate) struct StoreSetup<'a> {
 /// The neurons of a model under a memory budget.
 pub(crate) struct NeuronStore {
     pub layout: Arc<Layout>,
-    pub policy: Policy,
-    pub residency: Residency,
-    pub reads: Reads,
-    pub prefetch: Prefetch,
-    pub job: Job,
+    settings: Settings,
+    overlap: Overlap,
+    pub(super) residency: Residency,
+    pub(super) reads: Reads,
+    prefetch: Prefetch,
+    pub(super) job: Job,
     /// Clusters outside of these regions.
     pub outside: Outside,
-    /// The mapped file, for the mmap ablation.
+    /// The mapped file, from which bytes come instead of reads.
     mapped: Option<Mapping>,
     /// Number of compute threads; they are idle while memory is filled.
     threads: usize,
     counters: Counters,
     /// The first failure, including one of a device, ends all passes.
-    pub latch: Arc<Latch>,
+    latch: Arc<Latch>,
     pub tracer: Tracer,
 }
 
@@ -95,6 +100,7 @@ impl NeuronStore {
     pub fn open(setup: StoreSetup<'_>) -> Result<Self, Error> {
         let StoreSetup {
             memory: plan,
+            policy,
             options,
             tracer,
             source,
@@ -102,35 +108,36 @@ impl NeuronStore {
             ..
         } = setup;
         let (layout, latch) = (Arc::new(setup.layout), Arc::<Latch>::default());
-        let (memory, ablation) = (region_memory(options.lock), options.lab.ablation);
-        let mapped = match ablation {
-            Ablation::Mmap => Some(Mapping::new(&layout, plan)?),
-            _ => None,
-        };
+        let memory = region_memory(options.lock);
+        let mapped = (policy.mapped.then(|| Mapping::new(&layout, plan))).transpose()?;
         let prefers = Preferences {
             naming: setup.naming,
             always: setup.always,
             hot_wanted: setup.hot_wanted,
             known: setup.known,
-            ablation,
+            keep: policy.keep,
             memory,
         };
         let shared = || Arc::clone(&layout);
         let residency = Residency::new(shared(), plan, prefers)?;
         let reads = {
+            let (inline, trace) = (policy.reads_inline, tracer.clone());
+            let io = IoDriver::open(&layout, source, options, inline, trace)?;
             let (latch, tracer) = (Arc::clone(&latch), tracer.clone());
-            Reads::start(shared(), source, options, buffers, memory, latch, tracer)?
+            Reads::new(shared(), io, buffers, memory, latch, tracer)?
         };
         let (neurons, clusters) = (layout.neurons_at_once(), layout.clusters_at_once());
         Ok(Self {
-            policy: Policy {
-                ablation,
+            settings: Settings {
+                mapped: policy.mapped,
+                bundles: policy.bundles,
                 costs: setup.costs,
                 gates_first: setup.gates_first,
             },
+            overlap: policy.overlap,
             residency,
             reads,
-            prefetch: Prefetch::new(shared(), options.lab.read_ahead),
+            prefetch: Prefetch::new(shared(), policy.prefetches, options.lab.read_ahead),
             job: Job::new(layout.banks(), neurons, clusters),
             outside: Outside::new(vec![0; layout.banks()]),
             mapped,
@@ -157,11 +164,32 @@ impl NeuronStore {
         self.fill(0, upload)
     }
 
-    /// Switches to another plan between two passes. Results do not depend on the plan.
-    pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+    /// Switches to another plan between two passes. Results do not depend on the plan. Returns the
+    /// resident Gate rows if they are those of other banks now.
+    pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<Option<&mut Resident>, Error> {
         self.latch.check()?;
+        let before = self.residency.banks.with_gates;
         let changed = self.change(plan);
-        self.latch.keep(changed)
+        self.latch.keep(changed)?;
+        let moved = self.residency.banks.with_gates != before;
+        Ok(moved.then(|| self.residency.gates_mut()))
+    }
+
+    /// The resident Gate rows, if gates determine the active set.
+    pub fn naming_gates(&mut self) -> Option<&mut Resident> {
+        let names = self.residency.banks.names_by_gates();
+        names.then(|| self.residency.gates_mut())
+    }
+
+    /// Resident Gate rows and scales, for reading.
+    pub fn gates(&self) -> &Resident {
+        self.residency.gates()
+    }
+
+    /// Moves the border between the regions towards that of `plan`, which has the same budget, with
+    /// `wanted` hot clusters per bank.
+    pub fn aim_border(&mut self, plan: &MemoryPlan, wanted: &[u32]) {
+        self.residency.aim_border(plan, wanted);
     }
 
     fn change(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
@@ -204,35 +232,21 @@ impl NeuronStore {
         }
         Ok(())
     }
-
-    /// Totals since the store was opened.
-    pub fn counters(&self) -> Counters {
-        let io = self.reads.stats();
-        Counters {
-            evictions: self.residency.evictions(),
-            reads: io.reads,
-            commands: io.commands,
-            bytes_read: io.bytes + io.gap_bytes,
-            wait_ns: nanoseconds(self.reads.waited()),
-            busy_ns: io.busy_ns,
-            ..self.counters
-        }
-    }
 }
 
 /// The rules of a bank in the current layer.
 fn rules<'a>(
-    policy: Policy,
+    settings: Settings,
     residency: &'a Residency,
     job: &Job,
     outside: &Outside,
 ) -> impl Fn(u32) -> Rules + use<'a> {
     let (many, whole) = (job.many, outside.all_needed);
-    move |bank| policy.rules(residency.bank(bank), many, whole)
+    move |bank| settings.rules(residency.bank(bank), many, whole)
 }
 
-/// Bytes of the queues, tables and `buffers` stream buffers of a store.
-pub(crate) fn io_bytes(layout: &Layout, buffers: u32, ablation: Ablation) -> u64 {
+/// Bytes of the queues, tables and `buffers` stream buffers of a store, whose file may be `mapped`.
+pub(crate) fn io_bytes(layout: &Layout, buffers: u32, mapped: bool) -> u64 {
     let per_neuron = size_of::<Read>() + 2 * size_of::<Completion>() + 40;
     let units = u32::try_from(layout.total_clusters()).unwrap_or(u32::MAX);
     let roaming = if layout.has_experts() {
@@ -240,9 +254,9 @@ pub(crate) fn io_bytes(layout: &Layout, buffers: u32, ablation: Ablation) -> u64
     } else {
         0
     };
-    let mapped = match ablation {
-        Ablation::Mmap => Mapping::least_bytes(layout),
-        _ => 0,
+    let mapped = match mapped {
+        true => Mapping::least_bytes(layout),
+        false => 0,
     };
     mapped
         + (layout.neurons_at_once() * per_neuron) as u64

@@ -85,8 +85,10 @@ impl Want {
 }
 
 /// Proposals after the current layer.
-pub(crate) struct Prefetch {
+pub(super) struct Prefetch {
     layout: Arc<Layout>,
+    /// Whether chosen and guessed neurons are read.
+    on: bool,
     /// The current layer.
     layer: usize,
     /// Next cluster of later layers to consider.
@@ -104,15 +106,16 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    /// `guesses`: experts may be guessed.
-    pub(super) fn new(layout: Arc<Layout>, guesses: bool) -> Self {
+    /// `on`: neurons that may not be needed are read. `guesses`: experts may be guessed then.
+    pub(super) fn new(layout: Arc<Layout>, on: bool, guesses: bool) -> Self {
         Self {
+            on,
             layer: 0,
             ahead: Ahead::default(),
             after: Series::default(),
             guessed: Series::default(),
             certain: false,
-            experts: Foresight::new(guesses),
+            experts: Foresight::new(on && guesses),
             neurons: Guesses::new(&layout),
             layout,
         }
@@ -276,6 +279,11 @@ impl Prefetch {
     /// Forgets the proposals for later layers; their clusters have been dropped.
     pub(super) fn forget(&mut self) {
         self.ahead = Ahead::default();
+    }
+
+    /// Whether chosen and guessed neurons are read.
+    pub(super) fn is_on(&self) -> bool {
+        self.on
     }
 
     /// Whether guessing experts pays off in this pass.

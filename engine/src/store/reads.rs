@@ -22,7 +22,6 @@ use emberflow_storage::trace::Tracer;
 
 use super::latch::Latch;
 use super::layout::{Cover, Layout};
-use crate::ablation::Ablation;
 use crate::error::Error;
 use crate::options::Options;
 use crate::trace::WAIT;
@@ -37,7 +36,7 @@ const BATCH: usize = 256;
 const SMALL: usize = 4 << 20;
 
 /// The thread that submits reads.
-enum IoDriver {
+pub(super) enum IoDriver {
     /// A dedicated I/O thread.
     Thread(IoThread),
     /// The compute thread.
@@ -48,21 +47,29 @@ impl IoDriver {
     /// Chooses who reads. In small models a layer's reads are few and short, and handing them to a
     /// thread takes longer than the device. Long reads need a thread that keeps the device busy
     /// during computation; so do reads next to a device that computes.
-    fn open(
+    ///
+    /// `inline`: the compute thread may read.
+    pub fn open(
         layout: &Layout,
         source: FileSource,
         options: &Options,
-        io: IoOptions,
-    ) -> Result<Self, IoError> {
+        inline: bool,
+        trace: Tracer,
+    ) -> Result<Self, Error> {
+        let io = IoOptions {
+            core: options.lab.io_core,
+            trace,
+            ..IoOptions::default()
+        };
         let real = matches!(options.lab.io, IoChoice::Auto | IoChoice::Uring);
-        let full = options.lab.ablation == Ablation::Full && io.core.is_none();
         let small = layout.most_bank_bytes() <= SMALL && !layout.has_experts();
-        if real && full && small && options.lane.is_none() {
+        if inline && real && small && io.core.is_none() && options.lane.is_none() {
             CallerIo::open(source, options.lab.io, io.limits, io.trace)
                 .map(|io| Self::Caller(Box::new(io)))
         } else {
             IoThread::spawn(source, options.lab.io, io).map(Self::Thread)
         }
+        .map_err(error)
     }
 
     /// Takes completions: at least `min`, unless nothing is outstanding.
@@ -87,7 +94,7 @@ pub(super) struct Arrival {
 }
 
 /// Reads in flight, and stream buffers.
-pub(crate) struct Reads {
+pub(super) struct Reads {
     layout: Arc<Layout>,
     io: IoDriver,
     /// Buffers for whole clusters.
@@ -113,26 +120,20 @@ fn error(e: IoError) -> Error {
 }
 
 impl Reads {
-    /// Opens the file, with capacity for up to `buffers` stream buffers; none is allocated yet.
-    pub(super) fn start(
+    /// With capacity for up to `buffers` stream buffers; none is allocated yet.
+    pub(super) fn new(
         layout: Arc<Layout>,
-        source: FileSource,
-        options: &Options,
+        io: IoDriver,
         buffers: u32,
         memory: ArenaOptions,
         latch: Arc<Latch>,
         tracer: Tracer,
     ) -> Result<Self, Error> {
-        let io = IoOptions {
-            core: options.lab.io_core,
-            trace: tracer.clone(),
-            ..IoOptions::default()
-        };
         let (len, align) = (layout.stream_len(), layout.memory_align());
         let buffers = Arena::with_limit(0, buffers, len, align, memory)
             .map_err(emberflow_storage::Error::from)?;
         Ok(Self {
-            io: IoDriver::open(&layout, source, options, io).map_err(error)?,
+            io,
             buffers,
             batch: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(2 * layout.neurons_at_once()),

@@ -24,7 +24,7 @@ use emberflow_storage::cache::Key;
 
 use super::layout::Layout;
 use super::rules::BankState;
-use crate::ablation::{Ablation, Keep};
+use crate::ablation::Keep;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 use crate::memory::MemoryPlan;
@@ -62,7 +62,7 @@ pub(super) struct Preferences<'a> {
     /// Hot clusters of each bank, by the statistics.
     pub hot_wanted: Vec<u32>,
     pub known: &'a Known,
-    pub ablation: Ablation,
+    pub keep: Keep,
     pub memory: ArenaOptions,
 }
 
@@ -80,9 +80,9 @@ pub struct LayerResidency {
 }
 
 /// The neurons in memory.
-pub(crate) struct Residency {
+pub(super) struct Residency {
     layout: Arc<Layout>,
-    pub banks: Banks,
+    pub(super) banks: Banks,
     /// Shared with compute threads while the active set is determined; exclusive between layers.
     gates: Arc<Resident>,
     pub(super) hot: HotClusters,
@@ -97,7 +97,7 @@ pub(crate) struct Residency {
     goal: Option<Goal>,
     /// By bank: scale of the predictor margins.
     spreads: Vec<Spread>,
-    ablation: Ablation,
+    keep: Keep,
     memory: ArenaOptions,
     /// Evictions of regions that have been replaced.
     past_evictions: u64,
@@ -110,12 +110,10 @@ impl Residency {
         plan: &MemoryPlan,
         prefers: Preferences<'_>,
     ) -> Result<Self, Error> {
-        let Preferences {
-            ablation, memory, ..
-        } = prefers;
+        let Preferences { keep, memory, .. } = prefers;
         let banks = Banks::new(&layout, prefers.naming, prefers.always);
         let content = banks.slots(plan.gate_banks > 0);
-        let mut cold = Cold::new(&layout, content, memory, ablation.eviction())?;
+        let mut cold = Cold::new(&layout, content, memory, keep.eviction())?;
         for (bank, frequencies) in (0..).zip(&prefers.known.frequencies) {
             for (neuron, &often) in (0..).zip(frequencies) {
                 cold.cache.set_prior(Key { bank, neuron }, often.into());
@@ -131,7 +129,7 @@ impl Residency {
             goal: None,
             spreads: vec![Spread::default(); layout.banks()],
             banks,
-            ablation,
+            keep,
             memory,
             past_evictions: 0,
             layout,
@@ -292,10 +290,7 @@ impl Residency {
     pub fn capacity(&self) -> u64 {
         let total = self.layout.total();
         let hot = self.hot.units() * CLUSTER as u64;
-        match self.ablation {
-            Ablation::Mmap => total,
-            _ => total.min(hot + u64::from(self.cold.cache.slots())),
-        }
+        total.min(hot + u64::from(self.cold.cache.slots()))
     }
 
     /// Looks up every neuron: milliseconds for a large model.
@@ -319,6 +314,11 @@ impl Residency {
             found
         };
         (0..self.layout.layers()).map(residency).collect()
+    }
+
+    /// Whether neurons stay after their layer.
+    pub(super) fn keeps_neurons(&self) -> bool {
+        self.keep != Keep::Nothing
     }
 
     /// Number of evictions so far.
@@ -366,7 +366,7 @@ impl Residency {
 
     /// Bytes of a cold slot including bookkeeping.
     fn slot_charge(&self) -> u64 {
-        let (resident, eviction) = (self.banks.with_gates > 0, self.ablation.eviction());
+        let (resident, eviction) = (self.banks.with_gates > 0, self.keep.eviction());
         self.layout.slot_charge(resident, eviction).max(1)
     }
 
@@ -452,7 +452,7 @@ impl Residency {
         } else if self.belongs_hot(bank, cluster) {
             self.keep_cluster(bank, cluster, buffer);
             self.forget_neurons(bank, cluster);
-        } else if !self.banks.scans(bank) && self.ablation.keep() != Keep::Nothing {
+        } else if !self.banks.scans(bank) && self.keeps_neurons() {
             let (first, content) = (cluster * CLUSTER as u32, *self.banks.content(bank));
             let bundles = &buffer[self.layout.shift(bank, first, 0)..];
             for &neuron in ids.iter().filter(|&&neuron| keeps(neuron)) {

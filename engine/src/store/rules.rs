@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! nothing needed ────────────────────────────────► Unused
-//! mmap ablation ─────────────────────────────────► Mapped
+//! the file is mapped ────────────────────────────► Mapped
 //! in the hot region ─────────────────────────────► Hot
 //! in flight as a whole ──────────────────────────► Whole     one sequential read
 //! no cold region, or becomes hot ────────────────► Whole
@@ -14,7 +14,6 @@
 //! ```
 
 use super::costs::ReadCosts;
-use crate::ablation::{Ablation, Overlap};
 
 /// State of a bank in memory: the input of its rules.
 #[derive(Debug, Clone, Copy)]
@@ -29,35 +28,33 @@ pub(super) struct BankState {
 
 /// Settings shared by all banks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Policy {
-    pub(super) ablation: Ablation,
-    pub(super) costs: ReadCosts,
+pub(super) struct Settings {
+    /// The file is mapped; no reads are submitted.
+    pub mapped: bool,
+    /// One read covers all vectors of a neuron.
+    pub bundles: bool,
+    pub costs: ReadCosts,
     /// Two-phase loading where Gate rows are not resident: Gate rows are read before Up and Down.
-    pub(super) gates_first: bool,
+    pub gates_first: bool,
 }
 
-impl Policy {
-    /// Overlap of computation and reads that the ablation allows.
-    pub fn overlap(&self) -> Overlap {
-        self.ablation.overlap()
-    }
-
+impl Settings {
     /// Whether a bank's neurons are read in two phases, Gate row first.
-    pub(super) fn reads_gates_first(&self, bank: BankState) -> bool {
+    pub fn reads_gates_first(&self, bank: BankState) -> bool {
         self.gates_first && !bank.gates_resident && bank.cold
     }
 
     /// A bank's rules in a pass. `many`: it has at least [`MANY`](super::job::MANY) tokens.
     /// `whole`: a device needs all vectors of a neuron.
-    pub(super) fn rules(&self, bank: BankState, many: bool, whole: bool) -> Rules {
+    pub fn rules(&self, bank: BankState, many: bool, whole: bool) -> Rules {
         Rules {
-            mapped: self.ablation == Ablation::Mmap,
+            mapped: self.mapped,
             scans: bank.scans,
             many,
             cold: bank.cold,
             gates_first: self.reads_gates_first(bank) && !whole,
             gates_resident: bank.gates_resident,
-            bundles: self.ablation.bundles(),
+            bundles: self.bundles,
             costs: self.costs,
         }
     }

@@ -210,11 +210,10 @@ fn live(options: &StoreOptions, seed: u64, passes: usize) -> Result<[usize; 2], 
             0 if options.naming == Naming::Gates && chance(&mut random, 0.5) => {
                 store.set_plan(&partly(&world, &mut random))?;
             }
-            0 if options.naming != Naming::All => store.set_plan(&world.plan(
-                chance(&mut random, 0.5),
-                random.u64(..5),
-                256 + random.u64(..NEURONS - 256),
-            ))?,
+            0 if options.naming != Naming::All => {
+                let (gates, hot) = (chance(&mut random, 0.5), random.u64(..5));
+                store.set_plan(&world.plan(gates, hot, 256 + random.u64(..NEURONS - 256)))?;
+            }
             1 if options.naming != Naming::All => {
                 let hot = random.u64(..5);
                 let slots = 256 + random.u64(..200);

@@ -108,7 +108,9 @@ impl ScaleTensors {
                 expected,
             });
         };
-        let is_single = eight.is_some() && scales.shape.iter().all(|&size| size == 1);
+        // Of any number of dimensions. Beside blocks, it is the scale of a matrix within one block.
+        let one_block = blocks.iter().product::<usize>() == 1;
+        let is_single = one_block && eight.is_some() && scales.shape.iter().all(|&size| size == 1);
         if scales.shape != blocks && !is_single {
             return Err(Error::WrongShape {
                 path,
@@ -290,6 +292,36 @@ mod tests {
             json!({"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}),
         ] {
             assert!(of(bad.clone()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn one_scale_is_of_a_whole_matrix_or_of_its_only_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, [0; 8]).unwrap();
+        let file = DataFile::open(&path).unwrap();
+        let raw = |name: &str, dtype: &str, shape: &[usize]| Raw {
+            name: name.into(),
+            dtype: dtype.into(),
+            shape: shape.to_vec(),
+            offset: 0,
+        };
+        for (block, size, fits) in [
+            ([128, 128], 4096, false),
+            ([128, 128], 128, true),
+            (WHOLE, 4096, true),
+        ] {
+            let scale = raw("w.weight_scale_inv", "F32", &[1]);
+            let mut scales = ScaleTensors {
+                found: BTreeMap::from([(scale.name.clone(), (0, scale))]),
+                block: Some(block),
+            };
+            let read = scales.of(&raw("w.weight", "F8_E4M3", &[size, size]), &file);
+            match read {
+                Ok(_) => assert!(fits, "{block:?} {size}"),
+                Err(e) => assert!(!fits && e.to_string().contains("[32, 32]"), "{e}"),
+            }
         }
     }
 }

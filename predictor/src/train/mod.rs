@@ -113,7 +113,7 @@ pub struct GateLayer<'a> {
     pub fires: Fires,
     /// The layer's inputs.
     pub texts: Texts<'a>,
-    /// Outliers of the inputs are pruned ([`Activations::set_pruned`](emberflow_kernels::Activations::set_pruned)).
+    /// Outliers of the inputs are pruned ([`Cpu::pruning`](emberflow_kernels::Cpu::pruning)).
     pub pruned: bool,
     /// Recall to calibrate for, 0 to 1.
     pub recall: f64,

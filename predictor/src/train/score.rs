@@ -67,8 +67,8 @@ impl Trainer<'_> {
             return;
         }
         let mut quantized = Activations::default();
-        quantized.set_pruned(layer.pruned);
-        cpu.quantize_activations(inputs, tokens, &mut quantized);
+        let pruning = cpu.pruning(layer.pruned);
+        pruning.quantize_activations(inputs, tokens, &mut quantized);
         let features = Features {
             normed: inputs,
             quantized: quantized.all(),
@@ -142,8 +142,8 @@ impl Trainer<'_> {
     ) -> CutoffFit {
         let (cpu, tokens) = (self.on.cpu, inputs.len() / layer.d);
         let mut quantized = Activations::default();
-        quantized.set_pruned(layer.pruned);
-        cpu.quantize_activations(inputs, tokens, &mut quantized);
+        let pruning = cpu.pruning(layer.pruned);
+        pruning.quantize_activations(inputs, tokens, &mut quantized);
         let features = Features {
             normed: inputs,
             quantized: quantized.all(),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use emberflow_engine::{Engine, Event, Stepped, Stepper};
 use emberflow_storage::io::{IoChoice, Profile, SimOptions};
 use emberflow_tests::kinds::Kind;
-use emberflow_tests::visited;
+use emberflow_tests::{squeeze, visited};
 
 use super::texts::{admit, alone, drain, engine, options, prompt, request, text};
 
@@ -113,6 +113,7 @@ fn misses(together: usize) -> u64 {
     options.lab.io = IoChoice::Sim(SimOptions::new(Profile::Emmc, 7));
     options.lab.profiles = false;
     let mut engine = Engine::open(Kind::Attention.model(), options).unwrap();
+    squeeze(&mut engine, 0.45);
     let mut stepper = Stepper::new(&mut engine);
     for first in (0..4).step_by(together) {
         for n in first..first + together as u32 {

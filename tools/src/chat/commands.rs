@@ -215,7 +215,9 @@ impl Setting {
             Self::RepeatPenalty => {
                 chosen.repetition_penalty = parsed(value, "a number above 0, 1 for off")?;
             }
-            Self::Seed => settings.seed = parsed(value, "a whole number")?.unwrap_or(usual.seed),
+            Self::Seed => {
+                settings.seed = parsed(value, "a whole number of 0 or more")?.unwrap_or(usual.seed)
+            }
             Self::Tokens => {
                 let most: Option<i64> = parsed(value, "a number of tokens, -1 for no limit")?;
                 if let Some(wrong) = most.filter(|&most| most < -1 || most == 0) {

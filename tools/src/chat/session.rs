@@ -84,9 +84,10 @@ impl Session {
     }
 
     /// Tokens of the conversation, without its oldest exchanges if they leave less than a quarter of the context for the
-    /// answer.
+    /// answer. If the last message alone is longer than the context, nothing is dropped: it will be refused.
     fn prompt(&mut self) -> Result<Vec<u32>, Failure> {
         let context = self.context.length;
+        let mut whole = None;
         loop {
             let rendered = self.template.render(self.said.conversation())?;
             // The template writes its special tokens itself.
@@ -94,10 +95,18 @@ impl Session {
             if ids.is_empty() {
                 return Err(Failure::usage("the chat template renders an empty text"));
             }
-            if ids.len() < context - context / 4 || !self.said.drop_oldest() {
+            if ids.len() < context - context / 4 || self.said.turns() < 2 {
+                match whole {
+                    Some(whole) if ids.len() >= context => self.said = whole,
+                    Some(_) => {
+                        tell("(the context is nearly full: the oldest exchanges are dropped)")
+                    }
+                    None => {}
+                }
                 return Ok(ids);
             }
-            tell("(the context is nearly full: dropping the oldest exchange)");
+            whole.get_or_insert_with(|| self.said.clone());
+            self.said.drop_oldest();
         }
     }
 
@@ -111,8 +120,6 @@ impl Session {
         tell_end(&report, made.generation.stop, how, self.context);
         if tracing::enabled!(tracing::Level::INFO) {
             tell(format_args!("\n{}", report.summary()));
-        } else if !how.commands {
-            tell(format_args!("({})", speed(&report)));
         }
         self.statistics = Some(self.line(&report));
         Ok(())
@@ -149,11 +156,15 @@ impl Session {
                 tell("(the conversation is forgotten)");
             }
             ChatCommand::Retry => {
-                self.said.take_back_answer()?;
+                let before = self.said.take_back_answer()?;
                 if self.settings.sampling(self.engine.text()).temperature == 0.0 {
                     tell("(greedy, so the answer is the same; /set temp 0.8 for others)");
                 }
-                return Ok(Next::Answered(self.answer()?));
+                let answered = self.answer();
+                if answered.is_err() {
+                    self.said.put_back_answer(before);
+                }
+                return Ok(Next::Answered(answered?));
             }
             ChatCommand::Stats => match &self.statistics {
                 Some(line) => tell(format_args!("({line})")),

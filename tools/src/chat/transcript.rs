@@ -69,8 +69,9 @@ impl Transcript {
         self.0.messages.len() - self.first_turn()
     }
 
-    /// Adds a message of the user.
+    /// Adds a message of the user, in place of one without an answer.
     pub fn ask(&mut self, text: &str) {
+        self.take_back_question();
         self.0.messages.push(Message::new("user", text));
     }
 
@@ -84,33 +85,42 @@ impl Transcript {
         self.0.messages.pop_if(|last| has_role(last, "user"));
     }
 
-    /// Removes the last answer, so that the message before it can be answered again.
+    /// Removes the last answer, so that the message before it can be answered again. Returns what was removed.
     ///
     /// # Errors
     /// A usage error if nothing was asked.
-    pub fn take_back_answer(&mut self) -> Result<(), Failure> {
+    pub fn take_back_answer(&mut self) -> Result<Vec<Message>, Failure> {
         let messages = &mut self.0.messages;
         let answered = messages
             .iter()
             .rposition(|message| has_role(message, "user"));
         match answered {
-            Some(at) => {
-                messages.truncate(at + 1);
-                Ok(())
-            }
+            Some(at) => Ok(messages.split_off(at + 1)),
             None => Err(Failure::usage(
                 "there is nothing to answer again: write a message first",
             )),
         }
     }
 
-    /// Drops the oldest exchange, but never the last message. Returns whether there was one.
+    /// Puts back what [`take_back_answer`](Self::take_back_answer) removed, if there is no other answer.
+    pub fn put_back_answer(&mut self, answer: Vec<Message>) {
+        let messages = &mut self.0.messages;
+        if messages.last().is_some_and(|last| has_role(last, "user")) {
+            messages.extend(answer);
+        }
+    }
+
+    /// Drops the oldest exchange, a question with what follows it up to the next question, but never the last message.
+    /// Returns whether there was one.
     pub fn drop_oldest(&mut self) -> bool {
         let (first, messages) = (self.first_turn(), &mut self.0.messages);
         if messages.len() <= first + 1 {
             return false;
         }
-        messages.drain(first..(first + 2).min(messages.len() - 1));
+        let mut later = messages.iter().skip(first + 1);
+        let length = later.position(|message| has_role(message, "user"));
+        let end = length.map_or(messages.len() - 1, |length| first + 1 + length);
+        messages.drain(first..end);
         true
     }
 
@@ -222,6 +232,36 @@ mod tests {
         chat.take_back_question();
         chat.take_back_question();
         assert_eq!(said(&chat), ["s:Be short."]);
+    }
+
+    #[test]
+    fn a_question_without_answer_is_replaced_and_a_removed_answer_put_back() {
+        let mut chat = Transcript::new(None);
+        chat.ask("q1");
+        chat.ask("q2");
+        assert_eq!(said(&chat), ["u:q2"]);
+        chat.answer("a2");
+        let answer = chat.take_back_answer().unwrap();
+        assert_eq!(said(&chat), ["u:q2"]);
+        chat.put_back_answer(answer.clone());
+        chat.put_back_answer(answer);
+        assert_eq!(said(&chat), ["u:q2", "a:a2"]);
+    }
+
+    #[test]
+    fn exchanges_of_any_length_are_dropped_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("chat.json");
+        let roles = ["user", "user", "assistant", "assistant", "user"];
+        let messages = roles.map(|role| serde_json::json!({"role": role, "content": &role[..1]}));
+        let saved = serde_json::json!({"messages": messages});
+        std::fs::write(&path, saved.to_string()).unwrap();
+        let mut chat = Transcript::new(Some("s"));
+        chat.load(&path).unwrap();
+        assert!(chat.drop_oldest());
+        assert_eq!(said(&chat), ["u:u", "a:a", "a:a", "u:u"]);
+        assert!(chat.drop_oldest() && !chat.drop_oldest());
+        assert_eq!(said(&chat), ["u:u"]);
     }
 
     #[test]

@@ -54,20 +54,20 @@ pub struct RunArgs {
     pub policy: Ablation,
     /// Temperature; 0 = greedy. This and the next four options default to the model's recommendation, else to
     /// greedy (or temperature 1 with --top-k, --top-p or --min-p); with --chat to 0.8, top-k 40, top-p 0.95, min-p 0.05.
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temp: Option<f32>,
     /// Top-k sampling: sample from the K most likely tokens; 0 = off.
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
     /// Top-p (nucleus) sampling: sample from the most likely tokens with this cumulative probability;
     /// 1 = off.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Min-p sampling: minimum probability relative to the most likely token; 0 = off.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Penalty for recent tokens; 1 = off.
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
     /// RNG seed.
     #[arg(long, value_name = "S", default_value_t = 0)]

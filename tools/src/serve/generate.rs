@@ -74,12 +74,12 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 tokens,
                 repetition,
             }) => {
-                let (rest, reason) = pending.rest(index, end.stopped());
+                let rest = pending.rest(index, end.stopped());
                 choices[index].repetition = repetition;
-                for part in rest {
+                choices[index].reason = Some(rest.reason());
+                for part in rest.parts {
                     choices[index].take(part, |call| pending.call_id(index, call));
                 }
-                choices[index].reason = Some(reason);
                 pending.usage.completion += tokens;
                 pending.left -= 1;
             }
@@ -232,8 +232,9 @@ impl ChunkStream {
 
     /// Ends a text; the last one ends the stream.
     fn end(&mut self, index: usize, stopped: bool, tokens: usize, repetition: Option<Repetition>) {
-        let (rest, reason) = self.pending.rest(index, stopped);
-        for part in rest {
+        let rest = self.pending.rest(index, stopped);
+        let reason = rest.reason();
+        for part in rest.parts {
             self.part(index, part);
         }
         if !self.pending.texts[index].log_probs.is_empty() {

@@ -13,6 +13,7 @@ use super::calls::Part;
 use super::error::{ApiError, Typed};
 use super::reply::Call;
 use super::submit::{PING, Pending};
+use super::whole_calls::{HeldCall, input};
 use super::worker::{End, Out};
 
 /// A content block.
@@ -30,6 +31,8 @@ enum Block {
 struct MessageReply {
     pending: Pending,
     blocks: Vec<Block>,
+    /// Clients run a call when its block ends, and repair its arguments: it is sent when it is whole.
+    held: HeldCall,
     started: bool,
     end: Option<End>,
 }
@@ -42,6 +45,7 @@ pub async fn respond(pending: Pending, streams: bool) -> Result<Response, Typed>
     let mut answer = MessageReply {
         pending,
         blocks: Vec::new(),
+        held: HeldCall::default(),
         started: false,
         end: None,
     };
@@ -68,9 +72,9 @@ impl MessageReply {
             Some(Out::Text { text, tokens, .. }) => self.pending.parts(0, &text, tokens),
             Some(Out::Done { end, tokens, .. }) => {
                 self.pending.usage.completion += tokens;
-                let (rest, _) = self.pending.rest(0, end.stopped());
-                self.end = Some(end);
-                rest
+                let rest = self.pending.rest(0, end.stopped());
+                self.end = Some(if rest.stopped { end } else { End::Length });
+                rest.parts
             }
             Some(Out::Prompt { .. } | Out::Hidden(_)) => Vec::new(),
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
@@ -80,7 +84,7 @@ impl MessageReply {
         parts.retain(
             |part| !matches!(part, Part::Text(text) | Part::Thought(text) if text.is_empty()),
         );
-        Ok(parts)
+        Ok(self.held.pass(parts, self.end.is_some(), |_| true))
     }
 
     /// Whether the part begins a new block.
@@ -164,9 +168,7 @@ impl Block {
                 json!({"type": "thinking", "thinking": text, "signature": ""})
             }
             Self::Call(call) => {
-                // Truncated arguments are not valid JSON.
-                let input = serde_json::from_str(&call.arguments);
-                let input: Value = input.unwrap_or_else(|_| json!({}));
+                let input = input(&call.arguments).unwrap_or_default();
                 json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
             }
         }

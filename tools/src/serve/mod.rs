@@ -51,6 +51,7 @@ mod stored;
 mod submit;
 mod thoughts;
 mod turn;
+mod whole_calls;
 pub mod worker;
 
 pub use self::rules::command as check_grammar;

@@ -17,6 +17,7 @@ use super::calls::Part;
 use super::error::ApiError;
 use super::reply::{Call, Choice, Head, reason};
 use super::submit::Pending;
+use super::whole_calls::input;
 use super::worker::Out;
 
 /// State of a response.
@@ -149,10 +150,13 @@ impl OllamaReply {
                 return Ok(self.piece(parts));
             }
             Some(Out::Done { end, tokens, .. }) => {
-                self.stopped = Some(end.stopped());
                 self.pending.usage.completion += tokens;
-                let (rest, _) = self.pending.rest(0, end.stopped());
-                return Ok(self.piece(rest));
+                let rest = self.pending.rest(0, end.stopped());
+                self.stopped = Some(rest.stopped);
+                let piece = self.piece(rest.parts);
+                let calls = &mut self.calls.calls;
+                calls.retain(|call| input(&call.arguments).is_some());
+                return Ok(piece);
             }
             Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
@@ -191,7 +195,7 @@ impl OllamaReply {
         let ns = |time: Duration| time.as_nanos() as u64;
         let mut last = self.part(piece);
         let call = |call: &Call| {
-            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+            let arguments = input(&call.arguments).unwrap_or_default();
             json!({"function": {"name": call.name, "arguments": arguments}})
         };
         if !self.calls.calls.is_empty() && last["message"].is_object() {

@@ -369,15 +369,11 @@ async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, Pl
     app.serves_model(plain_name(&request.model))?;
     let template = app.template.as_ref().map(|template| template.source(false));
     let thinks = template.is_some_and(|template| ReasoningFormat::of_template(template).is_some());
-    let tools = app
-        .template
-        .as_ref()
-        .is_some_and(|template| template.source(true).contains("tools"));
     let fills = Infill::of(&app.text, "suffix").is_ok();
     let abilities = [
         ("completion", true),
         ("insert", fills),
-        ("tools", tools),
+        ("tools", app.calls.harmony || !app.calls.frames.is_empty()),
         ("thinking", thinks),
     ];
     let abilities = abilities

@@ -31,7 +31,7 @@ pub struct InItem {
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    arguments: Option<String>,
+    arguments: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     input: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,6 +41,21 @@ pub struct InItem {
 }
 
 impl InItem {
+    /// Reads an item, number `at` of the input; `None` if it is left out.
+    ///
+    /// # Errors
+    /// A member of another type.
+    pub fn read(at: usize, item: Value) -> Result<Option<Self>, ApiError> {
+        if (item["type"].as_str()).is_some_and(|kind| LEFT_OUT.contains(&kind)) {
+            return Ok(None);
+        }
+        let item = Self::deserialize(item);
+        item.map(Some).map_err(|why| {
+            let message = format!("item {at} of `input` (the first is 0) is not valid: {why}");
+            ApiError::param("input", message)
+        })
+    }
+
     /// A user's message.
     pub fn user(text: String) -> Self {
         Self {
@@ -94,7 +109,6 @@ impl InItem {
                     messages.push(json!({"role": "assistant", "reasoning_content": text}));
                 }
             }
-            (Some(kind), _) if LEFT_OUT.contains(&kind) => {}
             (kind, _) => {
                 let message = format!(
                     "an item of type `{}` is not supported; messages, reasoning, calls of functions and custom tools, and their outputs are",
@@ -110,7 +124,10 @@ impl InItem {
     fn call(self) -> Value {
         let name = self.name.unwrap_or_default();
         let name = function_name(self.namespace.as_deref(), &name);
-        let input = self.input.as_deref().map(arguments_of);
+        let input = self
+            .input
+            .as_deref()
+            .map(|input| arguments_of(input).into());
         let function = json!({"name": name, "arguments": self.arguments.or(input)});
         json!({"id": self.call_id, "type": "function", "function": function})
     }
@@ -142,10 +159,11 @@ mod tests {
     use super::*;
 
     fn messages(items: Value) -> Result<Value, ApiError> {
-        let items: Vec<InItem> = serde_json::from_value(items).unwrap();
         let mut messages = Vec::new();
-        for item in items {
-            item.say(&mut messages)?;
+        for (at, item) in items.as_array().unwrap().iter().enumerate() {
+            if let Some(item) = InItem::read(at, item.clone())? {
+                item.say(&mut messages)?;
+            }
         }
         Ok(messages.into())
     }
@@ -159,6 +177,7 @@ mod tests {
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}], "encrypted_content": null},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
             {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+            {"type": "tool_search_call", "call_id": null, "execution": "server", "arguments": {"query": "docs", "limit": 8}},
             {"type": "function_call", "call_id": "c1", "name": "find", "namespace": "mcp__docs", "arguments": "{}"},
             {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "a\n\"b\""},
             {"type": "function_call_output", "call_id": "c1", "output": "none"},
@@ -196,5 +215,21 @@ mod tests {
             assert_eq!(error["error"]["param"], "input");
             assert!(error["error"]["message"].as_str().unwrap().contains(kind));
         }
+    }
+
+    #[test]
+    fn items_that_are_not_valid_are_named_by_their_index() {
+        let items = json!([
+            {"role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": 7, "name": "find", "arguments": "{}"},
+        ]);
+        let error = messages(items).unwrap_err().body();
+        assert_eq!(error["error"]["param"], "input");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains("item 1 of `input`"), "{message}");
+        assert!(message.contains("expected a string"), "{message}");
+        let text = messages(json!(["Hi"])).unwrap_err().body();
+        let message = text["error"]["message"].as_str().unwrap();
+        assert!(message.contains("item 0 of `input`"), "{message}");
     }
 }

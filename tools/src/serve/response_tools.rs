@@ -8,15 +8,20 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::whole_calls::input;
 
 /// Tools that are left out: clients such as Codex always send them, and a model may do without.
-const LEFT_OUT: [&str; 5] = [
-    "web_search",
-    "web_search_preview",
-    "web_search_2025_08_26",
-    "image_generation",
-    "tool_search",
-];
+const LEFT_OUT: [&str; 3] = ["web_search", "image_generation", "tool_search"];
+
+/// Whether a tool of this type is left out. The types may end with `_preview` and a date, `web_search_preview_2025_03_11`.
+fn is_left_out(kind: &str) -> bool {
+    let known = LEFT_OUT.iter().find_map(|name| kind.strip_prefix(name));
+    known.is_some_and(|version| {
+        let date = version.strip_prefix("_preview").unwrap_or(version);
+        let fits = |c: char| c.is_ascii_digit() || c == '_';
+        date.is_empty() || date.starts_with('_') && date.chars().all(fits)
+    })
+}
 
 /// What a response calls a function of the chat.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,7 +68,7 @@ impl ResponseTools {
         let mut tools = Self::default();
         for tool in given {
             match tool["type"].as_str() {
-                Some(kind) if LEFT_OUT.contains(&kind) => continue,
+                Some(kind) if is_left_out(kind) => continue,
                 Some("namespace") => {
                     for inner in tool["tools"].as_array().into_iter().flatten() {
                         tools.add(inner, tool["name"].as_str())?;
@@ -167,16 +172,12 @@ pub fn arguments_of(input: &str) -> String {
 
 /// The input of a custom tool in the arguments of its function.
 pub fn input_of(arguments: &str) -> String {
-    // The end is missing if the text was cut off.
-    let ends = ["", "\"}"].map(|end| format!("{arguments}{end}"));
-    let read = |text: &String| serde_json::from_str::<Value>(text).ok();
-    let Some(object) = ends.iter().find_map(read) else {
-        return arguments.to_owned();
-    };
-    match object["input"].as_str() {
-        Some(input) => input.to_owned(),
-        None => arguments.to_owned(),
-    }
+    let input = input(arguments);
+    let input = input.as_ref().and_then(|input| input.get("input"));
+    input
+        .and_then(Value::as_str)
+        .unwrap_or(arguments)
+        .to_owned()
 }
 
 /// Name of the function that a choice names.
@@ -277,8 +278,28 @@ mod tests {
     }
 
     #[test]
+    fn dated_tools_are_left_out_too() {
+        for kind in [
+            "web_search",
+            "web_search_preview",
+            "web_search_preview_2025_03_11",
+            "web_search_2025_08_26",
+            "image_generation",
+            "tool_search",
+        ] {
+            let tools = ResponseTools::of(vec![json!({"type": kind})]).unwrap();
+            assert!(
+                tools.given.is_empty() && tools.functions.is_empty(),
+                "{kind}"
+            );
+        }
+    }
+
+    #[test]
     fn tools_that_others_run_are_refused() {
         for kind in [
+            "web_searcher",
+            "web_search_local",
             "file_search",
             "code_interpreter",
             "mcp",
@@ -298,7 +319,8 @@ mod tests {
     fn inputs_of_custom_tools_are_texts() {
         let patch = "*** Begin \"Patch\"\n\u{e9}\\";
         assert_eq!(input_of(&arguments_of(patch)), patch);
-        assert_eq!(input_of("{\"input\": \"cut of"), "cut of");
+        let cut = "{\"input\": \"*** Begin Patch\\n+rm -rf /tmp/x";
+        assert_eq!(input_of(cut), cut, "never repaired");
         assert_eq!(input_of("{\"other\": 1}"), "{\"other\": 1}");
     }
 }

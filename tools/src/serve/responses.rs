@@ -19,6 +19,7 @@ use super::reply::Call;
 use super::response_tools::{Callee, Callees, input_of};
 use super::stored::{ResponseStore, StoredResponse};
 use super::submit::{PING, Pending};
+use super::whole_calls::{HeldCall, input};
 use super::worker::Out;
 
 /// What a response needs to know of its request.
@@ -46,7 +47,9 @@ struct ResponseReply {
     pending: Pending,
     context: ResponseContext,
     items: Vec<OutputItem>,
-    /// Once ended: true for a natural end, false at the length limit.
+    /// A call of a custom tool, whose input is sent when its JSON is complete.
+    held: HeldCall,
+    /// Once ended: true for a natural end, false if the text was cut or a call is not whole.
     stopped: Option<bool>,
     /// Why the request failed.
     failed: Option<String>,
@@ -86,6 +89,7 @@ pub async fn respond(
         pending,
         context,
         items: Vec::new(),
+        held: HeldCall::default(),
         stopped: None,
         failed: None,
         waiting: Vec::new(),
@@ -135,28 +139,30 @@ impl ResponseReply {
                     return Vec::new();
                 }
                 let parts = self.pending.parts(0, &text, tokens);
-                return self.with_log_probs(parts);
+                return self.passed(parts);
             }
             Out::Done { end, tokens, .. } => {
-                self.stopped = Some(end.stopped());
                 self.pending.usage.completion += tokens;
-                let parts = self.pending.rest(0, end.stopped()).0;
-                return self.with_log_probs(parts);
+                let rest = self.pending.rest(0, end.stopped());
+                self.stopped = Some(rest.stopped);
+                return self.passed(rest.parts);
             }
             Out::Prompt { .. } | Out::Hidden(_) | Out::Failed(_) | Out::Refused(_) => {}
         }
         Vec::new()
     }
 
-    /// Attaches the waiting log-probabilities to the parts, if they are text.
-    fn with_log_probs(&mut self, parts: Vec<Part>) -> Vec<Part> {
+    /// The parts to send. Attaches the waiting log-probabilities to them, if they are text.
+    fn passed(&mut self, parts: Vec<Part>) -> Vec<Part> {
         if !parts.is_empty() {
             let tokens = std::mem::take(&mut self.waiting);
             if parts.iter().any(|part| matches!(part, Part::Text(_))) && !tokens.is_empty() {
                 self.fresh = self.pending.log_probs(0, &tokens).tokens();
             }
         }
-        parts
+        let tools = &self.context.tools;
+        let custom = |name: &str| tools.get(name).custom;
+        self.held.pass(parts, self.stopped.is_some(), custom)
     }
 
     /// Appends a part; returns whether it begins a new item.
@@ -230,10 +236,14 @@ impl ResponseReply {
     fn item(&self, at: usize, begins: bool) -> Value {
         let id = self.item_id(at);
         let last = at + 1 == self.items.len();
-        let status = match (begins, self.stopped) {
-            (true, _) => "in_progress",
-            (false, Some(false)) if last => "incomplete",
-            _ => "completed",
+        let whole = match &self.items[at] {
+            OutputItem::Call { call, .. } => input(&call.arguments).is_some(),
+            _ => !last || self.stopped != Some(false),
+        };
+        let status = match whole {
+            _ if begins => "in_progress",
+            true => "completed",
+            false => "incomplete",
         };
         match &self.items[at] {
             OutputItem::Thoughts(text) => json!({
@@ -454,7 +464,7 @@ impl ResponseStream {
                 let delta = json!({"delta": text});
                 Some(("response.reasoning_text.delta", delta))
             }
-            // The input of a custom tool is sent when its JSON is complete.
+            // Its input is sent at the end of its item.
             Part::Arguments(_) if self.answer.calls_custom() => None,
             Part::Call(_) => None,
             Part::Arguments(more) => {

@@ -59,7 +59,7 @@ struct ResponsesRequest {
 #[serde(untagged, expecting = "`input` must be a string or a list of items")]
 enum ResponsesInput {
     Text(String),
-    Items(Vec<InItem>),
+    Items(Vec<Value>),
 }
 
 async fn create(
@@ -199,7 +199,11 @@ impl ResponsesRequest {
         let empty = ResponsesInput::Items(Vec::new());
         let own = match std::mem::replace(&mut self.input, empty) {
             ResponsesInput::Text(text) => vec![InItem::user(text)],
-            ResponsesInput::Items(items) => items,
+            ResponsesInput::Items(items) => {
+                let items = items.into_iter().enumerate();
+                let read = items.filter_map(|(at, item)| InItem::read(at, item).transpose());
+                read.collect::<Result<_, _>>()?
+            }
         };
         let mut written =
             listed(&serde_json::to_string(&own).map_err(ApiError::failed)?).to_owned();

@@ -1,8 +1,9 @@
 //! Scheduling decisions. No engine, clock or channel, so that the same code serves requests and simulated loads
 //! (`emberflow-lab serve --simulate`).
 //!
-//! Interactive (*reactive*) requests run first, the shortest prompt before longer ones, and a quarter of the sequences is reserved for them. Background
-//! (*proactive*) requests use what is left (Agent.xpu §4.5, Algorithm 2):
+//! Interactive (*reactive*) requests run first, the shortest prompt before longer ones, and a quarter of the sequences is
+//! reserved for them. Long prompts leave one of them to short ones. Background (*proactive*) requests use what is left
+//! (Agent.xpu §4.5, Algorithm 2):
 //!
 //! - No reactive request running: as many proactive ones as have the highest throughput (`Costs`), in order of
 //!   arrival.
@@ -77,6 +78,10 @@ fn overdue(arrived: Duration, now: Duration) -> bool {
 
 /// Reactive requests that may start before an older one because their prompts are shorter.
 const PASSED_OVER: usize = 4;
+/// Tokens of a short prompt, at most.
+const SHORT: usize = 512;
+/// Sequences from which on long prompts leave one to short ones.
+const LEAVES_ONE: usize = 4;
 
 /// The scheduler.
 #[derive(Debug)]
@@ -108,45 +113,61 @@ impl Schedule {
     }
 
     /// Index of the next request in `waiting` to start; `waiting` is in order of arrival. Reactive requests first: the
-    /// shortest prompt, or the oldest one that `PASSED_OVER` others have overtaken. Proactive ones in order of arrival.
+    /// shortest prompt for which there is room, or the oldest one that `PASSED_OVER` others have overtaken. Proactive ones
+    /// in order of arrival.
     pub fn next(
         &mut self,
         now: Duration,
         waiting: impl Iterator<Item = Waiting> + Clone,
         running: &[Running],
     ) -> Option<usize> {
+        let first = waiting.clone().next()?;
         if self.scheduling == Scheduling::FirstCome {
-            let first = waiting.take(1).map(|_| 0).next();
-            return first.filter(|_| running.is_empty());
+            return running.is_empty().then_some(0);
         }
-        let at = self.reactive(waiting.clone()).unwrap_or(0);
-        let one = waiting.clone().nth(at)?;
-        let reserved = if one.proactive {
-            self.most
-                .saturating_sub(one.texts)
-                .min(self.most.div_ceil(4))
-        } else {
-            0
-        };
-        let fits = running.len() + one.texts + reserved <= self.most;
-        let starts = fits && (!one.proactive || self.has_slack_for(now, &one, running));
-        if starts && !one.proactive && one.arrived > self.oldest {
-            self.passed_over += 1;
+        if waiting.clone().any(|one| !one.proactive) {
+            return self.reactive(waiting, running);
         }
-        starts.then_some(at)
+        let reserved = (self.most.saturating_sub(first.texts)).min(self.most.div_ceil(4));
+        let fits = running.len() + first.texts + reserved <= self.most;
+        (fits && self.has_slack_for(now, &first, running)).then_some(0)
     }
 
     /// Index of the next reactive request.
-    fn reactive(&mut self, waiting: impl Iterator<Item = Waiting>) -> Option<usize> {
+    fn reactive(
+        &mut self,
+        waiting: impl Iterator<Item = Waiting>,
+        running: &[Running],
+    ) -> Option<usize> {
         let reactive = waiting.enumerate().filter(|(_, one)| !one.proactive);
         let mut reactive = reactive.peekable();
-        let &(oldest, one) = reactive.peek()?;
-        if one.arrived != self.oldest {
-            (self.oldest, self.passed_over) = (one.arrived, 0);
+        let &(at, oldest) = reactive.peek()?;
+        if oldest.arrived != self.oldest {
+            (self.oldest, self.passed_over) = (oldest.arrived, 0);
         }
-        let shortest = reactive.min_by_key(|(_, one)| one.prompt);
-        let overdue = self.passed_over >= PASSED_OVER;
-        shortest.map(|(at, _)| if overdue { oldest } else { at })
+        if self.passed_over >= PASSED_OVER {
+            // It waits for sequences, which nobody else takes, or for other long prompts, beside which short ones start.
+            if self.may_start(&oldest, running) {
+                return Some(at);
+            }
+            if running.len() + oldest.texts > self.most {
+                return None;
+            }
+        }
+        let fitting = reactive.filter(|(_, one)| self.may_start(one, running));
+        let (at, one) = fitting.min_by_key(|(_, one)| one.prompt)?;
+        self.passed_over += usize::from(one.arrived > self.oldest);
+        Some(at)
+    }
+
+    /// Whether there is room for a reactive request.
+    fn may_start(&self, one: &Waiting, running: &[Running]) -> bool {
+        let long = |prompt: usize| prompt > SHORT && self.most >= LEAVES_ONE;
+        let beside = running.iter().filter(|text| !text.proactive);
+        let beside = beside.filter(|text| long(text.prompt)).count();
+        let most_long = (self.most - 1).max(one.texts);
+        let leaves_one = !long(one.prompt) || beside + one.texts <= most_long;
+        running.len() + one.texts <= self.most && leaves_one
     }
 
     /// Whether a proactive request may start now.
@@ -311,6 +332,79 @@ mod tests {
             schedule.next(NOW, queue.into_iter(), &[running(false, 9, 3); 8]),
             None
         );
+    }
+
+    #[test]
+    fn long_prompts_leave_a_sequence_to_short_ones() {
+        let mut schedule = Schedule::new(Scheduling::Classes, 4);
+        let long = Waiting {
+            prompt: SHORT + 1,
+            ..waiting(false)
+        };
+        let short = Waiting {
+            prompt: SHORT,
+            ..long
+        };
+        let runs = |long: usize| vec![running(false, SHORT + 1, 3); long];
+        let mut next = |queue: &[Waiting], running: &[Running]| {
+            schedule.next(NOW, queue.iter().copied(), running)
+        };
+        assert_eq!(next(&[long], &runs(2)), Some(0));
+        assert_eq!(next(&[long], &runs(3)), None);
+        assert_eq!(next(&[long, short], &runs(3)), Some(1));
+        // Short ones fill all.
+        let three_short = [running(false, SHORT, 3); 3];
+        assert_eq!(next(&[short], &three_short), Some(0));
+        assert_eq!(next(&[long], &three_short), Some(0));
+        let all = Waiting { texts: 4, ..long };
+        assert_eq!(next(&[all], &[]), Some(0), "texts of one request");
+        let mut few = Schedule::new(Scheduling::Classes, LEAVES_ONE - 1);
+        let queue = [long].into_iter();
+        assert_eq!(few.next(NOW, queue, &runs(LEAVES_ONE - 2)), Some(0));
+    }
+
+    /// The sequence of the short ones stays theirs if a long one has been overtaken often.
+    #[test]
+    fn a_long_prompt_that_waits_for_long_ones_holds_up_no_short_one() {
+        let mut schedule = Schedule::new(Scheduling::Classes, 4);
+        let at = |seconds: u64, prompt| Waiting {
+            prompt,
+            arrived: Duration::from_secs(seconds),
+            ..waiting(false)
+        };
+        let long = running(false, 1000, 3);
+        for arrival in 2..9 {
+            let queue = [at(1, 1000), at(arrival, 10)];
+            assert_eq!(schedule.next(NOW, queue.into_iter(), &[long; 3]), Some(1));
+        }
+        let queue = [at(1, 1000), at(9, 10)];
+        let short = running(false, 10, 3);
+        assert_eq!(
+            schedule.next(NOW, queue.into_iter(), &[long, long, short]),
+            Some(0),
+            "the next sequence is its own"
+        );
+    }
+
+    #[test]
+    fn a_request_with_many_texts_lets_others_pass_until_it_is_due() {
+        let mut schedule = Schedule::new(Scheduling::Classes, 4);
+        let at = |seconds: u64, texts, prompt| Waiting {
+            texts,
+            prompt,
+            arrived: Duration::from_secs(seconds),
+            ..waiting(false)
+        };
+        let busy = [running(false, 9, 3); 2];
+        let mut begun = Vec::new();
+        for arrival in 2..8 {
+            let queue = [at(1, 4, 5), at(arrival, 1, 20)];
+            begun.push(schedule.next(NOW, queue.into_iter(), &busy));
+        }
+        let passes = Some(1);
+        assert_eq!(begun, [passes, passes, passes, passes, None, None]);
+        let queue = [at(1, 4, 5), at(9, 1, 20)];
+        assert_eq!(schedule.next(NOW, queue.into_iter(), &[]), Some(0));
     }
 
     #[test]

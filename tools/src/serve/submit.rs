@@ -15,6 +15,7 @@ use super::error::{ApiError, ContextSize};
 use super::log_probs::{LogProbsJson, LogProbsWriter, TokenSpan};
 use super::reply::{Head, Usage, reason};
 use super::thoughts::{Opening, Reading, ThoughtTokens};
+use super::whole_calls::CallCount;
 use super::worker::{Job, Out};
 
 /// Interval between keep-alive comments of an idle stream.
@@ -84,10 +85,33 @@ pub struct TextState {
     pub offset: usize,
     /// Parser of reasoning and tool calls.
     pub reader: Option<Reading>,
+    /// Counts its calls.
+    calls: CallCount,
     /// Counts the tokens of its reasoning.
     pub thoughts: ThoughtTokens,
     /// Log-probabilities that were not sent yet.
     pub log_probs: Vec<LogProbs>,
+}
+
+/// The end of a text.
+#[derive(Debug)]
+pub struct Rest {
+    /// Its last parts.
+    pub parts: Vec<Part>,
+    /// Whether it ended by itself, and with all calls whole; otherwise it is cut.
+    pub stopped: bool,
+    /// Whether it has calls.
+    pub called: bool,
+}
+
+impl Rest {
+    /// The `finish_reason`.
+    pub fn reason(&self) -> &'static str {
+        match self.stopped && self.called {
+            true => "tool_calls",
+            false => reason(self.stopped),
+        }
+    }
 }
 
 /// Sends the request to the engine thread.
@@ -281,22 +305,23 @@ impl Pending {
             return vec![Part::Text(piece.to_owned())];
         };
         let parts = reader.push(piece);
+        text.calls.take(&parts);
         self.usage.reasoning += text.thoughts.take(tokens, &parts, reader.holds());
         parts
     }
 
-    /// Ends a text: its last parts, and the finish reason.
-    pub fn rest(&mut self, index: usize, stopped: bool) -> (Vec<Part>, &'static str) {
+    /// Ends a text. `stopped`: it ended by itself.
+    pub fn rest(&mut self, index: usize, stopped: bool) -> Rest {
         let text = &mut self.texts[index];
-        let Some(reader) = &mut text.reader else {
-            return (Vec::new(), reason(stopped));
-        };
-        let rest = reader.finish(!stopped);
-        self.usage.reasoning += text.thoughts.rest(&rest);
-        if stopped && reader.calls() > 0 {
-            (rest, "tool_calls")
-        } else {
-            (rest, reason(stopped))
+        let reader = text.reader.as_mut();
+        let parts = reader.map_or_else(Vec::new, |reader| reader.finish(!stopped));
+        text.calls.take(&parts);
+        self.usage.reasoning += text.thoughts.rest(&parts);
+        let whole = text.calls.finish();
+        Rest {
+            parts,
+            stopped: stopped && whole.is_some(),
+            called: whole.is_some_and(|calls| calls > 0),
         }
     }
 

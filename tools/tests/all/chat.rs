@@ -181,6 +181,24 @@ fn commands_change_the_conversation() {
     assert_eq!(notes, "precious");
 }
 
+#[test]
+fn a_message_longer_than_the_context_drops_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = packed(dir.path());
+    let mut terminal = chat(dir.path(), &model, "-n 5 --ignore-eos --context 100");
+    let mut does = |line: &str, told: &str| {
+        terminal.line(line);
+        terminal.wait(told);
+        terminal.prompt()
+    };
+    does("What is a trait?", "cut after 5 tokens");
+    does(&"word ".repeat(120), "the context holds 100");
+    does("/save a.json", "(2 messages saved");
+    terminal.press(CTRL_D);
+    assert_eq!(terminal.end(), 0);
+    assert_eq!(saved(dir.path(), "a.json")[0], "What is a trait?");
+}
+
 /// An answer of 300 tokens takes long enough to type into it; the text that is typed belongs to the next prompt.
 #[test]
 fn typed_ahead_text_stays_out_of_the_answer() {

@@ -355,6 +355,7 @@ fn an_existing_output_is_not_replaced_unasked() {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn perplexity_depends_on_the_format_as_it_should() {
     let dir = tempfile::tempdir().unwrap();
     let folder = exported(dir.path());

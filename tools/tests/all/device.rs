@@ -21,6 +21,7 @@ fn has_keys(value: &Value, keys: &[&str]) {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn bench_io_measures_draws_and_saves() {
     let dir = tempfile::tempdir().unwrap();
     common::save_verdicts(&dir.path().join("cache"));
@@ -114,6 +115,7 @@ fn a_sparse_file_is_refused() {
 
 /// Plans use only a full measurement; after a quick one the remaining step is reported.
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_quick_look_is_not_saved_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let notes = |more: &[&str]| {

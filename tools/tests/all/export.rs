@@ -73,6 +73,7 @@ const WITHOUT_FOLDER: [(&str, &str); 2] = [
 ];
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_fixture_comes_back_bit_for_bit() {
     let folders = fixtures();
     assert!(folders.len() >= 14, "{folders:?}");

@@ -201,6 +201,7 @@ fn refused(reply: &Reply, name: &str, line: &str) {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_field_does_what_the_table_says() {
     let server = Server::start(&["--context", "256", "--parallel", "2"]);
     for request in requests() {

@@ -126,6 +126,7 @@ fn hashes(dir: &Path, command: &str) -> String {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn every_answer_is_the_recorded_one() {
     let dir = tempfile::tempdir().unwrap();
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

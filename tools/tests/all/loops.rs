@@ -44,6 +44,7 @@ fn chat(model: &str, options: &[&str]) -> [String; 2] {
 }
 
 #[test]
+#[ignore = "long: `.ci/run long` runs it"]
 fn a_loop_is_said_and_ends_an_answer_without_a_limit() {
     let dir = tempfile::tempdir().unwrap();
     let model = stuck(dir.path());

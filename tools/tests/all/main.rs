@@ -9,6 +9,7 @@ mod chat;
 mod cli;
 mod common;
 mod containers;
+mod cut_calls;
 mod demo_moe;
 mod device;
 #[cfg(feature = "devices")]

@@ -59,7 +59,8 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
             .output()
             .unwrap();
         assert_eq!(refused.status.code(), Some(1), "{options:?}");
-        // both name the context, and the same budget within a MiB
+        // both name the context, and the same budget: what of the program's file is resident when a process starts differs
+        // by up to 2 MiB with what the page cache holds
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         let context = plan["context"].as_u64().unwrap();
         assert_eq!(context.to_string(), options[1]);
@@ -67,7 +68,7 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
         assert!(message.contains(&said), "{message}");
         let (_, after) = message.split_once("--memory ").unwrap();
         let named: u64 = after.split_once("MiB").unwrap().0.parse().unwrap();
-        assert!(named.abs_diff(smallest >> 20) <= 1, "{named}: {smallest}");
+        assert!(named.abs_diff(smallest >> 20) <= 2, "{named}: {smallest}");
     }
 }
 

@@ -133,7 +133,7 @@ proptest! {
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, per_token)) {
             // Refilled, so that nothing of an earlier token may be left.
             let mut got = Activations::default();
-            got.set_pruned(pruned);
+            let cpu = cpu.pruning(pruned);
             cpu.quantize_activations(&vec![3.0; 2 * 2100], 2, &mut got);
             cpu.quantize_activations(&xs, count, &mut got);
             prop_assert_eq!((got.n(), got.tokens()), (n, count));
@@ -163,8 +163,7 @@ proptest! {
         let reversed: Vec<f32> = expected.iter().rev().copied().collect();
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut quantised = Activations::default();
-            quantised.set_pruned(m.pruned);
-            cpu.quantize_activations(&x, 1, &mut quantised);
+            cpu.pruning(m.pruned).quantize_activations(&x, 1, &mut quantised);
             let x = quantised.token(0);
             let each: Vec<f32> = m.rows().iter().map(|&row| cpu.dot_q(row, x)).collect();
             prop_assert_eq!(bits(&each), bits(&expected), "dot {}", cpu.name());
@@ -184,8 +183,7 @@ proptest! {
         let oracle = Quantised::new(&x, m.per_token, m.pruned);
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut quantised = Activations::default();
-            quantised.set_pruned(m.pruned);
-            cpu.quantize_activations(&x, 1, &mut quantised);
+            cpu.pruning(m.pruned).quantize_activations(&x, 1, &mut quantised);
             let mut quants = Vec::new();
             quantised.all().each_quant(0, |quant| quants.push(i32::from(quant)));
             prop_assert_eq!(&quants[..m.n], &oracle.quants[..]);
@@ -220,8 +218,7 @@ proptest! {
         }
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut x = Activations::default();
-            x.set_pruned(m.pruned);
-            cpu.quantize_activations(&xs, count, &mut x);
+            cpu.pruning(m.pruned).quantize_activations(&xs, count, &mut x);
             let mut scratch = vec![f32::NAN; matmul_scratch_q(m.n) + odd];
             for list in [false, true] {
                 let mut y = vec![7.0; expected.len()];
@@ -260,8 +257,7 @@ proptest! {
         }
         for cpu in Cpu::all().into_iter().map(|cpu| with_scale_per_token(cpu, m.per_token)) {
             let mut x = Activations::default();
-            x.set_pruned(m.pruned);
-            cpu.quantize_activations(&xs, count, &mut x);
+            cpu.pruning(m.pruned).quantize_activations(&xs, count, &mut x);
             let mut out = vec![7.0; expected.len()];
             cpu.dot_pairs_q(&m.rows(), x.all(), &masks, &mut out);
             prop_assert_eq!(bits(&out), bits(&expected), "{}", cpu.name());

@@ -8,16 +8,16 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ablation::Ablation;
 use crate::store::costs::ReadCosts;
-use crate::store::rules::{BankState, Policy};
+use crate::store::rules::{BankState, Settings};
 use crate::testing::chance;
 
 const BANKS: u32 = 5;
 
 fn rules(scans: bool) -> Rules {
-    let policy = Policy {
-        ablation: Ablation::Full,
+    let settings = Settings {
+        mapped: false,
+        bundles: true,
         costs: ReadCosts {
             cluster: 1.0,
             gate: 1.0,
@@ -32,7 +32,7 @@ fn rules(scans: bool) -> Rules {
         cold: !scans,
         gates_resident: false,
     };
-    policy.rules(bank, false, false)
+    settings.rules(bank, false, false)
 }
 
 /// The test's record of an item.

@@ -31,7 +31,7 @@ impl NeuronStore {
     pub(super) fn read_ahead(&mut self) -> Result<(), Error> {
         let partly = self.residency.banks.gates_partly();
         while self.reads.free_buffers() > 0 {
-            let rules = rules(self.policy, &self.residency, &self.job, &self.outside);
+            let rules = rules(self.settings, &self.residency, &self.job, &self.outside);
             let Some(want) = self.prefetch.next(rules, partly) else {
                 break;
             };
@@ -57,9 +57,7 @@ impl NeuronStore {
         number: usize,
         banks: impl Iterator<Item = u32> + Clone,
     ) -> Result<(), Error> {
-        let read = self.layout.has_experts()
-            && self.policy.ablation.looks_ahead()
-            && !self.residency.is_whole();
+        let read = self.layout.has_experts() && self.prefetch.is_on() && !self.residency.is_whole();
         if !read {
             return Ok(());
         }
@@ -80,7 +78,7 @@ impl NeuronStore {
     /// all neurons are needed and pass through stream buffers, the outcome is certain.
     pub(super) fn read_certain(&mut self, banks: impl Iterator<Item = u32>) -> Result<(), Error> {
         for bank in banks {
-            if !rules(self.policy, &self.residency, &self.job, &self.outside)(bank).streams() {
+            if !rules(self.settings, &self.residency, &self.job, &self.outside)(bank).streams() {
                 continue;
             }
             for cluster in 0..self.layout.clusters(bank) as u32 {
@@ -116,7 +114,7 @@ impl NeuronStore {
         let known = (cluster as usize) < self.outside.holds(bank)
             || self.residency.hot.contains(bank, cluster)
             || self.reads.is_underway(bank, cluster);
-        let rules = rules(self.policy, &self.residency, &self.job, &self.outside)(bank);
+        let rules = rules(self.settings, &self.residency, &self.job, &self.outside)(bank);
         let missing = || self.residency.cold.missing(&self.layout, bank, cluster);
         if !known
             && rules.read_ahead(belongs_hot, missing)
@@ -133,7 +131,6 @@ impl NeuronStore {
         let several = banks.len() > 1;
         several
             && self.prefetch.guesses_experts()
-            && self.policy.ablation.looks_ahead()
             && !self.residency.is_whole()
             && banks
                 .next()
@@ -146,14 +143,14 @@ impl NeuronStore {
         let bank = self.layout.banks_of(layer).next();
         let reads = |bank| {
             let bank = self.residency.bank(bank);
-            !bank.scans && !self.policy.reads_gates_first(bank)
+            !bank.scans && !self.settings.reads_gates_first(bank)
         };
         let pays = self.residency.cold.cache.slots() > 0
-            && self.policy.ablation.looks_ahead()
+            && self.prefetch.is_on()
             && bank.is_some_and(reads)
             && self.prefetch.neurons.pays(layer);
         let missed = f64::from(self.prefetch.neurons.missed(layer));
-        pays.then(|| Duration::from_nanos((missed * self.policy.costs.rest) as u64))
+        pays.then(|| Duration::from_nanos((missed * self.settings.costs.rest) as u64))
     }
 
     /// Requests the missing neurons among `ids` of `bank` in the next layer, `layer`. Stops when

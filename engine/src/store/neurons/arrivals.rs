@@ -41,7 +41,7 @@ impl NeuronStore {
             self.abandon_layer();
         }
         self.latch.keep(outcome)?;
-        // Ablation without bundles: reads of the second matrix follow those of the first.
+        // Without bundles: reads of the second matrix follow those of the first.
         self.reads.submit_if_idle()
     }
 
@@ -81,7 +81,7 @@ impl NeuronStore {
                 result
             }
             Tag::Neuron { item, place, half } if half == Half::First && result.is_ok() => {
-                // Ablation without bundles: the second read, as if from a separate matrix.
+                // Without bundles: the second read, as if from a separate matrix.
                 let bank = self.job.items[item as usize].bank;
                 let (neuron, content) = (
                     self.job.ids[place as usize],

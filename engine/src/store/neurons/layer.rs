@@ -18,7 +18,6 @@ use emberflow_storage::io::Priority;
 
 use super::ahead::drop_strays;
 use super::{NeuronStore, rules};
-use crate::ablation::Keep;
 use crate::bundle::NeuronRows;
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
@@ -136,8 +135,7 @@ impl NeuronStore {
     ) -> Result<(), Error> {
         self.latch.check()?;
         if let Some(mapped) = &mut self.mapped {
-            let whole = mapped.bundles.still_whole().map_err(Error::from);
-            let begun = whole.and_then(|()| mapped.begin(&self.layout, banks.clone()));
+            let begun = mapped.begin(&self.layout, banks.clone());
             self.latch.keep(begun)?;
         }
         let next = after.clone().next();
@@ -147,7 +145,7 @@ impl NeuronStore {
         self.prefetch.begin_layer(number, after);
         self.job.begin(number, rows);
         for bank in banks.clone() {
-            let rules = rules(self.policy, &self.residency, &self.job, &self.outside)(bank);
+            let rules = rules(self.settings, &self.residency, &self.job, &self.outside)(bank);
             (self.job).add_unit(bank, self.layout.clusters(bank), rules);
         }
         drop_strays(&mut self.reads, &self.prefetch, &self.job);
@@ -284,7 +282,7 @@ impl NeuronStore {
                 Step::Sums => content.len,
             };
             let whole = self.layout.cover(bank, neuron, content.start, part);
-            let apart = !self.policy.ablation.bundles() && step == Step::Sums;
+            let apart = !self.settings.bundles && step == Step::Sums;
             let (part, half) = if apart {
                 (self.layout.halves(whole)[0], Half::First)
             } else {
@@ -304,7 +302,7 @@ impl NeuronStore {
         let memory = ClusterMemory {
             layout: &self.layout,
             residency: &self.residency,
-            mapped: self.mapped.as_ref().map(|mapped| &mapped.bundles),
+            mapped: self.mapped.as_ref(),
             latch: &self.latch,
             tracer: &self.tracer,
         };
@@ -419,9 +417,9 @@ impl NeuronStore {
         }
     }
 
-    /// Ends a layer; evicts what the ablation does not keep.
+    /// Ends a layer; evicts its neurons if none are kept.
     pub fn end_layer(&mut self) {
-        if self.policy.ablation.keep() == Keep::Nothing {
+        if !self.residency.keeps_neurons() {
             for item in &self.job.items {
                 for &neuron in &self.job.ids[item.places()] {
                     let key = Key::new(item.bank, neuron);

@@ -132,14 +132,7 @@ impl RowReads {
     ) -> Result<(), Error> {
         store.latch.check()?;
         if let Some(mapped) = &store.mapped {
-            let mapped = &mapped.bundles;
-            mapped.still_whole()?;
-            for (n, row) in wanted.enumerate() {
-                let row = row as usize;
-                then(n, mapped.row(&store.layout.container, &self.rows, row)?);
-                mapped.release_row(&self.rows, row)?;
-            }
-            return Ok(());
+            return mapped.fetch(&store.layout, &self.rows, wanted, then);
         }
         let mut same = wanted.clone();
         if (self.coming.iter()).any(|&(_, row)| same.next() != Some(row)) {

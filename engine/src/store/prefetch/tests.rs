@@ -7,15 +7,15 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ablation::Ablation;
 use crate::cluster::CLUSTER;
 use crate::store::costs::ReadCosts;
-use crate::store::rules::{BankState, Policy};
+use crate::store::rules::{BankState, Settings};
 use crate::testing::{World, chance};
 
 fn rules(scans: bool, many: bool) -> Rules {
-    let policy = Policy {
-        ablation: Ablation::Full,
+    let settings = Settings {
+        mapped: false,
+        bundles: true,
         costs: ReadCosts {
             cluster: 1.0,
             gate: 1.0,
@@ -30,7 +30,7 @@ fn rules(scans: bool, many: bool) -> Rules {
         cold: !scans,
         gates_resident: !scans,
     };
-    policy.rules(bank, many, false)
+    settings.rules(bank, many, false)
 }
 
 /// Layers with the given numbers of clusters per bank. Layers with several banks have experts.
@@ -43,7 +43,7 @@ fn prefetch(layers: &[&[usize]]) -> Prefetch {
         experts.map(move |(expert, &clusters)| bank(layer, expert, clusters))
     });
     let world = World::new(&Vec::from_iter(banks), 8, DType::F32, 1);
-    Prefetch::new(Arc::new(world.layout().unwrap().0), true)
+    Prefetch::new(Arc::new(world.layout().unwrap().0), true, true)
 }
 
 /// Which layers scan, and the clusters of each.

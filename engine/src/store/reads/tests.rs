@@ -55,9 +55,9 @@ impl Bench {
         };
         let memory = ArenaOptions::default();
         let (latch, tracer) = (Arc::default(), Tracer::default());
-        let shared = Arc::clone(&layout);
-        let start = Reads::start(shared, source, &options, BUFFERS, memory, latch, tracer);
-        let mut reads = start.unwrap();
+        let io = IoDriver::open(&layout, source, &options, true, Tracer::default()).unwrap();
+        let new = Reads::new(Arc::clone(&layout), io, BUFFERS, memory, latch, tracer);
+        let mut reads = new.unwrap();
         assert_eq!(reads.free_buffers(), 0);
         reads.set_buffers(BUFFERS);
         let (len, align) = (layout.stream_len(), layout.memory_align());

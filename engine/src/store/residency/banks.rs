@@ -18,7 +18,7 @@ pub(crate) enum Naming {
 }
 
 /// How each bank is loaded.
-pub(crate) struct Banks {
+pub(in crate::store) struct Banks {
     layout: Arc<Layout>,
     naming: Naming,
     /// By layer: every token needs all neurons, while other layers are sparse.

@@ -13,7 +13,7 @@ const PART: usize = 8 << 20;
 impl Residency {
     /// Memory filled by the banks from `first` on, in this order, in parts of [`PART`] bytes.
     pub(in crate::store) fn memory_to_fill(&self, first: usize) -> Vec<ArenaPages> {
-        if self.ablation.keep() != Keep::All {
+        if self.keep != Keep::All {
             return Vec::new();
         }
         let regions = [self.hot.pages(), self.cold.cache.arena().pages()];
@@ -88,7 +88,7 @@ impl Residency {
         if self.hot.wants(bank, cluster) {
             return self.keep_cluster(bank, cluster, buffer);
         }
-        if self.ablation.keep() == Keep::Nothing || !self.has_cold(bank) {
+        if !self.keeps_neurons() || !self.has_cold(bank) {
             return;
         }
         let content = *self.banks.content(bank);

@@ -31,7 +31,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(seed: u64, naming: Naming, ablation: Ablation) -> Self {
+    fn new(seed: u64, naming: Naming, keep: Keep) -> Self {
         let world = World::new(&BANKS, 24, DType::F32, seed);
         let layout = Arc::new(world.layout().unwrap().0);
         let plan = world.plan(naming != Naming::All, 2, 300);
@@ -40,7 +40,7 @@ impl Model {
             always: Vec::new(),
             hot_wanted: vec![1; BANKS.len()],
             known: &Known::default(),
-            ablation,
+            keep,
             memory: ArenaOptions::default(),
         };
         let mut model = Self {
@@ -349,8 +349,8 @@ proptest! {
     #[test]
     fn what_is_found_was_put_there(seed: u64, naming in 0..3usize, window: bool) {
         let naming = [Naming::All, Naming::Gates, Naming::Predictor][naming];
-        let ablation = if window { Ablation::LlmFlash } else { Ablation::Full };
-        let mut model = Model::new(seed, naming, ablation);
+        let keep = if window { Keep::Window } else { Keep::All };
+        let mut model = Model::new(seed, naming, keep);
         for _ in 0..400 {
             model.step();
         }
@@ -361,7 +361,7 @@ proptest! {
 /// A damaged neuron with other pins was returned once and counted as free.
 #[test]
 fn pins_of_a_damaged_neuron_are_counted() {
-    let mut model = Model::new(8_536_176_151_032_993_408, Naming::All, Ablation::Full);
+    let mut model = Model::new(8_536_176_151_032_993_408, Naming::All, Keep::All);
     for _ in 0..400 {
         model.step();
     }

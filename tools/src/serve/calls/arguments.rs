@@ -48,7 +48,9 @@ impl ArgumentReader {
                 true => Progress::Done,
                 false => Progress::More,
             },
-            (NotationReader::Literal(literal), _) => literal.take(text, ended, out),
+            (NotationReader::Literal(literal), _) => {
+                literal.take(&tools[self.tool].parameters, text, ended, out)
+            }
             (NotationReader::Tagged(tagged), Notation::Tags(tags)) => {
                 let parameters = &tools[self.tool].parameters;
                 let framed = Framed {

@@ -73,7 +73,7 @@ fn write(
     tools: &[Callable<'_>],
     calls: Calls,
 ) -> Result<String, String> {
-    let writer = Writer::new(signs);
+    let writer = Writer::new(signs, 2 * MAX_SOURCE);
     let (middle, tail) = (pieces(&frame.middle, &writer), pieces(&frame.tail, &writer));
     let mut names = Vec::new();
     for (at, tool) in tools.iter().enumerate() {
@@ -87,7 +87,7 @@ fn write(
         writer.rule(&format!("a{at}"), &arguments);
         writer.rule(&name, &expression);
         names.push(name);
-        if writer.size() > 2 * MAX_SOURCE {
+        if writer.is_full() {
             return Err(format!(
                 "the parameters of all functions may have {} KiB of schemas",
                 MAX_SOURCE >> 10

@@ -147,7 +147,7 @@ fn named(frame: &CallFrame, text: &str, tools: &[Callee]) -> Header {
                 tags,
                 parameters: &tools[tool].parameters,
             };
-            return match framed.follows(rest) {
+            return match framed.follows(rest, false) {
                 Follows::Key(_) | Follows::End => Header::Call {
                     tool,
                     at: text.len() - rest.len(),

@@ -5,6 +5,9 @@ use serde_json::Value;
 use super::escape;
 use super::frame::Members;
 
+/// Words of Python, and of JSON.
+const WORDS: [[&str; 2]; 3] = [["None", "null"], ["True", "true"], ["False", "false"]];
+
 /// Finds the end of a JSON object or list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scan {
@@ -30,11 +33,18 @@ impl Scan {
     }
 
     /// Moves the part of `text` that belongs to the object to `out`; whether the object is complete. Control
-    /// characters in strings, which JSON does not allow but models write, are escaped.
+    /// characters in strings, and Python's words, neither of which JSON allows but models write, become JSON. What
+    /// may be the beginning of such a word stays in `text`.
     pub fn take(&mut self, text: &mut String, out: &mut String) -> bool {
         let mut used = 0;
         let mut done = false;
-        for c in text.chars() {
+        while let Some(c) = text[used..].chars().next() {
+            if let Some(found) = self.word(&text[used..]) {
+                let Some([word, json]) = found else { break };
+                out.push_str(json);
+                used += word.len();
+                continue;
+            }
             let (in_text, mut bytes) = (self.text, [0; 4]);
             done = c
                 .encode_utf8(&mut bytes)
@@ -52,6 +62,21 @@ impl Scan {
         }
         text.drain(..used);
         done
+    }
+
+    /// The word of Python with which `text` begins, and its JSON; inner `None` if more text is needed.
+    fn word(&self, text: &str) -> Option<Option<[&'static str; 2]>> {
+        if self.text || !text.starts_with(['N', 'T', 'F']) {
+            return None;
+        }
+        let rest = text.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
+        let word = &text[..text.len() - rest.len()];
+        let fits = |pair: &&[&str; 2]| match rest.is_empty() {
+            true => pair[0].starts_with(word),
+            false => pair[0] == word,
+        };
+        let found = WORDS.iter().find(fits)?;
+        Some((!rest.is_empty()).then_some(*found))
     }
 
     /// Whether the object ends with this byte.
@@ -158,10 +183,13 @@ fn argument_text(written: &str) -> Result<String, Object> {
         Ok(Value::String(inner)) if inner.trim().is_empty() => "{}".to_owned(),
         Ok(Value::String(inner)) => inner,
         Ok(Value::Null) => "{}".to_owned(),
+        _ if written == "None" => "{}".to_owned(),
         _ => written.to_owned(),
     };
     if inner.trim_start().starts_with('{') {
-        Ok(inner)
+        let (mut rest, mut json) = (inner, String::new());
+        Scan::default().take(&mut rest, &mut json);
+        Ok(json + &rest)
     } else {
         Err(Object::Other)
     }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::escape::{self, Escape};
+use super::types::{Kinds, ParameterKinds};
 
 /// Maximum nesting.
 const MAX_DEPTH: usize = 64;
@@ -28,6 +29,18 @@ enum Level {
     Call,
     Map,
     List,
+    Tuple,
+}
+
+impl Level {
+    /// The bracket that closes it.
+    fn close(self) -> char {
+        match self {
+            Self::Call | Self::Tuple => ')',
+            Self::Map => '}',
+            Self::List => ']',
+        }
+    }
 }
 
 /// What comes next.
@@ -51,6 +64,13 @@ pub struct Literal {
     /// Whether the innermost brackets have members.
     filled: bool,
     next: Next,
+    /// Kinds of the argument's value.
+    kinds: Kinds,
+    /// Number of arguments of the call so far, and whether the last one has no key.
+    arguments: usize,
+    positional: bool,
+    /// Whether the string has no escapes.
+    raw: bool,
 }
 
 impl Literal {
@@ -59,9 +79,9 @@ impl Literal {
         Self::new(PYTHON.map(str::to_owned).to_vec(), true)
     }
 
-    /// A reader of arguments in braces whose strings have these quotes, or JSON's.
+    /// A reader of arguments in braces whose strings have these quotes, or JSON's, or Python's.
     pub fn bare(quote: &str) -> Self {
-        Self::new(vec![quote.to_owned(), "\"".to_owned()], true)
+        Self::new([quote, "\"", "'"].map(str::to_owned).to_vec(), true)
     }
 
     fn new(quotes: Vec<String>, lenient: bool) -> Self {
@@ -71,12 +91,22 @@ impl Literal {
             levels: Vec::new(),
             filled: false,
             next: Next::Value,
+            kinds: Kinds::ANY,
+            arguments: 0,
+            positional: false,
+            raw: false,
         }
     }
 
-    /// Reads from the start of `text`, removes what was read, and appends it to `out` as JSON text. `ended`: no text
-    /// follows.
-    pub fn take(&mut self, text: &mut String, ended: bool, out: &mut String) -> Progress {
+    /// Reads from the start of `text`, removes what was read, and appends it to `out` as JSON text. `parameters` are
+    /// those of the called tool; `ended`: no text follows.
+    pub fn take(
+        &mut self,
+        parameters: &ParameterKinds,
+        text: &mut String,
+        ended: bool,
+        out: &mut String,
+    ) -> Progress {
         let mut at = 0;
         let progress = loop {
             let rest = &text[at..];
@@ -84,7 +114,7 @@ impl Literal {
                 Next::Text(quote) => self.text(rest, quote, ended, out),
                 _ => {
                     let start = rest.trim_start();
-                    let (used, progress) = self.step(start, ended, out);
+                    let (used, progress) = self.step(parameters, start, ended, out);
                     (rest.len() - start.len() + used, progress)
                 }
             };
@@ -99,12 +129,18 @@ impl Literal {
     }
 
     /// Reads one sign or word: its length, and how far the value is unless to go on.
-    fn step(&mut self, text: &str, ended: bool, out: &mut String) -> (usize, Option<Progress>) {
+    fn step(
+        &mut self,
+        parameters: &ParameterKinds,
+        text: &str,
+        ended: bool,
+        out: &mut String,
+    ) -> (usize, Option<Progress>) {
         let Some(first) = text.chars().next() else {
             return (0, Some(Progress::More));
         };
         match (self.next, first) {
-            (Next::Key | Next::Value | Next::After, ')' | ']' | '}') => self.close(out),
+            (Next::Key | Next::Value | Next::After, ')' | ']' | '}') => self.close(first, out),
             (Next::After, ',') => {
                 self.next = self.member();
                 (1, None)
@@ -115,7 +151,7 @@ impl Literal {
                 (1, None)
             }
             (Next::After | Next::Separator, _) => (0, Some(Progress::Wrong)),
-            (Next::Key, _) => self.key(text, ended, out),
+            (Next::Key, _) => self.key(parameters, text, ended, out),
             (Next::Value, '{' | '[' | '(') => self.open(first, out),
             (Next::Value, _) => self.value(text, ended, out),
             (Next::Text(_), _) => (0, None),
@@ -138,21 +174,28 @@ impl Literal {
         let level = match bracket {
             '{' => Level::Map,
             '(' if self.levels.is_empty() && self.lenient => Level::Call,
+            '(' => Level::Tuple,
             _ => Level::List,
         };
-        out.push(if level == Level::List { '[' } else { '{' });
+        let list = matches!(level, Level::List | Level::Tuple);
+        out.push(if list { '[' } else { '{' });
         self.levels.push(level);
         self.filled = false;
         self.next = self.member();
         (1, None)
     }
 
-    fn close(&mut self, out: &mut String) -> (usize, Option<Progress>) {
-        match self.levels.pop() {
-            None => return (0, Some(Progress::Wrong)),
-            Some(Level::List) => out.push(']'),
-            Some(Level::Call | Level::Map) => out.push('}'),
+    /// Closes the innermost brackets, unless they are others or a value is due.
+    fn close(&mut self, bracket: char, out: &mut String) -> (usize, Option<Progress>) {
+        let Some(&level) = self.levels.last() else {
+            return (0, Some(Progress::Wrong));
+        };
+        let list = matches!(level, Level::List | Level::Tuple);
+        if level.close() != bracket || (self.next == Next::Value && !list) {
+            return (0, Some(Progress::Wrong));
         }
+        self.levels.pop();
+        out.push(if list { ']' } else { '}' });
         self.filled = true;
         self.next = Next::After;
         (1, self.levels.is_empty().then_some(Progress::Done))
@@ -160,7 +203,7 @@ impl Literal {
 
     /// Separates an item of a list from the one before.
     fn begin_item(&mut self, out: &mut String) {
-        if self.levels.last() == Some(&Level::List) {
+        if matches!(self.levels.last(), Some(Level::List | Level::Tuple)) {
             if self.filled {
                 out.push_str(", ");
             }
@@ -168,7 +211,16 @@ impl Literal {
         }
     }
 
-    fn key(&mut self, text: &str, ended: bool, out: &mut String) -> (usize, Option<Progress>) {
+    fn key(
+        &mut self,
+        parameters: &ParameterKinds,
+        text: &str,
+        ended: bool,
+        out: &mut String,
+    ) -> (usize, Option<Progress>) {
+        if self.levels.last() == Some(&Level::Call) {
+            return self.argument(parameters, text, ended, out);
+        }
         let quote = self
             .quotes
             .iter()
@@ -184,35 +236,71 @@ impl Literal {
                 Some(end) => (text[..end].trim_end(), end),
             },
         };
+        self.put_key(parameters, key, out);
+        self.next = Next::Separator;
+        (used, None)
+    }
+
+    /// The key of an argument of a call; of one without a key, the parameter in its place.
+    fn argument(
+        &mut self,
+        parameters: &ParameterKinds,
+        text: &str,
+        ended: bool,
+        out: &mut String,
+    ) -> (usize, Option<Progress>) {
+        let after = text.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_');
+        let key = &text[..text.len() - after.len()];
+        let mut behind = after.trim_start().chars();
+        let keyed = match (behind.next(), behind.next()) {
+            (None, _) | (Some('='), None) if !ended => return (0, Some(Progress::More)),
+            (Some('='), next) => !key.is_empty() && next != Some('='),
+            _ => false,
+        };
+        self.positional = !keyed;
+        self.arguments += 1;
+        if keyed {
+            self.put_key(parameters, key, out);
+            self.next = Next::Separator;
+            return (key.len(), None);
+        }
+        let Some((key, _)) = parameters.get(self.arguments - 1) else {
+            return (0, Some(Progress::Wrong));
+        };
+        self.put_key(parameters, key, out);
+        out.push_str(": ");
+        self.next = Next::Value;
+        (0, None)
+    }
+
+    fn put_key(&mut self, parameters: &ParameterKinds, key: &str, out: &mut String) {
         if self.filled {
             out.push_str(", ");
         }
         self.filled = true;
         out.push_str(&Value::from(key).to_string());
-        self.next = Next::Separator;
-        (used, None)
+        if self.levels.len() == 1 {
+            let known = parameters.iter().find(|(name, _)| name == key);
+            self.kinds = known.map_or(Kinds::ANY, |(_, kinds)| *kinds);
+        }
     }
 
     /// A string's quote, or a word.
     fn value(&mut self, text: &str, ended: bool, out: &mut String) -> (usize, Option<Progress>) {
-        let longer = |quote: &String| quote.len() > text.len() && quote.starts_with(text);
-        if !ended && self.quotes.iter().any(longer) {
-            return (0, Some(Progress::More));
+        let prefix = self.prefix(text);
+        let start = &text[prefix..];
+        match self.quote(start, ended) {
+            Err(progress) => return (0, Some(progress)),
+            Ok(Some(quote)) => {
+                self.begin_item(out);
+                out.push('"');
+                self.begin_text(quote, &text[..prefix]);
+                return (prefix + self.quotes[quote].len(), None);
+            }
+            Ok(None) => {}
         }
-        let quote = self
-            .quotes
-            .iter()
-            .position(|quote| text.starts_with(&quote[..]));
-        if let Some(quote) = quote {
-            self.begin_item(out);
-            out.push('"');
-            self.next = Next::Text(quote);
-            return (self.quotes[quote].len(), None);
-        }
-        let Some(end) = text
-            .find([',', ')', ']', '}'])
-            .or(ended.then_some(text.len()))
-        else {
+        let ends = |c: char| c == ',' || self.levels.iter().any(|level| level.close() == c);
+        let Some(end) = text.find(ends).or(ended.then_some(text.len())) else {
             return (0, Some(Progress::More));
         };
         let Some(word) = self.word(text[..end].trim_end()) else {
@@ -224,8 +312,44 @@ impl Literal {
         (end, self.levels.is_empty().then_some(Progress::Done))
     }
 
+    /// Length of the letters before the quote of a string in Python, as in `r'…'`.
+    fn prefix(&self, text: &str) -> usize {
+        let letters = text.len() - text.trim_start_matches(|c| "rRbBuU".contains(c)).len();
+        let python = self.quotes.len() == PYTHON.len();
+        match python && letters <= 2 && text[letters..].starts_with(['\'', '"']) {
+            true => letters,
+            false => 0,
+        }
+    }
+
+    /// The quote with which a text begins.
+    fn quote(&self, text: &str, ended: bool) -> Result<Option<usize>, Progress> {
+        let longer = |quote: &String| quote.len() > text.len() && quote.starts_with(text);
+        if !ended && self.quotes.iter().any(longer) {
+            return Err(Progress::More);
+        }
+        let all = self.quotes.iter();
+        Ok(all.clone().position(|quote| text.starts_with(&quote[..])))
+    }
+
+    fn begin_text(&mut self, quote: usize, prefix: &str) {
+        self.next = Next::Text(quote);
+        self.raw = self.quotes[quote].len() > 3 || prefix.contains(['r', 'R']);
+    }
+
     /// A word as JSON.
     fn word(&self, word: &str) -> Option<String> {
+        // Nested values have no known kinds.
+        let kinds = match self.levels.len() {
+            1 => self.kinds,
+            _ => Kinds::ANY,
+        };
+        if self.lenient && kinds.only_text() && !word.is_empty() {
+            return Some(Value::from(word).to_string());
+        }
+        if let Some(number) = kinds.number(word) {
+            return Some(number);
+        }
         let json = match word {
             "True" | "true" => "true",
             "False" | "false" => "false",
@@ -246,7 +370,7 @@ impl Literal {
         out: &mut String,
     ) -> (usize, Option<Progress>) {
         let mark = &self.quotes[quote];
-        let raw = mark.len() > 3;
+        let raw = self.raw;
         let mut at = 0;
         loop {
             let rest = &text[at..];
@@ -255,7 +379,7 @@ impl Literal {
             };
             if rest.starts_with(&mark[..]) {
                 match self.closes(&rest[mark.len()..], ended) {
-                    _ if raw => {}
+                    _ if mark.len() > 3 => {}
                     Some(true) => {}
                     None => return (at, Some(Progress::More)),
                     Some(false) => {
@@ -263,6 +387,22 @@ impl Literal {
                         at += c.len_utf8();
                         continue;
                     }
+                }
+                let after = &rest[mark.len()..];
+                let next = after.trim_start();
+                if self.joins(after) {
+                    let prefix = self.prefix(next);
+                    return match self.quote(&next[prefix..], ended) {
+                        Err(progress) => (at, Some(progress)),
+                        Ok(None) => (at, Some(Progress::Wrong)),
+                        Ok(Some(joined)) => {
+                            let used = rest.len() - next.len() + prefix;
+                            let used = at + used + self.quotes[joined].len();
+                            let prefix = next[..prefix].to_owned();
+                            self.begin_text(joined, &prefix);
+                            (used, None)
+                        }
+                    };
                 }
                 out.push('"');
                 self.next = Next::After;
@@ -288,6 +428,14 @@ impl Literal {
         }
     }
 
+    /// Whether another string follows after white space, which Python joins.
+    fn joins(&self, after: &str) -> bool {
+        let next = after.trim_start();
+        let python = self.quotes.len() == PYTHON.len();
+        let begins = next[self.prefix(next)..].starts_with(['\'', '"']);
+        python && next.len() < after.len() && begins
+    }
+
     /// Whether a quote ends its string, by what follows it: a model may write quotes inside of a string without
     /// escapes, as its template does. `None`: more text is needed.
     fn closes(&self, after: &str, ended: bool) -> Option<bool> {
@@ -300,11 +448,15 @@ impl Literal {
         match (self.levels.last(), first) {
             (None, _) => Some(false),
             (Some(Level::Call), ',') => {
+                if self.positional && behind.starts_with(['\'', '"', '[', '{', '-']) {
+                    return Some(true);
+                }
                 let word = |c: char| c.is_alphanumeric() || c == '_';
                 let key = behind.trim_start_matches(word);
                 match key.trim_start().chars().next() {
                     None => unclear,
                     Some('=') => Some(key.len() < behind.len()),
+                    Some(',' | ')') if self.positional && key.len() < behind.len() => Some(true),
                     Some(')') => Some(key.len() == behind.len()),
                     Some(_) => Some(false),
                 }
@@ -313,9 +465,15 @@ impl Literal {
                 None => unclear,
                 Some(next) => Some("],;<".contains(next)),
             },
+            // In quotes that are not escaped, a word follows the first one.
+            (Some(Level::Call), '\'' | '"') if self.joins(after) => match behind.chars().next() {
+                None => unclear,
+                Some(_) => Some(true),
+            },
             (Some(Level::Call), _) => Some(false),
             (Some(Level::Map), sign) => Some(",}:".contains(sign)),
-            (Some(Level::List), sign) => Some(",])".contains(sign)),
+            (Some(Level::List | Level::Tuple), '\'' | '"') => Some(self.joins(after)),
+            (Some(Level::List | Level::Tuple), sign) => Some(",])".contains(sign)),
         }
     }
 }
@@ -325,6 +483,6 @@ pub fn python(text: &str) -> Option<String> {
     let mut literal = Literal::new(PYTHON.map(str::to_owned).to_vec(), false);
     let mut rest = text.to_owned();
     let mut json = String::new();
-    let done = literal.take(&mut rest, true, &mut json) == Progress::Done;
+    let done = literal.take(&[], &mut rest, true, &mut json) == Progress::Done;
     (done && rest.trim().is_empty()).then_some(json)
 }

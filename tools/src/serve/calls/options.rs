@@ -12,7 +12,7 @@ use super::format::CallFormat;
 use super::grammar::{Callable, Calls, grammar};
 use super::header::Callee;
 use super::reader::CallReader;
-use super::types::Kinds;
+use super::types::KindFinder;
 
 /// Maximum tools of a request.
 const MAX_TOOLS: usize = 128;
@@ -255,7 +255,8 @@ impl Tool {
     fn callee(&self) -> Callee {
         let properties = self.parameters["properties"].as_object();
         let all = properties.into_iter().flatten();
-        let kinds = all.map(|(key, schema)| (key.clone(), Kinds::of(schema, &self.parameters)));
+        let mut finder = KindFinder::new(&self.parameters);
+        let kinds = all.map(|(key, schema)| (key.clone(), finder.kinds(schema)));
         Callee {
             name: self.name.clone(),
             parameters: kinds.collect(),

@@ -29,6 +29,8 @@ enum CallState {
     Arguments(ArgumentReader),
     /// Among the members after the arguments.
     Members(Scan),
+    /// In a call that is none, up to its end.
+    Broken,
     /// After the arguments.
     After,
 }
@@ -134,6 +136,7 @@ impl CallReader {
                 }
                 end.is_some()
             }
+            CallState::Broken => self.broken(),
             CallState::After => self.after(ended, parts),
         }
     }
@@ -252,7 +255,7 @@ impl CallReader {
         }
         match progress {
             Progress::More => return false,
-            Progress::Wrong => self.state = CallState::Text,
+            Progress::Wrong => self.state = CallState::Broken,
             Progress::Done => {
                 self.state = match &self.frames[self.frame].members {
                     Some(_) => CallState::Members(Scan::inside()),
@@ -261,6 +264,23 @@ impl CallReader {
             }
         }
         true
+    }
+
+    /// Skips what is left of a call that is none.
+    fn broken(&mut self) -> bool {
+        let ends = self.frames[self.frame].ends();
+        let Some(end) = ends.first() else {
+            self.state = CallState::Text;
+            return true;
+        };
+        if let Some(at) = self.held.find(end) {
+            self.held.drain(..at);
+            self.state = CallState::After;
+            return true;
+        }
+        let held = begun(&self.held, end);
+        self.held.drain(..self.held.len() - held);
+        false
     }
 
     /// After a call: its end, the end of all calls, or another call.

@@ -304,7 +304,7 @@ const FAMILIES: [Family; 30] = [
     },
     // Llama 3
     Family {
-        marks: &["\"parameters\":"],
+        marks: &["\"parameters\":", "<|start_header_id|>"],
         open: "",
         call: "{\"name\": \"NAME\", \"parameters\": ARGUMENTS}",
         arguments: Written::Json,

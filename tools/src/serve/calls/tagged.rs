@@ -6,16 +6,13 @@ use super::escape;
 use super::frame::{
     ArgumentTags, Begins, CallFrame, Middle, begins, begins_with_all, begun, chunks,
 };
-use super::literal::Progress;
-use super::types::Kinds;
+use super::literal::{self, Progress};
+use super::types::{Kinds, ParameterKinds};
 
 /// Maximum bytes of a key.
 const MAX_KEY: usize = 512;
 
 const CDATA: [&str; 2] = ["<![CDATA[", "]]>"];
-
-/// Kinds of a tool's parameters, by name.
-pub type ParameterKinds = [(String, Kinds)];
 
 /// State of the parser.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,7 +62,7 @@ impl Tagged {
         }
         loop {
             let progress = match self.at.clone() {
-                At::Between => self.between(&framed, text),
+                At::Between => self.between(&framed, text, ended),
                 At::Start(kinds) => self.start(&framed, kinds, text, ended, out),
                 At::Text => self.string(&framed, text, ended, out),
                 At::Value(kinds) => self.value(&framed, kinds, text, ended, out),
@@ -80,8 +77,8 @@ impl Tagged {
     }
 
     /// A key, or the end; other text is skipped.
-    fn between(&mut self, framed: &Framed<'_>, text: &mut String) -> Option<Progress> {
-        match framed.follows(text) {
+    fn between(&mut self, framed: &Framed<'_>, text: &mut String, ended: bool) -> Option<Progress> {
+        match framed.follows(text, ended) {
             Follows::End => return Some(Progress::Done),
             Follows::Unclear => return Some(Progress::More),
             Follows::Other => {
@@ -139,7 +136,7 @@ impl Tagged {
         ended: bool,
         out: &mut String,
     ) -> Option<Progress> {
-        let ending = framed.ending(text, ended);
+        let ending = framed.ending(text, ended, &self.keys);
         let (Ending::Here(value, _) | Ending::Open(value)) = ending;
         let mut json = String::new();
         text[..value]
@@ -169,7 +166,7 @@ impl Tagged {
         ended: bool,
         out: &mut String,
     ) -> Option<Progress> {
-        let Ending::Here(value, end) = framed.ending(text, ended) else {
+        let Ending::Here(value, end) = framed.ending(text, ended, &self.keys) else {
             return Some(Progress::More);
         };
         let written = &text[..value];
@@ -177,7 +174,7 @@ impl Tagged {
         let inner = written.trim().strip_prefix(open);
         let json = match inner.and_then(|inner| inner.strip_suffix(close)) {
             Some(inner) if framed.tags.cdata => Value::from(inner).to_string(),
-            _ => kinds.json(written),
+            _ => json_of(kinds, written),
         };
         self.member(out);
         self.put(&json, out);
@@ -236,18 +233,23 @@ pub struct Framed<'a> {
 }
 
 impl Framed<'_> {
-    /// What a text begins with.
-    pub fn follows(&self, text: &str) -> Follows {
+    /// What a text begins with. `ended`: no text follows.
+    pub fn follows(&self, text: &str, ended: bool) -> Follows {
         let mut unclear = false;
         match begins_with_all(text, &self.tags.open) {
             Begins::With(length) => return Follows::Key(length),
             Begins::Unclear => unclear = true,
             Begins::Not => {}
         }
-        for end in self.frame.ends().into_iter().take(1) {
+        for (at, end) in self.frame.ends().into_iter().enumerate() {
             match begins(text, end) {
-                Begins::With(_) => return Follows::End,
-                Begins::Unclear => unclear = true,
+                Begins::With(_) if at == 0 => return Follows::End,
+                // The first end is missing: nothing but another call may follow.
+                Begins::With(length) => match self.last(&text[length..], ended) {
+                    Follows::Other => {}
+                    found => return found,
+                },
+                Begins::Unclear => unclear |= !(ended && text.trim().is_empty()),
                 Begins::Not => {}
             }
         }
@@ -256,6 +258,41 @@ impl Framed<'_> {
         } else {
             Follows::Other
         }
+    }
+
+    /// Whether nothing but ends and another call follow an end.
+    fn last(&self, text: &str, ended: bool) -> Follows {
+        if text.trim().is_empty() {
+            return if ended {
+                Follows::End
+            } else {
+                Follows::Unclear
+            };
+        }
+        let lead = self.frame.lead();
+        let starts = lead.iter().filter_map(|lead| lead.text());
+        let mut found = Follows::Other;
+        for next in starts.chain(self.frame.ends()) {
+            match begins(text, next) {
+                Begins::With(_) => return Follows::End,
+                Begins::Unclear => found = Follows::Unclear,
+                Begins::Not => {}
+            }
+        }
+        found
+    }
+
+    /// The texts that begin other arguments.
+    fn others(&self, seen: &[String]) -> Vec<String> {
+        let before = match &self.tags.middle {
+            Middle::Plain(text) => text,
+            Middle::Typed { before, .. } => before,
+        };
+        let before = chunks(before).first().copied().unwrap_or_default();
+        let open = self.tags.open.trim_start();
+        let names = self.parameters.iter().map(|(name, _)| name);
+        let names = names.filter(|name| !seen.contains(name));
+        names.map(|name| format!("{open}{name}{before}")).collect()
     }
 
     /// Whether the format has a line break before values.
@@ -318,9 +355,9 @@ impl Framed<'_> {
         }
     }
 
-    /// Where a value ends: at the end tag before another key or the end of the arguments. Its text may contain the
-    /// end tag too.
-    fn ending(&self, text: &str, ended: bool) -> Ending {
+    /// Where a value ends: at the end tag before another key or the end of the arguments, or at the key of another
+    /// argument, if the end tag is missing. Its text may contain the end tag too. `seen`: keys so far.
+    fn ending(&self, text: &str, ended: bool, seen: &[String]) -> Ending {
         let close = self.tags.close.trim();
         let breaks = self.tags.close.starts_with('\n');
         let without_break = |end: usize| {
@@ -331,17 +368,45 @@ impl Framed<'_> {
                 .unwrap_or(value)
                 .len()
         };
+        let others = self.others(seen);
+        let next = others.iter().filter_map(|other| text.find(other)).min();
         let mut from = 0;
         while let Some(at) = text[from..].find(close) {
             let at = from + at;
+            if next.is_some_and(|next| next < at) {
+                break;
+            }
             let end = at + close.len();
-            match self.follows(&text[end..]) {
+            match self.follows(&text[end..], ended) {
                 Follows::Unclear if !ended => return Ending::Open(without_break(at)),
                 Follows::Other => from = end,
                 _ => return Ending::Here(without_break(at), end),
             }
         }
-        let held = begun(text, close);
+        if let Some(next) = next {
+            return Ending::Here(without_break(next), next);
+        }
+        let others = others.iter().map(|other| begun(text, other));
+        let held = others.fold(begun(text, close), usize::max);
         Ending::Open(without_break(text.len() - held))
+    }
+}
+
+/// The JSON text of a value written as `text`: as JSON or a Python literal, if its kind is allowed, else a string.
+fn json_of(kinds: Kinds, text: &str) -> String {
+    let string = || Value::from(text).to_string();
+    if kinds.only_text() {
+        return string();
+    }
+    let trimmed = text.trim();
+    // The text itself is kept: numbers may have more digits than a float holds.
+    let written = match serde_json::from_str::<Value>(trimmed) {
+        Ok(value) => Some((trimmed.to_owned(), value)),
+        Err(_) => literal::python(trimmed)
+            .and_then(|json| serde_json::from_str(&json).ok().map(|value| (json, value))),
+    };
+    match written {
+        Some((json, value)) if kinds.allow(&value) => json,
+        _ => string(),
     }
 }

@@ -1,6 +1,7 @@
 //! Calls are parsed the same whole or piece by piece; text that only looks like a call stays text.
 
 mod families;
+mod faults;
 mod grammars;
 mod literals;
 

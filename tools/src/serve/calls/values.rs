@@ -1,9 +1,12 @@
 //! Grammars of arguments in each notation.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
 
 use super::frame::{ArgumentTags, Middle, Notation};
-use super::types::Kinds;
+use super::types::KindFinder;
 use super::writer::{Member, Sequence, Writer, json_of, quoted};
 
 /// Maximum nesting of values that keep the family's notation; deeper ones are JSON.
@@ -72,8 +75,9 @@ impl ToolParameters<'_> {
             writer.rule("any", &any);
             return "any*".to_owned();
         };
+        let mut finder = KindFinder::new(self.schema);
         let members = properties.iter().enumerate().map(|(at, property)| {
-            let kinds = Kinds::of(property.schema, self.schema);
+            let kinds = finder.kinds(property.schema);
             let one = |says: &str, value: String| {
                 let open = format!("{}{}{before}{says}", tags.open, property.name);
                 let after = after.map_or("", |after| &after[..]);
@@ -92,10 +96,10 @@ impl ToolParameters<'_> {
                 one(text, of_text())
             } else {
                 let name = format!("{}_j{at}", self.name);
-                writer.rule(
-                    &name,
-                    &json_of(&with_definitions(property.schema, self.schema)),
-                );
+                if !writer.is_full() {
+                    let schema = with_definitions(property.schema, self.schema);
+                    writer.rule(&name, &json_of(&schema));
+                }
                 one(number, format!("{name} {}", writer.text(&tags.close)))
             };
             Member {
@@ -121,7 +125,9 @@ impl ToolParameters<'_> {
         let values = TypedValues {
             style,
             writer,
+            name: self.name,
             root: self.schema,
+            targets: RefCell::default(),
         };
         let members = properties.iter().enumerate().map(|(at, property)| {
             let name = format!("{}_{at}", self.name);
@@ -136,7 +142,9 @@ impl ToolParameters<'_> {
             members: members.collect(),
             separator: Some(quoted(style.comma())),
         };
-        format!("{open} {} {close}", sequence.write(writer))
+        let arguments = format!("{open} {} {close}", sequence.write(writer));
+        values.write_targets();
+        arguments
     }
 }
 
@@ -158,9 +166,12 @@ fn properties(schema: &Value) -> Option<Vec<Property<'_>>> {
     Some(all.collect())
 }
 
-/// The strings of an `enum`, in quotes.
+/// The strings of an `enum` or a `const`, in quotes.
 fn words_of(schema: &Value) -> Option<Vec<String>> {
-    let values = schema["enum"].as_array()?;
+    let values = match schema.get("const") {
+        Some(value) => std::slice::from_ref(value),
+        None => schema["enum"].as_array()?,
+    };
     let words = values.iter().filter(|value| value.is_string());
     let words: Vec<String> = words.map(Value::to_string).collect();
     (!words.is_empty()).then_some(words)
@@ -308,13 +319,27 @@ fn any(writer: &Writer<'_>, style: &dyn Style) {
 struct TypedValues<'a> {
     style: &'a dyn Style,
     writer: &'a Writer<'a>,
+    /// Prefix of the names of rules.
+    name: &'a str,
     root: &'a Value,
+    targets: RefCell<Targets<'a>>,
 }
 
-impl TypedValues<'_> {
+/// Schemas that references stand for. Each has one rule, which may refer to itself.
+#[derive(Default)]
+struct Targets<'a> {
+    /// Names of the rules, by the address of the schema.
+    names: HashMap<*const Value, String>,
+    /// Schemas whose rules are not written yet.
+    waiting: Vec<(String, &'a Value)>,
+}
+
+impl<'a> TypedValues<'a> {
     /// The expression of values that are valid against `schema`.
-    fn value(&self, name: &str, schema: &Value, depth: usize) -> String {
-        let schema = resolved(schema, self.root);
+    fn value(&self, name: &str, schema: &'a Value, depth: usize) -> String {
+        if let Some(target) = self.target(schema) {
+            return target;
+        }
         if depth == 0 {
             return self.json(name, schema);
         }
@@ -326,7 +351,11 @@ impl TypedValues<'_> {
             };
         }
         for key in ["anyOf", "oneOf"] {
-            if let (Some(all), 1) = (schema[key].as_array(), constraints(schema)) {
+            if let (Some(all), 1, None) = (
+                schema[key].as_array(),
+                constraints(schema),
+                schema.get("properties"),
+            ) {
                 let all = all.iter().enumerate();
                 let all = all.map(|(at, of)| self.value(&format!("{name}_{at}"), of, depth - 1));
                 return all
@@ -349,7 +378,39 @@ impl TypedValues<'_> {
         }
     }
 
-    fn kind(&self, name: &str, kind: &str, schema: &Value, depth: usize) -> String {
+    /// The rule of a reference that nothing restricts further, unless it leads to no schema.
+    fn target(&self, schema: &'a Value) -> Option<String> {
+        if schema.get("$ref").is_none() || constraints(schema) > 1 {
+            return None;
+        }
+        let target = resolved(schema, self.root);
+        if target.get("$ref").is_some() {
+            return None;
+        }
+        let mut targets = self.targets.borrow_mut();
+        let next = format!("{}_r{}", self.name, targets.names.len());
+        let place = std::ptr::from_ref(target);
+        if let Some(name) = targets.names.get(&place) {
+            return Some(name.clone());
+        }
+        targets.names.insert(place, next.clone());
+        targets.waiting.push((next.clone(), target));
+        Some(next)
+    }
+
+    /// Writes the rules of all references.
+    fn write_targets(&self) {
+        loop {
+            let next = self.targets.borrow_mut().waiting.pop();
+            let Some((name, target)) = next.filter(|_| !self.writer.is_full()) else {
+                return;
+            };
+            let value = self.value(&name, target, MAX_DEPTH);
+            self.writer.rule(&name, &value);
+        }
+    }
+
+    fn kind(&self, name: &str, kind: &str, schema: &'a Value, depth: usize) -> String {
         let [yes, no, null] = self.style.words().map(quoted);
         let comma = quoted(self.style.comma());
         match kind {
@@ -361,8 +422,10 @@ impl TypedValues<'_> {
             "array" => match schema.get("items") {
                 None => "anylist".to_owned(),
                 Some(items) => {
-                    let item = self.value(&format!("{name}_e"), items, depth - 1);
-                    format!("\"[\" (({item}) ({comma} ({item}))*)? \"]\"")
+                    let rule = format!("{name}_e");
+                    let item = self.value(&rule, items, depth - 1);
+                    self.writer.rule(&rule, &item);
+                    format!("\"[\" ({rule} ({comma} {rule})*)? \"]\"")
                 }
             },
             _ => match properties(schema) {
@@ -372,7 +435,7 @@ impl TypedValues<'_> {
         }
     }
 
-    fn object(&self, name: &str, properties: &[Property<'_>], depth: usize) -> String {
+    fn object(&self, name: &str, properties: &[Property<'a>], depth: usize) -> String {
         let members = properties.iter().enumerate().map(|(at, property)| {
             let value = self.value(&format!("{name}_{at}"), property.schema, depth - 1);
             Member {
@@ -404,6 +467,9 @@ impl TypedValues<'_> {
     /// The value as JSON, which all readers of calls take too.
     fn json(&self, name: &str, schema: &Value) -> String {
         let rule = format!("{name}_j");
+        if self.writer.is_full() {
+            return rule;
+        }
         let mut schema = with_definitions(schema, self.root);
         if let (Some(map), Some(options)) = (schema.as_object_mut(), self.root.get("x-guidance")) {
             map.insert("x-guidance".to_owned(), options.clone());

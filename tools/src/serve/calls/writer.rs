@@ -1,6 +1,7 @@
 //! Parts of grammars in llguidance's Lark.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
@@ -18,39 +19,52 @@ pub struct Sign {
 pub struct Writer<'a> {
     /// Special tokens, which have a notation of their own.
     signs: &'a [Sign],
-    rules: RefCell<Vec<String>>,
+    /// Maximum bytes of all rules.
+    most: usize,
+    rules: RefCell<Written>,
+}
+
+/// The rules so far.
+#[derive(Debug, Default)]
+struct Written {
+    names: HashSet<String>,
+    text: String,
+    full: bool,
 }
 
 /// Any text.
 pub const TEXT: &str = "TEXT";
 
 impl<'a> Writer<'a> {
-    /// A writer for these special tokens.
-    pub fn new(signs: &'a [Sign]) -> Self {
-        let any = format!("{TEXT}: /(?s:.)*/\n");
-        Self {
+    /// A writer for these special tokens and at most `most` bytes of rules.
+    pub fn new(signs: &'a [Sign], most: usize) -> Self {
+        let writer = Self {
             signs,
-            rules: RefCell::new(vec![any]),
-        }
+            most,
+            rules: RefCell::default(),
+        };
+        writer.rule(TEXT, "/(?s:.)*/");
+        writer
     }
 
-    /// Adds a rule if there is none with this name.
+    /// Adds a rule if there is none with this name, and space for it.
     pub fn rule(&self, name: &str, expression: &str) {
-        let start = format!("{name}: ");
         let mut rules = self.rules.borrow_mut();
-        if !rules.iter().any(|rule| rule.starts_with(&start)) {
-            rules.push(format!("{start}{expression}\n"));
+        let size = rules.text.len() + name.len() + expression.len();
+        rules.full |= size > self.most;
+        if !rules.full && rules.names.insert(name.to_owned()) {
+            rules.text += &format!("{name}: {expression}\n");
         }
     }
 
-    /// Number of bytes of all rules.
-    pub fn size(&self) -> usize {
-        self.rules.borrow().iter().map(String::len).sum()
+    /// Whether a rule was left out because there are too many bytes.
+    pub fn is_full(&self) -> bool {
+        self.rules.borrow().full
     }
 
     /// All rules.
     pub fn finish(self) -> String {
-        self.rules.into_inner().concat()
+        self.rules.into_inner().text
     }
 
     /// This text.

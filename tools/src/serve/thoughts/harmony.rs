@@ -57,11 +57,6 @@ impl Harmony {
         }
     }
 
-    /// Number of calls so far.
-    pub fn calls(&self) -> usize {
-        self.calls
-    }
-
     /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         self.held.push_str(piece);

@@ -78,14 +78,6 @@ impl Reading {
         }
     }
 
-    /// Number of calls so far.
-    pub fn calls(&self) -> usize {
-        match (&self.thoughts, &self.calls) {
-            (Thoughts::Harmony(harmony), _) => harmony.calls(),
-            (_, calls) => calls.as_ref().map_or(0, CallReader::calls),
-        }
-    }
-
     /// Parses the next piece.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         let parts = match &mut self.thoughts {

@@ -298,6 +298,10 @@ fn formats_are_read_off_templates() {
 #[test]
 fn unknown_formats_are_none() {
     assert!(format("no marks").frames.is_empty());
+    let described = r#"{"name": "f", "parameters": {}} <|im_start|>"#;
+    assert!(format(described).frames.is_empty());
+    let llama = r#"{"name": "f", "parameters": {}} <|start_header_id|>"#;
+    assert_eq!(format(llama).frames.len(), 1);
     let odd = template(
         "<tool_call>",
         "{{ f.arguments.key_one }} to {{ f.name }}",

@@ -3,15 +3,26 @@
 //! The residual stream changes little from layer to layer, so most predictions are right. Predicted
 //! experts are read after the needs of this layer and change no result.
 
+use std::sync::Arc;
+
 use emberflow_kernels::{Activations, Compute};
 use emberflow_models::config::ModelConfig;
 
+use crate::ffn::FfnBiases;
 use crate::input::Input;
 use crate::matrix::Matrix;
-use crate::norm::rows_or_copy;
-use crate::router::Routes;
+use crate::norm::{Norm, rows_or_copy};
+use crate::router::{Router, Routes};
 use crate::store::NeuronStore;
-use crate::weights::LayerWeights;
+
+/// What a layer knows of the next one with an FFN, to guess what it reads.
+#[derive(Debug, Clone)]
+pub(crate) struct Upcoming {
+    /// The norm whose output the FFN reads; `None` if it reads the residual stream.
+    pub norm: Option<Arc<Norm>>,
+    pub biases: Option<Arc<FfnBiases>>,
+    pub router: Option<Arc<Router>>,
+}
 
 /// Buffers for one token.
 pub(crate) struct RouterAhead {
@@ -46,13 +57,13 @@ impl RouterAhead {
         }
     }
 
-    /// Banks of layer `next` that `token` with residual stream `x` is likely to visit, most likely
+    /// Banks of the layer of `next` that `token` with residual stream `x` is likely to visit, most likely
     /// first; empty for a dense layer. The layer's first bank is `first`.
     fn banks(
         &mut self,
         on: &Compute,
         c: &ModelConfig,
-        next: &LayerWeights,
+        next: &Upcoming,
         token: u32,
         x: &[f32],
         first: u32,
@@ -66,10 +77,11 @@ impl RouterAhead {
             (self.banks).extend(chosen.iter().map(|choice| first + choice.expert));
             return &self.banks;
         }
-        let norm = router.norm.as_ref().or_else(|| next.before_ffn());
+        let norm = router.norm.as_ref().or(next.norm.as_deref());
         let norm = norm.filter(|_| !mixture.early_router);
         rows_or_copy(norm, on.cpu, x, &mut self.normed);
-        let input = Input::new(on.cpu, &self.normed, 1, &mut self.input);
+        let cpu = on.cpu.pruning(false);
+        let input = Input::new(cpu, &self.normed, 1, &mut self.input);
         self.routes
             .choose(on, router, mixture, input, &mut self.rows);
         let chosen = self.routes.choices(1).iter();
@@ -79,23 +91,21 @@ impl RouterAhead {
     }
 }
 
-/// Banks of the next layer with an FFN after `number` that the token of a pass with one row, given by
-/// its residual stream, is likely to visit, most likely first; empty if nothing is predicted.
+/// Banks of `next`, FFN `place`, that the token of a pass with one row, given by its residual
+/// stream, is likely to visit, most likely first; empty if nothing is predicted.
 pub(crate) fn likely_banks<'a>(
     ahead: &'a mut Option<RouterAhead>,
     store: &NeuronStore,
     on: &Compute,
     c: &ModelConfig,
-    layers: &[LayerWeights],
-    number: usize,
+    next: &Upcoming,
+    place: usize,
     row: Option<(u32, &[f32])>,
 ) -> &'a [u32] {
-    let place = c.ffn_place(number as u32) + 1;
-    let next = (number + 1..layers.len()).find(|&layer| c.has_ffn(layer as u32));
-    match (ahead, next, row) {
-        (Some(ahead), Some(next), Some((token, x))) if store.foresees(place) => {
+    match (ahead, row) {
+        (Some(ahead), Some((token, x))) if store.foresees(place) => {
             let first = store.layout.banks_of(place).start;
-            ahead.banks(on, c, &layers[next], token, x, first)
+            ahead.banks(on, c, next, token, x, first)
         }
         _ => &[],
     }

@@ -15,12 +15,12 @@ use emberflow_models::config::{Activation, ModelConfig};
 use emberflow_models::names::Role;
 
 use crate::activation::activate;
-use crate::embedding::Embedding;
 use crate::error::Error;
+use crate::forward::embedding::Embedding;
+use crate::forward::pass::Pass;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
-use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::store::{Layout, NeuronStore};
 

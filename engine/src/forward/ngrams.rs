@@ -18,14 +18,14 @@ use emberflow_kernels::Compute;
 use emberflow_models::config::{ModelConfig, NGrams};
 use emberflow_models::names::Role;
 
-use crate::embedding::Embedding;
 use crate::error::Error;
+use crate::forward::embedding::Embedding;
+use crate::forward::pass::Pass;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::mixer::{Convolution, by_tap, ngram_floats, recurrent_floats};
 use crate::norm::sigmoid;
-use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::state::{RecurrentPart, Span};
 use crate::store::{Layout, NeuronStore};
@@ -139,11 +139,6 @@ impl NGramLayer {
     /// The table, which may be resident.
     pub fn table_mut(&mut self) -> &mut Embedding {
         &mut self.table
-    }
-
-    /// Whether layer `number` reads the rows.
-    pub fn is_at(&self, number: usize) -> bool {
-        self.of.layer as usize == number
     }
 
     /// Adds the n-gram terms to the streams of a pass, and reads the rows for them.

@@ -12,11 +12,11 @@ use emberflow_models::names::Role;
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
+use crate::forward::layer_inputs::{self, LayerInputs};
+use crate::forward::pass::Pass;
 use crate::input::Input;
-use crate::layer_inputs::{self, LayerInputs};
 use crate::loader::Loader;
 use crate::matrix::Matrix;
-use crate::pass::Pass;
 use crate::scratch::Scratch;
 
 /// Lower bound of a stream's mean square before its magnitude is scaled to another one's

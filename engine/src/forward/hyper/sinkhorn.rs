@@ -15,11 +15,11 @@ use emberflow_models::names::Role;
 
 use super::sizes::{Reader, StreamSizes};
 use crate::error::Error;
+use crate::forward::pass::Pass;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::norm::sigmoid;
-use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::thread_buffer::renew;
 

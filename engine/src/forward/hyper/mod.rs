@@ -18,8 +18,8 @@ use emberflow_models::config::{Mixing, ModelConfig};
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
+use crate::forward::pass::Pass;
 use crate::loader::Loader;
-use crate::pass::Pass;
 use crate::scratch::Scratch;
 use crate::thread_buffer::renew;
 use gated::{GatedBuffers, GatedMix};

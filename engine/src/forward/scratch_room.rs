@@ -1,0 +1,152 @@
+//! Sizes of a pass's buffers, from what the layers declare.
+
+use emberflow_kernels::Activations;
+use emberflow_models::config::{Mixing, ModelConfig, NGrams, Parallel};
+
+use crate::lane::ProductRoom;
+use crate::matrix::Matrix;
+use crate::mixer::{MatrixSpec, Needs, needs};
+use crate::narrow_sizes;
+use crate::options::Options;
+use crate::scratch::{Scratch, Sizes};
+
+/// Dimensions of the buffers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScratchRoom {
+    /// Most rows of a pass.
+    pub rows: usize,
+    /// Most rows of logits per call.
+    pub batch: usize,
+    /// Context length in positions.
+    pub context: usize,
+    pub threads: usize,
+}
+
+impl ScratchRoom {
+    /// Dimensions for passes of `rows` rows.
+    pub fn of(options: &Options, rows: usize) -> Self {
+        Self {
+            rows,
+            batch: options.batch,
+            context: options.context,
+            threads: options.threads,
+        }
+    }
+
+    /// Allocates the buffers for a model.
+    pub fn scratch(self, c: &ModelConfig) -> Scratch {
+        Scratch::new(c, &self.sizes(c), self.rows, self.threads)
+    }
+
+    /// Bytes that [`ScratchRoom::scratch`] allocates.
+    pub fn bytes(self, c: &ModelConfig) -> u64 {
+        self.sizes(c).bytes(c, self.rows, self.threads)
+    }
+
+    /// Resizes the buffers of a model for another number of rows.
+    pub fn resize(self, c: &ModelConfig, scratch: &mut Scratch) {
+        scratch.set_rows(c, &self.sizes(c), self.rows);
+    }
+
+    fn sizes(self, c: &ModelConfig) -> Sizes {
+        let (d, mixers) = (c.d_model as usize, mixers(c));
+        let experts = narrow_sizes::widths(c).iter().sum();
+        let block = mixers.iter().map(|mixer| mixer.row_floats);
+        let partials = mixers.iter().filter_map(|mixer| mixer.scores);
+        let partials = partials.map(|scores| scores.partials(self.context)).max();
+        let widest = widest_input(c, &mixers);
+        Sizes {
+            by_row: [d, d, parallel(c), block.fold(experts, usize::max)],
+            widest,
+            thread: Matrix::scratch_len(widest),
+            partials: partials.unwrap_or(0),
+            logits: self.batch * c.vocab as usize,
+        }
+    }
+}
+
+/// Largest products on a device: of projections for `rows` rows, and of the head for `batch` rows.
+pub(crate) fn product_room(
+    c: &ModelConfig,
+    rows: usize,
+    batch: usize,
+    gates: usize,
+) -> ProductRoom {
+    let [d, vocab] = [c.d_model, c.vocab].map(|n| n as usize);
+    let mixers = mixers(c);
+    let results = mixers.iter().map(Needs::lane_results);
+    let results = results.fold(d.max(gates), usize::max);
+    let widest = widest_input(c, &mixers);
+    let token = Activations::bytes(widest, 1).max(4 * widest);
+    ProductRoom {
+        input: rows.max(batch) * token,
+        results: (rows * results).max(batch * vocab),
+    }
+}
+
+/// What the mixer of each layer needs.
+fn mixers(c: &ModelConfig) -> Vec<Needs> {
+    (0..c.layers).map(|layer| needs(c, layer)).collect()
+}
+
+/// Width of [`Scratch::parallel`].
+fn parallel(c: &ModelConfig) -> usize {
+    let dense = (c.mixture.as_ref()).is_some_and(|mixture| mixture.parallel_dense);
+    match c.form.parallel {
+        Parallel::No if !dense => 0,
+        Parallel::No | Parallel::OneNorm | Parallel::TwoNorms => c.d_model as usize,
+    }
+}
+
+/// Columns of the widest matrix outside the FFN.
+fn widest_input(c: &ModelConfig, mixers: &[Needs]) -> usize {
+    let matrices = mixers.iter().flat_map(|mixer| &mixer.matrices);
+    let mixer = matrices.map(MatrixSpec::input_width).max().unwrap_or(0);
+    (c.d_model as usize)
+        .max(mixer)
+        .max(hyper(c))
+        .max(narrow_sizes::widest(c))
+}
+
+/// Columns of the widest matrix of hyper-connections.
+fn hyper(c: &ModelConfig) -> usize {
+    c.form.hyper.map_or(0, |of| {
+        let rank = match of.mixing {
+            Mixing::Gated { rank } => rank as usize,
+            Mixing::Sinkhorn { .. } => 0,
+        };
+        let ngrams = c.form.ngrams.as_ref();
+        let embedding = ngrams.map_or(0, NGrams::embedding);
+        of.width(c.d_model).max(rank).max(embedding)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::Routes;
+    use crate::testing::fixtures;
+
+    #[test]
+    fn declared_bytes_are_allocated() {
+        let room = ScratchRoom {
+            rows: 5,
+            batch: 2,
+            context: 1000,
+            threads: 3,
+        };
+        for (name, c) in fixtures() {
+            for rows in [5, 1, 64] {
+                let (mut scratch, other) = (room.scratch(&c), ScratchRoom { rows, ..room });
+                other.resize(&c, &mut scratch);
+                let input = Activations::bytes(other.sizes(&c).widest, rows);
+                let others = input + Routes::bytes_for(&c, rows);
+                assert_eq!(
+                    other.bytes(&c),
+                    (scratch.allocated() + others) as u64,
+                    "{name}, {rows} rows"
+                );
+            }
+        }
+    }
+}
