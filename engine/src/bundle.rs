@@ -53,12 +53,22 @@ pub struct NeuronFormat {
 }
 
 impl NeuronFormat {
+    /// The format of a container without banks.
+    pub(crate) fn unused(container: &Container, meta: &ContainerMeta) -> Self {
+        Self {
+            dtype: DType::from_code(container.bundle_dtype()).unwrap_or(DType::Q8),
+            d: meta.config.bundle_width() as usize,
+            inline_scales: container.geometry().placement == Placement::Inline,
+            ungated: meta.config.ffn_kind.ungated,
+        }
+    }
+
     /// The format named by `meta`, verified against the container's geometry.
     pub fn of(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
         let g = container.geometry();
         let g_dtype = container.bundle_dtype();
         let format = Self {
-            dtype: DType::parse(&meta.quant.ffn).ok_or_else(|| Error::Metadata {
+            dtype: DType::parse(&meta.quant.ffn).filter(|of| !of.is_blocks()).ok_or_else(|| Error::Metadata {
                 path: container.path().to_path_buf(),
                 reason: format!("unknown ffn format {:?}", meta.quant.ffn),
             })?,

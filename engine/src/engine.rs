@@ -494,7 +494,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
-    let mut scratch = ScratchRoom::of(&options, rows).scratch(&c);
+    let mut scratch = ScratchRoom::of(&options, rows, shape.tiles).scratch(&c);
     let mut sharing = Sharing {
         on: &on,
         scratch: &mut scratch.rows,

@@ -213,6 +213,18 @@ pub enum Error {
         /// The requested feature.
         what: &'static str,
     },
+    /// A feature that needs neurons in bundles.
+    #[error(
+        "{}: {what} needs a packed model: emberflow pack {} -o model.ember",
+        path.display(),
+        path.display()
+    )]
+    Unpacked {
+        /// The model's file.
+        path: PathBuf,
+        /// The requested feature.
+        what: &'static str,
+    },
     /// A machine profile without measurements.
     #[error(
         "the machine profile has {thread_counts} thread counts; measure again with \

@@ -133,6 +133,8 @@ mod store;
 #[cfg(test)]
 mod testing;
 mod thread_buffer;
+mod tiles;
+mod unpacked;
 pub mod trace;
 
 pub use ablation::Ablation;
@@ -158,3 +160,4 @@ pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Sequence, Span};
 pub use store::Foreseen;
 pub use store::LayerResidency;
+pub use unpacked::unpacked;

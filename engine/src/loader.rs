@@ -105,6 +105,11 @@ impl<'a> Loader<'a> {
         self.read(TensorId::numbered(role, number), rows, cols)
     }
 
+    /// A matrix of a dense FFN, or of an expert.
+    pub fn of_bank(&self, id: TensorId, rows: usize, cols: usize) -> Result<Matrix, Error> {
+        self.read(id, rows, cols)
+    }
+
     fn read(&self, id: TensorId, rows: usize, cols: usize) -> Result<Matrix, Error> {
         let (entry, dtype) = self.entry(id, rows, cols)?;
         let mut bytes = region(entry.len as usize)?;

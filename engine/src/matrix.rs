@@ -113,7 +113,7 @@ impl Matrix {
 
     /// Whether products use activations quantised to 8 bits.
     fn reads_8_bits(&self) -> bool {
-        self.dtype.is_grouped()
+        self.dtype.is_grouped() || self.dtype.is_blocks()
     }
 
     /// Products of a range of rows; `y` is `[tokens × rows]` for all rows.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use emberflow_kernels::DType;
-use emberflow_models::TextRules;
+use emberflow_models::{Checkpoint, TextRules};
 use emberflow_models::config::ModelConfig;
 use serde::{Deserialize, Serialize};
 
@@ -208,6 +208,38 @@ impl SamplingDefaults {
 }
 
 impl ContainerMeta {
+    /// The metadata of a checkpoint whose matrices have these formats, with neurons in the checkpoint's order.
+    pub fn of(source: &dyn Checkpoint, quant: Quant) -> Self {
+        let sampling = source.sampling_defaults();
+        let name = source.path().file_name();
+        Self {
+            format: META_FORMAT.into(),
+            config: source.config().clone(),
+            quant,
+            order: Order::Original,
+            source: Source {
+                name: name.map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+                fingerprint: format!("{:016x}", source.fingerprint()),
+            },
+            stats: None,
+            calibration: None,
+            pruned: None,
+            sampling: SamplingDefaults {
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                min_p: sampling.min_p,
+                typical_p: sampling.typical_p,
+                repetition_penalty: sampling.repetition_penalty,
+            },
+            rules: source.rules(),
+            chat_template: source.chat_template().map(str::to_owned),
+            named_tokens: source.named_tokens(),
+            tool_template: source.tool_template().map(str::to_owned),
+            tokenizer: source.tokenizer_json().to_owned(),
+        }
+    }
+
     /// Whether outlier activations of a layer are pruned.
     pub fn prunes(&self, layer: u32) -> bool {
         let pruned = self.pruned.as_ref();

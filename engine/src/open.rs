@@ -54,20 +54,30 @@ impl Parts {
                 what: "--policy mmap",
             });
         }
-        let format = NeuronFormat::of(&container, text.meta())?;
+        let tiles = container.banks().is_empty();
+        if tiles {
+            check_tiles(&options, container.path())?;
+        }
+        let format = match tiles {
+            true => NeuronFormat::unused(&container, text.meta()),
+            false => NeuronFormat::of(&container, text.meta())?,
+        };
         let stored = match options.sparsity {
             Sparsity::Auto | Sparsity::Predicted => StoredPredictors::look(&container, c)?,
             Sparsity::Dense | Sparsity::Exact => None,
         };
         let neurons: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
         let gate_bytes = neurons * format.gate_len() as u64;
-        let choice = choose(options.sparsity, c, stored.as_ref(), gate_bytes)?;
+        let choice = match tiles {
+            true => SparsityChoice::unpacked(),
+            false => choose(options.sparsity, c, stored.as_ref(), gate_bytes)?,
+        };
         tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");
         let stored = stored.filter(|_| choice.sparsity == Sparsity::Predicted);
-        let dense = skips_nothing(c, stored.as_ref(), choice.sparsity);
+        let dense = tiles || skips_nothing(c, stored.as_ref(), choice.sparsity);
         let naming = match &stored {
             // The cutoff of Gaussian top-k needs all gates, even for a dense FFN.
-            _ if dense && !c.form.has_gate_top() => Naming::All,
+            _ if tiles || dense && !c.form.has_gate_top() => Naming::All,
             Some(stored) if stored.predicts() => Naming::Predictor,
             _ => Naming::Gates,
         };
@@ -75,9 +85,12 @@ impl Parts {
             format,
             kind: c.ffn_kind,
             dense,
+            tiles,
         };
         let (mut layout, source) = Layout::new(container, format, c.ffn_layers())?;
-        check_banks(&layout, c)?;
+        if !tiles {
+            check_banks(&layout, c)?;
+        }
         if let Some(mixture) = &c.mixture {
             layout.set_visited(mixture.chosen as usize, mixture.shared_bank() > 0);
         }
@@ -112,6 +125,25 @@ impl Parts {
             text,
             options,
         })
+    }
+}
+
+/// Refuses what needs neurons in bundles.
+fn check_tiles(options: &Options, path: &std::path::Path) -> Result<(), Error> {
+    let what = match options.sparsity {
+        Sparsity::Exact => Some("--sparsity exact"),
+        Sparsity::Predicted => Some("--sparsity predicted"),
+        Sparsity::Auto | Sparsity::Dense => None,
+    };
+    let mapped = options.lab.ablation.policy().mapped;
+    let what = what.or(mapped.then_some("--policy mmap"));
+    let what = what.or(options.lab.observe.then_some("observing neurons"));
+    match what {
+        Some(what) => Err(Error::Unpacked {
+            path: path.to_path_buf(),
+            what,
+        }),
+        None => Ok(()),
     }
 }
 

@@ -112,7 +112,8 @@ impl Engine {
         *pass = Pass::default();
         *pass = Pass::new(rows, c.d_model as usize, streams::aux_width(c));
         decoder.rope = Ropes::new(c, rows, context);
-        ScratchRoom::of(&self.options, rows).resize(c, &mut decoder.scratch);
+        let tiles = decoder.ffn.shape().tiles;
+        ScratchRoom::of(&self.options, rows, tiles).resize(c, &mut decoder.scratch);
         decoder.specials.set_rows(c, rows);
         decoder.ffn.set_room(c, &ffn);
         let products = product_room(c, rows, batch, self.rooms.gates);

@@ -5,6 +5,7 @@ use emberflow_models::config::ModelConfig;
 
 use crate::router::Routes;
 use crate::thread_buffer::renew;
+use crate::tiles::{TileRoom, TileSizes};
 
 /// Buffers of a pass, except its residual stream.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Scratch {
     pub routes: Routes,
     /// Logits of one token of each sequence, `[batch × vocab]`.
     pub logits: Vec<f32>,
+    /// Of FFNs whose matrices lie by rows.
+    pub tiles: TileRoom,
 }
 
 /// Memory for buffers that exist at the same time, one after another. It is as large as those of one layer, the largest; the
@@ -69,6 +72,7 @@ pub(crate) struct Sizes {
     pub thread: usize,
     pub partials: usize,
     pub logits: usize,
+    pub tiles: TileSizes,
 }
 
 impl Sizes {
@@ -77,7 +81,7 @@ impl Sizes {
         let by_row = rows * self.by_row.iter().sum::<usize>();
         let floats = by_row + self.logits + self.partials + threads * self.thread;
         let input = Activations::bytes(self.widest, rows);
-        (4 * floats + input + Routes::bytes_for(c, rows)) as u64
+        (4 * floats + input + Routes::bytes_for(c, rows) + self.tiles.bytes()) as u64
     }
 }
 
@@ -94,6 +98,7 @@ impl Scratch {
             input: Activations::default(),
             routes: Routes::new(c, 0),
             logits: vec![0.0; sizes.logits],
+            tiles: TileRoom::default(),
         };
         new.set_rows(c, sizes, rows);
         new
@@ -116,6 +121,8 @@ impl Scratch {
         self.input = Activations::default();
         self.input = Activations::with_capacity(sizes.widest, rows);
         self.routes = Routes::new(c, rows);
+        self.tiles = TileRoom::default();
+        self.tiles = TileRoom::new(sizes.tiles);
     }
 
     /// Bytes of the buffers, without those of activations and routes.

@@ -20,6 +20,16 @@ pub(crate) struct SparsityChoice {
     pub reason: String,
 }
 
+impl SparsityChoice {
+    /// Of a model whose matrices lie by rows: no neuron is skipped.
+    pub fn unpacked() -> Self {
+        Self {
+            sparsity: Sparsity::Dense,
+            reason: "the file's matrices are computed as they lie".into(),
+        }
+    }
+}
+
 /// Resolves `wanted` for a model with `gate_bytes` bytes of Gate rows.
 pub(crate) fn choose(
     wanted: Sparsity,

@@ -7,6 +7,7 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::names::TensorId;
 use crate::rules::TextRules;
+use crate::store::stored::StoredTensors;
 
 /// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,4 +156,9 @@ pub trait Checkpoint {
     /// Fingerprint of the source: the tensor table, the configuration, the tokenizer, and for each
     /// file its length and its first and last MiB. Equal for equal checkpoints at any path.
     fn fingerprint(&self) -> u64;
+
+    /// The tensors alone, for products with the rows as they lie; `None` if the source is not files.
+    fn into_stored(self: Box<Self>) -> Option<StoredTensors> {
+        None
+    }
 }

@@ -61,6 +61,35 @@ impl DType {
         }
     }
 
+    /// The format in which rows are multiplied as they lie; `None` if there are no products for it, or its
+    /// scales lie elsewhere.
+    pub(crate) fn multiplied(self) -> Option<emberflow_kernels::DType> {
+        use emberflow_kernels::{Block, DType as Format};
+        Some(match self {
+            Self::F32 => Format::F32,
+            Self::F16 => Format::F16,
+            Self::Bf16 => Format::BF16,
+            Self::Q4_0 => Format::Block(Block::Q4_0),
+            Self::Q4_1 => Format::Block(Block::Q4_1),
+            Self::Q5_0 => Format::Block(Block::Q5_0),
+            Self::Q5_1 => Format::Block(Block::Q5_1),
+            Self::Q8_0 => Format::Block(Block::Q8_0),
+            Self::Q3K => Format::Block(Block::Q3K),
+            Self::Q4K => Format::Block(Block::Q4K),
+            Self::Q5K => Format::Block(Block::Q5K),
+            Self::Q6K => Format::Block(Block::Q6K),
+            Self::Iq4Nl => Format::Block(Block::Iq4Nl),
+            Self::Iq4Xs => Format::Block(Block::Iq4Xs),
+            Self::Mxfp4 => Format::Block(Block::Mxfp4),
+            Self::Q2K
+            | Self::Mxfp4Pairs
+            | Self::E8M0
+            | Self::I64
+            | Self::I32
+            | Self::F8E4M3 => return None,
+        })
+    }
+
     /// Elements and bytes of one block. A row is a whole number of blocks.
     pub(crate) fn block(self) -> (usize, usize) {
         match self {

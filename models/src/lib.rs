@@ -40,6 +40,7 @@ pub use hf::Description;
 pub use hf::write::{Folder, RowSink, write_folder};
 pub use open::{describe, describe_text, files_of, open};
 pub use rules::TextRules;
+pub use store::stored::{StoredTensor, StoredTensors};
 
 #[cfg(test)]
 mod testing;

@@ -8,14 +8,15 @@ mod identity;
 mod inverse;
 mod joined;
 mod read;
+pub(crate) mod stored;
 
 pub(crate) use self::found::{
     Found, Gains, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
 };
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -27,6 +28,7 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::{Required, Role, TensorId, required};
 use crate::rules::TextRules;
+use stored::StoredTensors;
 
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -56,10 +58,10 @@ pub(crate) struct Store {
     index: HashMap<TensorId, usize>,
     fingerprint: u64,
     /// The last transposed matrix, by its index in `infos` and its head.
-    transposed: RefCell<Option<([usize; 2], Vec<f32>)>>,
+    transposed: Mutex<Option<([usize; 2], Vec<f32>)>>,
     /// The last scales of a row of blocks, by the tensor's index in `infos` and the row.
-    scales: RefCell<Option<([usize; 2], Vec<f32>)>>,
-    raw: RefCell<Vec<u8>>,
+    scales: Mutex<Option<([usize; 2], Vec<f32>)>>,
+    raw: Mutex<Vec<u8>>,
 }
 
 /// Location of rows that do not follow the tensor's first ones.
@@ -115,9 +117,9 @@ impl Store {
             places: Vec::new(),
             index: HashMap::new(),
             fingerprint: 0,
-            transposed: RefCell::new(None),
-            scales: RefCell::new(None),
-            raw: RefCell::new(Vec::new()),
+            transposed: Mutex::new(None),
+            scales: Mutex::new(None),
+            raw: Mutex::new(Vec::new()),
             about,
             files,
         };
@@ -477,6 +479,10 @@ impl Checkpoint for Store {
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
+
+    fn into_stored(self: Box<Self>) -> Option<StoredTensors> {
+        Some(StoredTensors::new(*self))
+    }
 }
 
 /// The shape of a tensor as stored in such a layout.
@@ -518,6 +524,11 @@ fn plain_shape(config: &ModelConfig, Required { id, rows, cols }: Required) -> V
         role if role.is_vector() => vec![rows * cols],
         _ => vec![rows, cols],
     }
+}
+
+/// A buffer's contents, whatever has happened to the thread that used it last.
+fn lock<T>(buffer: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.

@@ -36,7 +36,7 @@ impl LowRankSpec {
     pub fn format(code: u32) -> Result<DType, String> {
         match DType::from_code(code) {
             None => Err(format!("unknown block format {code}")),
-            Some(dtype) if dtype.is_per_channel() => Err(format!(
+            Some(dtype) if dtype.is_per_channel() || dtype.is_blocks() => Err(format!(
                 "block format {dtype}, which predictors cannot have: train them again with \
                  emberflow train-predictor"
             )),

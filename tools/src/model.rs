@@ -7,7 +7,7 @@ use std::sync::Arc;
 use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
-use emberflow_engine::{Budget, Engine, Model, Options, demo_container};
+use emberflow_engine::{Budget, Engine, Model, Options, demo_container, unpacked};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
@@ -16,21 +16,16 @@ use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget, machine};
 
-/// Opens the container that `arg` names, or a bundled one.
+/// Opens the container that `arg` names, a checkpoint as it lies, or a bundled container.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     match arg.named() {
         Named::File(path) => {
             if looks_like_checkpoint(path) {
-                return Err(Failure::usage(format!(
-                    "{} is a checkpoint, not a container; pack it first: \
-                     emberflow pack {} -o model.ember",
-                    path.display(),
-                    path.display()
-                )));
+                return Ok(unpacked(path)?);
             }
             if !path.exists() {
-                let why = "it does not exist; models are local files: pack a GGUF file or Hugging Face folder first \
-                           (emberflow pack --help), or name a bundled one (demo, demo-moe)";
+                let why = "it does not exist; models are local files: a GGUF file, a Hugging Face folder or \
+                           a packed model; bundled ones are demo and demo-moe";
                 return Err(Failure::File {
                     path: path.to_owned(),
                     source: std::io::Error::new(std::io::ErrorKind::NotFound, why),

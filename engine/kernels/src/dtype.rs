@@ -190,9 +190,15 @@ impl DType {
         }
     }
 
-    /// The format of [`ALL`](DType::ALL) with this [`name`](DType::name), `None` if there is none.
+    /// The format with this [`name`](DType::name), `None` if there is none.
     pub fn parse(name: &str) -> Option<DType> {
-        DType::ALL.into_iter().find(|dtype| dtype.name() == name)
+        DType::all().find(|dtype| dtype.name() == name)
+    }
+
+    /// Every format.
+    fn all() -> impl Iterator<Item = DType> {
+        let blocks = Block::ALL.into_iter().map(DType::Block);
+        DType::ALL.into_iter().chain(blocks)
     }
 
     /// The number stored in files; of blocks 256 more than in GGUF files.
@@ -211,9 +217,9 @@ impl DType {
         }
     }
 
-    /// The format of [`ALL`](DType::ALL) with this [`code`](DType::code), `None` if there is none.
+    /// The format with this [`code`](DType::code), `None` if there is none.
     pub fn from_code(code: u32) -> Option<DType> {
-        DType::ALL.into_iter().find(|dtype| dtype.code() == code)
+        DType::all().find(|dtype| dtype.code() == code)
     }
 
     /// Whether elements are integers in whole groups of [`GROUP`], with a scale of the group or of
@@ -319,7 +325,7 @@ mod tests {
 
     #[test]
     fn names_and_codes_round_trip() {
-        for dtype in DType::ALL {
+        for dtype in DType::all() {
             assert_eq!(DType::parse(dtype.name()), Some(dtype));
             assert_eq!(DType::from_code(dtype.code()), Some(dtype));
         }

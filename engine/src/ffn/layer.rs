@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::lane::{ExpertTokens, Experts, HiddenRows, Share};
 
 /// `out[row] += weight × bias` of Down for each unit and each of its rows of `d` elements.
-fn add_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
+pub(crate) fn add_down_biases(units: &[BankWork<'_>], d: usize, out: &mut [f32]) {
     for work in units.iter().filter(|work| !work.bias.down.is_empty()) {
         for (row, out) in out.chunks_exact_mut(d).enumerate() {
             let Some(place) = work.rows.place(row) else {
@@ -38,7 +38,7 @@ impl Ffn {
             None => self.sum_units(on, at, Beside::default(), out, &mut [])?,
             Some(_) => self.sum_beside_lane(on, at, out)?,
         }
-        add_biases(at.units, self.shape.format.d, out);
+        add_down_biases(at.units, self.shape.format.d, out);
         Ok(())
     }
 

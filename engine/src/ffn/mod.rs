@@ -42,6 +42,7 @@ mod tests;
 mod top;
 mod units;
 
+pub(crate) use layer::add_down_biases;
 pub use lookahead::GATE_PIECES;
 pub(crate) use oracle::Oracle;
 pub(crate) use predict::Predictors;

@@ -192,6 +192,11 @@ impl Ffn {
         self
     }
 
+    /// Properties shared by all banks.
+    pub fn shape(&self) -> &FfnShape {
+        &self.shape
+    }
+
     /// Resizes the buffers for passes of up to `room.rows` rows; the rest of `room` must not
     /// change.
     pub fn set_room(&mut self, c: &ModelConfig, room: &FfnRoom) {

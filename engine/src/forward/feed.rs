@@ -6,9 +6,12 @@ use super::at::At;
 use super::narrow_experts::ExpertBuffers;
 use super::router_ahead::{Upcoming, likely_banks};
 use crate::error::Error;
-use crate::ffn::{BankWork, Bias, FfnBiases, FfnSeen, LayerInput, NextLayer, Rows};
+use crate::ffn::{
+    BankWork, Bias, FfnBiases, FfnSeen, LayerInput, NextLayer, Rows, add_down_biases,
+};
 use crate::input::Input;
 use crate::norm::Norm;
+use crate::tiles::TileFfn;
 
 /// Which units of the layer a step computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,20 +50,25 @@ pub(crate) struct Feed {
     /// For guesses of the next layer's experts and, if it `guesses` them, its neurons.
     pub next: Option<Upcoming>,
     pub guesses: bool,
+    /// The matrices, if they lie by rows; otherwise the store has the neurons.
+    pub tiles: Option<Arc<TileFfn>>,
 }
 
 impl Feed {
     pub fn run(&self, at: &mut At<'_, '_, '_, '_>) -> Result<(), Error> {
         let (rows, d) = (at.pass.rows, at.config.d_model as usize);
         let (ffn, s, x) = (&mut *at.ffn, &mut *at.scratch, &at.pass.x[..rows * d]);
-        let bank = ffn.store.layout.banks_of(self.place).start;
+        let bank = match self.tiles {
+            Some(_) => 0,
+            None => ffn.store.layout.banks_of(self.place).start,
+        };
         let token = (rows == 1).then(|| (s.routes.first_token(), x));
         let ahead = match &self.next {
-            Some(next) => {
+            Some(next) if self.tiles.is_none() => {
                 let place = self.place + 1;
                 likely_banks(at.ahead, &ffn.store, at.on, at.config, next, place, token)
             }
-            None => &[],
+            _ => &[],
         };
         let biases = self.biases.as_deref();
         let dense = [BankWork {
@@ -105,7 +113,14 @@ impl Feed {
                 residual,
             )
         };
-        ffn.layer(at.on, &layer, out)?;
+        match &self.tiles {
+            None => ffn.layer(at.on, &layer, out)?,
+            Some(tiles) => {
+                let out = &mut out[..from.len()];
+                tiles.run(at.on, &layer, &mut s.tiles, &mut s.rows, out);
+                add_down_biases(units, from.len() / rows, out);
+            }
+        }
         if let Some(norm) = &self.norm {
             norm.rows_inplace(at.on.cpu, &mut out[..from.len()]);
         }

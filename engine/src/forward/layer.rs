@@ -140,6 +140,7 @@ fn feeding(
     next: Option<&Upcoming>,
 ) -> Vec<Step> {
     let (layer, scale, post) = (number as u32, weights.scale, weights.ffn_post_norm);
+    let tiles = weights.tiles.map(Arc::new);
     let feed = |units, through| Feed {
         place: c.ffn_place(layer),
         units,
@@ -148,6 +149,7 @@ fn feeding(
         norm: None,
         next: next.cloned(),
         guesses: false,
+        tiles: tiles.clone(),
     };
     let mut steps = Vec::new();
     match (weights.parallel_dense, weights.narrow, weights.router) {

@@ -15,6 +15,7 @@ use crate::matrix::Matrix;
 use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::router::Router;
+use crate::tiles::TileFfn;
 
 /// The mixer of a layer, its norms, its router and its FFN's biases, from which its steps are made.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(crate) struct LayerWeights {
     pub parallel_dense: Option<ParallelNorms>,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
+    /// The FFN, if its matrices lie by rows.
+    pub tiles: Option<TileFfn>,
 }
 
 /// Norms of experts and of a parallel dense FFN. The input of the dense FFN has the norm before the
@@ -95,6 +98,10 @@ impl LayerWeights {
                 from.vector(Role::LayerScale, l, 1)?[0]
             } else {
                 1.0
+            },
+            tiles: match from.container.banks() {
+                [] => TileFfn::load(from, c, l)?,
+                _ => None,
             },
         })
     }

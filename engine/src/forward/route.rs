@@ -67,8 +67,11 @@ impl RouteTokens {
     }
 }
 
-/// Starts reading the experts that at least one row visits.
+/// Starts reading the experts that at least one row visits, if they are in the store.
 fn read_chosen(at: &mut At<'_, '_, '_, '_>) -> Result<(), Error> {
+    if at.ffn.store.layout.banks() == 0 {
+        return Ok(());
+    }
     let place = at.config.ffn_place(at.layer as u32);
     let store = &mut at.ffn.store;
     let first = store.layout.banks_of(place).start;

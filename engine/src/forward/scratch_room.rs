@@ -9,6 +9,7 @@ use crate::mixer::{MatrixSpec, Needs, needs};
 use crate::narrow_sizes;
 use crate::options::Options;
 use crate::scratch::{Scratch, Sizes};
+use crate::tiles::TileSizes;
 
 /// Dimensions of the buffers.
 #[derive(Debug, Clone, Copy)]
@@ -20,16 +21,19 @@ pub(crate) struct ScratchRoom {
     /// Context length in positions.
     pub context: usize,
     pub threads: usize,
+    /// FFNs are matrices that lie by rows.
+    pub tiles: bool,
 }
 
 impl ScratchRoom {
     /// Dimensions for passes of `rows` rows.
-    pub fn of(options: &Options, rows: usize) -> Self {
+    pub fn of(options: &Options, rows: usize, tiles: bool) -> Self {
         Self {
             rows,
             batch: options.batch,
             context: options.context,
             threads: options.threads,
+            tiles,
         }
     }
 
@@ -55,12 +59,14 @@ impl ScratchRoom {
         let partials = mixers.iter().filter_map(|mixer| mixer.scores);
         let partials = partials.map(|scores| scores.partials(self.context)).max();
         let widest = widest_input(c, &mixers);
+        let tiles = TileSizes::of(c, self.rows, self.tiles);
         Sizes {
             by_row: [d, d, parallel(c), block.fold(experts, usize::max)],
             widest,
-            thread: Matrix::scratch_len(widest),
+            thread: Matrix::scratch_len(widest.max(tiles.widest())),
             partials: partials.unwrap_or(0),
             logits: self.batch * c.vocab as usize,
+            tiles,
         }
     }
 }
@@ -134,6 +140,7 @@ mod tests {
             batch: 2,
             context: 1000,
             threads: 3,
+            tiles: false,
         };
         for (name, c) in fixtures() {
             for rows in [5, 1, 64] {

@@ -103,13 +103,14 @@ impl Step {
         Ok(())
     }
 
-    /// Bytes of the step's weights read per token, without those of FFNs.
+    /// Bytes of the step's resident weights read per token.
     pub fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Mix(mix) => mix.mixer.matrices().iter().map(Matrix::len).sum(),
             Self::Route(route) => route.router.scores.len(),
             Self::ExpertsIn(experts) => experts.len(),
             Self::ExpertsOut(experts) => experts.len(),
+            Self::Feed(feed) => feed.tiles.as_ref().map_or(0, |tiles| tiles.bytes_per_token()),
             _ => 0,
         }
     }

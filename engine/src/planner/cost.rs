@@ -352,7 +352,11 @@ impl CostModel<'_> {
         if tokens <= 1.0 {
             return one;
         }
-        let some = if dtype.is_per_channel() { 1024 } else { 32 };
+        let some = if dtype.is_per_channel() || dtype.is_blocks() {
+            1024
+        } else {
+            32
+        };
         let elements = bytes / dtype.row_bytes(some) as f64 * some as f64;
         one.max(elements * tokens / kernel.gemm_at(tokens))
     }

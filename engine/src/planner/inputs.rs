@@ -27,6 +27,7 @@ use crate::forward::scratch_room::{ScratchRoom, product_room};
 use crate::forward::streams::{self, StreamState};
 use crate::forward::weights::Weights;
 use crate::lane::Lane;
+use crate::loader::name_of;
 use crate::memory::Needs;
 use crate::meta::Quant;
 use crate::mixer::{needs, state_shape};
@@ -35,6 +36,7 @@ use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
+use crate::tiles::{Visited, visited as visited_of};
 
 /// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
@@ -294,14 +296,25 @@ impl Opened<'_> {
         let d = c.d_model as usize;
         let layers = self.layout.layers().max(1);
         // per layer with an FFN, on average
+        let container = &self.layout.container;
         let of_layer = |layer| {
             let mixer = needs(c, layer).matrices.into_iter();
-            let mixer = mixer.map(|spec| [spec.rows, spec.cols]);
-            mixer.chain(matrices_apart(c, layer))
+            let mixer = mixer.map(move |spec| {
+                let entry = container.tensor(&name_of(spec.role, layer));
+                let assumed = (spec.rows * attention.row_bytes(spec.cols)) as u64;
+                (spec.rows, entry.map_or(assumed, |entry| entry.len))
+            });
+            let apart = matrices_apart(c, layer).into_iter();
+            let apart = apart.filter(|[rows, _]| *rows > 0);
+            let apart = apart.map(|[rows, cols]| (rows, (rows * attention.row_bytes(cols)) as u64));
+            mixer.chain(apart)
         };
-        let all = (0..c.layers).flat_map(of_layer);
-        let of_mixer = |rows: usize| rows as f64 / layers as f64;
-        let bytes = (all.clone()).map(|[rows, cols]| rows * attention.row_bytes(cols));
+        let visited = (0..c.layers).filter(|_| ffn.tiles);
+        let visited: Vec<Visited> = (visited.map(|layer| visited_of(container, c, layer))).collect();
+        let rows: usize = (0..c.layers).flat_map(of_layer).map(|(rows, _)| rows).sum();
+        let bytes: u64 = (0..c.layers).flat_map(of_layer).map(|(_, bytes)| bytes).sum();
+        let rows = rows as f64 + visited.iter().map(|of| of.rows).sum::<f64>();
+        let bytes = bytes + visited.iter().map(|of| of.bytes).sum::<u64>();
         let g = self.layout.container.geometry();
         let kv_bytes = self.state().position_bytes() / layers as u64;
         Shape {
@@ -316,8 +329,8 @@ impl Opened<'_> {
             ffn: ffn.format.dtype,
             attention,
             head: dtype(&self.quant.embedding),
-            attention_rows: of_mixer(all.map(|[rows, _]| rows).sum()),
-            attention_bytes: of_mixer(bytes.sum()),
+            attention_rows: rows / layers as f64,
+            attention_bytes: bytes as f64 / layers as f64,
             kv_bytes: kv_bytes as f64,
             gate_len: ffn.format.gate_len() as f64,
             rest_len: ffn.format.rest_len() as f64,
@@ -361,6 +374,7 @@ impl Opened<'_> {
                 batch: o.batch,
                 context: o.context,
                 threads: self.threads,
+                tiles: self.ffn.tiles,
             }
             .bytes(self.config),
             // The residual stream; a second one if a pass can be preempted.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use emberflow_kernels::{Cpu, DType, Isa};
+use emberflow_kernels::{Block, Cpu, DType, Isa};
 use emberflow_storage::profile::{DeviceProfile, Machine, ProfileError, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
@@ -134,7 +134,9 @@ impl ThreadRates {
 pub fn measured_as(dtype: DType) -> DType {
     match dtype {
         DType::Mxfp4 | DType::Q4c => DType::Q4,
-        DType::Q8c => DType::Q8,
+        DType::Q8c | DType::Block(Block::Q8_0) => DType::Q8,
+        DType::Block(block) if block.elements() == 256 => DType::Q4k,
+        DType::Block(_) => DType::Q4,
         measured => measured,
     }
 }

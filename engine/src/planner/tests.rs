@@ -444,6 +444,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
     let kv = state_shape(c, DType::F16, 1024).bytes_for(1024);
     let runtime = 300 << 20;
     let room = ScratchRoom {
+        tiles: false,
         rows: 128,
         batch: 1,
         context: 1024,

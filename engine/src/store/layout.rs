@@ -81,10 +81,9 @@ impl Layout {
             banks.end = number + 1;
             neurons.push(bank.neurons);
         }
-        if let Some(place) = layer_banks
-            .iter()
-            .position(|banks| banks.start == banks.end)
-        {
+        let empty = (layer_banks.iter()).position(|banks| banks.start == banks.end);
+        // A model whose matrices lie by rows has no banks at all.
+        if let Some(place) = empty.filter(|_| !neurons.is_empty()) {
             return Err(bad(format!("layer {} has no bank", layers[place])));
         }
         let (source, align) = open_source(&container)?;

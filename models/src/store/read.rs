@@ -1,6 +1,8 @@
 //! Reads rows of every layout as presented.
 
-use super::{Layout, Place, READ_BYTES, RotaryHeads, RowGroups, ScaleKind, Scales, Store};
+use super::{
+    Layout, Place, READ_BYTES, RotaryHeads, RowGroups, ScaleKind, Scales, Store, lock,
+};
 use crate::dequant;
 use crate::error::Error;
 
@@ -8,17 +10,17 @@ use crate::error::Error;
 const GROUP: usize = 32;
 
 /// Consecutive rows of a location.
-struct Run {
-    first: usize,
+pub(super) struct Run {
+    pub(super) first: usize,
     /// The row after the last one, if others follow.
-    end: usize,
-    file: usize,
-    offset: u64,
+    pub(super) end: usize,
+    pub(super) file: usize,
+    pub(super) offset: u64,
 }
 
 impl Place {
     /// The consecutive rows that contain row `row`.
-    fn part(&self, row: usize) -> Run {
+    pub(super) fn part(&self, row: usize) -> Run {
         let next = self.rest.partition_point(|part| part.first <= row);
         let (first, file, offset) = match next.checked_sub(1) {
             Some(at) => (
@@ -61,7 +63,7 @@ impl Store {
     ) -> Result<(), Error> {
         let place = &self.places[at];
         let rows_at_once = (READ_BYTES / place.row_bytes).max(1);
-        let mut raw = self.raw.borrow_mut();
+        let mut raw = lock(&self.raw);
         let (mut row, mut left) = (first, out);
         while !left.is_empty() {
             let part = place.part(row);
@@ -110,7 +112,7 @@ impl Store {
         let (place, file) = (&self.places[at], &self.files[scales.file]);
         place.dtype.decode(raw, out);
         let bytes_of_row = dtype.row_bytes(in_a_row).unwrap_or(0);
-        let mut cache = self.scales.borrow_mut();
+        let mut cache = lock(&self.scales);
         for (row, out) in (first + row..).zip(out.chunks_mut(place.cols)) {
             let blocks = row / block[0];
             if cache
@@ -263,7 +265,7 @@ impl Store {
             Layout::TransposedPart { first, stored } => (1, first, stored),
             _ => (1, 0, rows),
         };
-        let mut cache = self.transposed.borrow_mut();
+        let mut cache = lock(&self.transposed);
         if cache.as_ref().is_none_or(|(cached, _)| *cached != [at, 0]) {
             let mut matrix = cache.take().map_or_else(Vec::new, |(_, buffer)| buffer);
             matrix.resize(rows * cols, 0.0);
@@ -299,7 +301,7 @@ impl Store {
         [stored, rank]: [usize; 2],
     ) -> Result<(), Error> {
         let cols = self.infos[at].cols;
-        let mut cache = self.transposed.borrow_mut();
+        let mut cache = lock(&self.transposed);
         for (row, out) in (first..).zip(out.chunks_exact_mut(cols)) {
             let (head, row) = (row / rank, row % rank);
             if cache

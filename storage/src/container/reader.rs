@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::{Error, Part, Result};
 use super::format::{
     BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, Superblock, TENSOR_RECORD, TensorEntry, xxh3,
 };
 use super::geometry::BundleGeometry;
+use super::outside::OutsideTensors;
 use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
@@ -33,6 +35,8 @@ pub struct Container {
     banks: Vec<BankEntry>,
     /// crc32 of Gate part and Up/Down part, all neurons of all banks in order.
     checksums: Vec<[u32; 2]>,
+    /// Reads the tensors, if they lie in other files.
+    outside: Option<Arc<dyn OutsideTensors>>,
 }
 
 /// Use of a section's bytes.
@@ -115,11 +119,6 @@ impl Container {
                 ]
             })
             .collect();
-        let by_name = tensors
-            .iter()
-            .enumerate()
-            .map(|(i, t)| (t.name.clone(), i))
-            .collect();
         let path = path();
         Ok(Self {
             file,
@@ -128,11 +127,43 @@ impl Container {
             superblock,
             layout,
             meta,
+            by_name: numbers(&tensors),
             tensors,
-            by_name,
             banks,
             checksums,
+            outside: None,
         })
+    }
+
+    /// A container without banks whose tensors are read by `outside`.
+    pub(super) fn of_parts(
+        file: File,
+        path: PathBuf,
+        superblock: Superblock,
+        layout: Layout,
+        meta: Vec<u8>,
+        tensors: Vec<TensorEntry>,
+        outside: Arc<dyn OutsideTensors>,
+    ) -> Self {
+        Self {
+            file,
+            path,
+            base: 0,
+            superblock,
+            layout,
+            meta,
+            by_name: numbers(&tensors),
+            tensors,
+            banks: Vec::new(),
+            checksums: Vec::new(),
+            outside: Some(outside),
+        }
+    }
+
+    /// Whether the tensors lie in files of another format, without checksums.
+    #[must_use]
+    pub fn is_outside(&self) -> bool {
+        self.outside.is_some()
     }
 
     /// Moves the metadata out, to free their memory once they are parsed.
@@ -237,6 +268,9 @@ impl Container {
     /// If `dst` does not have the tensor's length, reading fails, or the data are damaged.
     pub fn read_tensor(&self, entry: &TensorEntry, dst: &mut [u8]) -> Result<()> {
         let what = || format!("tensor {}", entry.name);
+        if let Some(outside) = &self.outside {
+            return self.read_outside(outside.as_ref(), entry, dst);
+        }
         self.read_exact_len(
             what,
             Extent {
@@ -256,6 +290,29 @@ impl Container {
             });
         }
         Ok(())
+    }
+
+    fn read_outside(
+        &self,
+        outside: &dyn OutsideTensors,
+        entry: &TensorEntry,
+        dst: &mut [u8],
+    ) -> Result<()> {
+        let number = self.by_name.get(&entry.name).copied();
+        let right = dst.len() as u64 == entry.len;
+        let Some(number) = number.filter(|_| right) else {
+            return Err(Error::Length {
+                path: self.path.clone(),
+                what: format!("tensor {}", entry.name),
+                expected: entry.len,
+                found: dst.len() as u64,
+            });
+        };
+        outside.read(number, dst).map_err(|source| Error::File {
+            path: self.path.clone(),
+            what: "read it",
+            source,
+        })
     }
 
     /// Reads the resident scales of a bank, `neurons × scales_per_neuron` bytes, and checks them.
@@ -533,4 +590,10 @@ impl Container {
             base: self.base,
         }
     }
+}
+
+/// Indices of the tensors by name.
+fn numbers(tensors: &[TensorEntry]) -> HashMap<String, usize> {
+    let named = tensors.iter().enumerate();
+    named.map(|(i, t)| (t.name.clone(), i)).collect()
 }

@@ -32,3 +32,4 @@ mod texts;
 mod tidy;
 mod turns;
 mod ungated;
+mod unpacked;

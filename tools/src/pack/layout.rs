@@ -67,7 +67,7 @@ impl PackLayout {
         let kind = kind_of(sorted_by, options);
         let meta = ContainerMeta {
             calibration: calibrated.map(|rounded| rounded.summary().clone()),
-            ..meta_of(source, options, stats.as_ref(), kind, &fingerprint)
+            ..meta_of(source, options, stats.as_ref(), kind)
         };
         let packed_stats = stats.map(|s| reordered(s.without_sample(), c, &order));
         Ok(Self {
@@ -295,45 +295,19 @@ fn meta_of(
     options: &PackOptions,
     stats: Option<&ActivationStats>,
     kind: Order,
-    fingerprint: &str,
 ) -> ContainerMeta {
-    let sampling = source.sampling_defaults();
+    let quant = Quant {
+        ffn: options.ffn.name().into(),
+        attention: options.attention.name().into(),
+        embedding: options.embedding.name().into(),
+        mixed: !options.mix.is_empty(),
+    };
     ContainerMeta {
-        format: META_FORMAT.into(),
-        config: source.config().clone(),
-        quant: Quant {
-            ffn: options.ffn.name().into(),
-            attention: options.attention.name().into(),
-            embedding: options.embedding.name().into(),
-            mixed: !options.mix.is_empty(),
-        },
         order: kind,
-        source: Source {
-            name: source
-                .path()
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-            fingerprint: fingerprint.into(),
-        },
         stats: stats.map(|s| StatsSummary {
             tokens: s.tokens,
             active_share: s.active_share(),
         }),
-        calibration: None,
-        pruned: None,
-        sampling: SamplingDefaults {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            typical_p: sampling.typical_p,
-            repetition_penalty: sampling.repetition_penalty,
-        },
-        rules: source.rules(),
-        chat_template: source.chat_template().map(str::to_owned),
-        named_tokens: source.named_tokens(),
-        tool_template: source.tool_template().map(str::to_owned),
-        tokenizer: source.tokenizer_json().to_owned(),
+        ..ContainerMeta::of(source, quant)
     }
 }

@@ -1,0 +1,175 @@
+//! FFNs whose matrices lie row by row, in the block format of the file that they come from.
+//!
+//! ```text
+//! y[a..b] = W[a..b] · x                 whole rows: a result does not depend on how a matrix is divided
+//! bank      hidden = act(Gate·x + bias) · (Up·x + bias)     out = Down·hidden
+//! layer     out[row] = Σ weight × bank(input[row]), banks in ascending order
+//! ```
+//!
+//! Down lies by rows too, so all products are integers where the format is. No neuron is skipped: for FFNs with
+//! exact zeros `ffn` computes fewer neurons, from a packed model.
+
+mod bank;
+mod room;
+
+use emberflow_kernels::Compute;
+use emberflow_models::config::{Activation, FfnKind, ModelConfig};
+use emberflow_predictor::{Sums, top_multiple};
+
+use crate::activation::{Gating, of_up};
+use crate::error::Error;
+use crate::ffn::{Bias, LayerInput, Rows};
+use crate::input::Input;
+use crate::loader::Loader;
+use crate::matrix::Matrix;
+use bank::TileBank;
+pub(crate) use bank::{Visited, visited};
+pub(crate) use room::{TileRoom, TileSizes};
+
+/// The FFN of a layer.
+#[derive(Debug)]
+pub(crate) struct TileFfn {
+    banks: Vec<TileBank>,
+    kind: FfnKind,
+    gating: Gating,
+    /// Bytes that a token visits.
+    visited: u64,
+}
+
+impl TileFfn {
+    /// Reads the matrices of layer `layer`; `None` if it has no FFN.
+    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Self>, Error> {
+        if !c.has_ffn(layer) {
+            return Ok(None);
+        }
+        let banks = c
+            .banks_of(layer)
+            .map(|bank| TileBank::load(from, c, bank))
+            .collect::<Result<Vec<_>, _>>()?;
+        let top = c.form.gate_top.get(layer as usize).copied();
+        let activation: Option<Activation> =
+            c.form.activations.get(c.ffn_place(layer)).copied();
+        Ok(Some(Self {
+            banks,
+            kind: c.ffn_kind,
+            gating: Gating {
+                activation: activation.unwrap_or(c.ffn_kind.activation),
+                cut: 0.0,
+                top: top.filter(|&share| share > 0.0).map(top_multiple),
+            },
+            visited: visited(from.container, c, layer).bytes,
+        }))
+    }
+
+    /// Bytes of weights read per token.
+    pub fn bytes_per_token(&self) -> u64 {
+        self.visited
+    }
+
+    /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases. `scratch`
+    /// has a buffer for each thread.
+    pub fn run(
+        &self,
+        on: &Compute,
+        at: &LayerInput<'_>,
+        room: &mut TileRoom,
+        scratch: &mut [Vec<f32>],
+        out: &mut [f32],
+    ) {
+        let d = at.input.n();
+        out.fill(0.0);
+        for unit in at.units {
+            let bank = &self.banks[unit.bank as usize];
+            for first in (0..unit.rows.len()).step_by(TileSizes::ROWS) {
+                let count = (unit.rows.len() - first).min(TileSizes::ROWS);
+                let TileRoom {
+                    gathered,
+                    gates,
+                    ups,
+                    sums,
+                    input,
+                } = room;
+                let neurons = bank.neurons();
+                let gates = &mut gates[..count * neurons];
+                let ups = match self.kind.ungated {
+                    true => &mut [],
+                    false => &mut ups[..count * neurons],
+                };
+                let x = match (unit.rows, unit.scales) {
+                    (Rows::All(_), None) => at.input.range(first, count),
+                    (rows, scales) => {
+                        let gathered = &mut gathered[..count * d];
+                        for (to, place) in gathered.chunks_exact_mut(d).zip(first..) {
+                            to.copy_from_slice(&at.input.x[rows.row(place) * d..][..d]);
+                            if let Some(scales) = scales {
+                                to.iter_mut().for_each(|x| *x *= scales[place]);
+                            }
+                        }
+                        Input::new(on.cpu, gathered, count, input)
+                    }
+                };
+                bank.before(on, x, scratch, gates, ups);
+                self.activate(on, unit.bias, neurons, gates, ups);
+                let hidden = Input::new(on.cpu, gates, count, input);
+                let sums = &mut sums[..count * d];
+                bank.down.matmul(on, hidden, scratch, sums);
+                for (sum, place) in sums.chunks_exact(d).zip(first..) {
+                    let out = &mut out[unit.rows.row(place) * d..][..d];
+                    let weight = unit.weights.map_or(1.0, |weights| weights[place]);
+                    for (y, sum) in out.iter_mut().zip(sum) {
+                        *y += weight * sum;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Hidden values in place of `gates`, the products of Gate; `ups` are those of Up, `[rows × neurons]` each.
+    fn activate(
+        &self,
+        on: &Compute,
+        bias: Bias<'_>,
+        neurons: usize,
+        gates: &mut [f32],
+        ups: &[f32],
+    ) {
+        (on.workers).for_each_part_mut(gates, neurons, &|_, first, part| {
+            for (gates, row) in part.chunks_exact_mut(neurons).zip(first..) {
+                add(gates, bias.gate);
+                match self.gating.top {
+                    None => self.gating.activate(on.cpu, gates),
+                    Some(multiple) => {
+                        let mut sums = Sums::with_capacity(1);
+                        let cutoff = sums.moments(gates, 1).map(|of| of.above(multiple)).next();
+                        self.gating.apply(on.cpu, cutoff.as_slice(), gates);
+                    }
+                }
+                let ups = ups.get(row * neurons..).unwrap_or(&[]);
+                for (n, (gate, up)) in gates.iter_mut().zip(ups).enumerate() {
+                    *gate *= of_up(self.kind, up + bias.up.get(n).copied().unwrap_or(0.0));
+                }
+            }
+        });
+    }
+}
+
+/// Adds a bias, if there is one.
+fn add(values: &mut [f32], bias: &[f32]) {
+    for (value, bias) in values.iter_mut().zip(bias) {
+        *value += bias;
+    }
+}
+
+/// Products of Gate and Up.
+fn both(
+    on: &Compute,
+    input: Input<'_>,
+    scratch: &mut [Vec<f32>],
+    gate: (&Matrix, &mut [f32]),
+    up: Option<(&Matrix, &mut [f32])>,
+) {
+    match up {
+        Some(up) => Matrix::matmul_all(on, &mut [gate, up], input, scratch),
+        None => gate.0.matmul(on, input, scratch, gate.1),
+    }
+}

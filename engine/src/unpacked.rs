@@ -1,0 +1,171 @@
+//! A checkpoint as a model, without packing: matrices are read and multiplied as they lie in its files.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use emberflow_kernels::DType;
+use emberflow_models::config::ModelConfig;
+use emberflow_models::names::Role;
+use emberflow_models::{StoredTensor, StoredTensors};
+use emberflow_storage::container::{
+    BundleGeometry, Container, Outside, OutsideTensors, Prefer, Spec, TensorSpec,
+};
+
+use crate::error::Error;
+use crate::meta::{ContainerMeta, Quant};
+use crate::model::Model;
+
+/// Bundle geometry and format of a model that has no bundles.
+const NO_BUNDLES: DType = DType::Q8;
+
+impl Model {
+    /// The model in a checkpoint: a GGUF file, any part of a split one, a Hugging Face folder or a `.safetensors` file.
+    /// Nothing is copied or written.
+    ///
+    /// # Errors
+    /// What [`emberflow_models::open`] returns, a checkpoint whose tables are not in one file, or an error of
+    /// [`Model::open`].
+    pub fn of_checkpoint(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open(unpacked(path.as_ref())?)
+    }
+}
+
+/// A container of the tensors of the checkpoint `path`.
+///
+/// # Errors
+/// As [`Model::of_checkpoint`].
+pub fn unpacked(path: &Path) -> Result<Container, Error> {
+    let source = emberflow_models::open(path)?;
+    let c = source.config().clone();
+    let mut meta = ContainerMeta::of(source.as_ref(), no_formats());
+    let Some(tensors) = source.into_stored() else {
+        return Err(Error::Unpacked {
+            path: path.to_path_buf(),
+            what: "a description without weights",
+        });
+    };
+    meta.quant = formats(tensors.tensors());
+    let (file, offsets) = tables(path, &tensors, &c)?;
+    let spec = Spec {
+        geometry: geometry(&c, path)?,
+        bundle_dtype: NO_BUNDLES.code(),
+        meta: serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
+            path: path.to_path_buf(),
+            reason: e.to_string(),
+        })?,
+        stats: Vec::new(),
+        predictor_len: 0,
+        tensors: tensors.tensors().iter().map(spec).collect(),
+        banks: Vec::new(),
+        source: String::new(),
+    };
+    drop(meta);
+    Ok(Container::outside(Outside {
+        spec,
+        path: path.to_path_buf(),
+        file,
+        offsets,
+        tensors: Arc::new(Lying(tensors)),
+    })?)
+}
+
+/// Reads tensors of a checkpoint.
+#[derive(Debug)]
+struct Lying(StoredTensors);
+
+impl OutsideTensors for Lying {
+    fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()> {
+        self.0.read(tensor, 0, dst).map_err(io::Error::other)
+    }
+}
+
+fn spec(of: &StoredTensor) -> TensorSpec {
+    TensorSpec {
+        name: of.id.to_string(),
+        dtype: of.dtype.code(),
+        dims: vec![of.rows as u64, of.cols as u64],
+        len: of.bytes(),
+    }
+}
+
+/// The file that has the tables of which a token reads rows, and the first byte of each tensor in it.
+fn tables(
+    path: &Path,
+    tensors: &StoredTensors,
+    c: &ModelConfig,
+) -> Result<(File, Vec<Option<u64>>), Error> {
+    let mut chosen: Option<&Path> = None;
+    let mut offsets = vec![None; tensors.tensors().len()];
+    for (number, tensor) in tensors.tensors().iter().enumerate() {
+        if !tensor.id.role.is_table(c.tied_head) {
+            continue;
+        }
+        let place = tensors.place(number);
+        let place = place.filter(|(file, ..)| *chosen.get_or_insert(file) == *file);
+        let Some((_, _, offset)) = place else {
+            return Err(Error::Unpacked {
+                path: path.to_path_buf(),
+                what: "a model whose tables are not whole in one file",
+            });
+        };
+        offsets[number] = Some(offset);
+    }
+    let first = tensors.files().map(|(file, _)| file.as_path()).next();
+    let name = chosen.or(first).unwrap_or(path);
+    let file = File::open(name).map_err(|source| emberflow_storage::Error::File {
+        path: name.to_path_buf(),
+        what: "open it",
+        source,
+    })?;
+    Ok((file, offsets))
+}
+
+/// The most frequent formats by weight class, by bytes.
+fn formats(tensors: &[StoredTensor]) -> Quant {
+    let most = |of: &dyn Fn(Role) -> bool| {
+        let mut bytes = BTreeMap::<DType, u64>::new();
+        for tensor in tensors.iter().filter(|tensor| of(tensor.id.role)) {
+            *bytes.entry(tensor.dtype).or_default() += tensor.bytes();
+        }
+        let most = bytes.iter().max_by_key(|(_, bytes)| **bytes);
+        let most = most.map_or(DType::F32, |(dtype, _)| *dtype);
+        (most.name().to_owned(), bytes.len() > 1)
+    };
+    let (ffn, first) = most(&Role::is_bundled);
+    let (attention, second) = most(&Role::is_projection);
+    let (embedding, third) = most(&|role| matches!(role, Role::Embed | Role::Head));
+    Quant {
+        ffn,
+        attention,
+        embedding,
+        mixed: first || second || third,
+    }
+}
+
+/// What [`formats`] replaces once the tensors are known.
+fn no_formats() -> Quant {
+    Quant {
+        ffn: String::new(),
+        attention: String::new(),
+        embedding: String::new(),
+        mixed: false,
+    }
+}
+
+/// Geometry of bundles that do not exist, which every container states.
+fn geometry(c: &ModelConfig, path: &Path) -> Result<BundleGeometry, Error> {
+    let d = c.bundle_width() as usize;
+    let rest = 2 - u32::from(c.ffn_kind.ungated);
+    let [q, s] = [NO_BUNDLES.quants_bytes(d), NO_BUNDLES.scales_bytes(d)];
+    let [q, s] = [q, s].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    let (rest_q, rest_s) = (q.saturating_mul(rest), s.saturating_mul(rest));
+    BundleGeometry::choose(q, s, rest_q, rest_s, 4096, Prefer::Inline).map_err(|source| {
+        Error::from(emberflow_storage::Error::Layout {
+            path: path.to_path_buf(),
+            source,
+        })
+    })
+}

@@ -1,0 +1,250 @@
+//! Tensors as they lie in a checkpoint's files: whole rows in their own block format, without rounding.
+//!
+//! What products cannot read as it lies is converted without rounding: transposed floats keep their
+//! format, and everything else becomes f32.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use emberflow_kernels::DType;
+use half::{bf16, f16};
+
+use super::{Layout, READ_BYTES, Store};
+use crate::checkpoint::Checkpoint;
+use crate::error::Error;
+use crate::names::{Role, TensorId};
+
+/// A tensor and the format of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Which tensor.
+    pub id: TensorId,
+    /// Rows; of Down `d_model`, as all other matrices have the rows that are multiplied.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Format of a row.
+    pub dtype: DType,
+    /// Whether rows are the file's bytes; otherwise they are converted when they are read.
+    pub as_it_lies: bool,
+}
+
+impl StoredTensor {
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> u64 {
+        (self.dtype.row_bytes(self.cols) as u64).saturating_mul(self.rows as u64)
+    }
+}
+
+/// The tensors of a checkpoint, without its configuration and texts.
+pub struct StoredTensors {
+    store: Store,
+    tensors: Vec<StoredTensor>,
+}
+
+impl std::fmt::Debug for StoredTensors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StoredTensors")
+            .field(&self.store.about.path)
+            .finish()
+    }
+}
+
+impl StoredTensors {
+    pub(super) fn new(mut store: Store) -> Self {
+        let about = &mut store.about;
+        about.tokenizer_json = String::new();
+        (about.chat_template, about.tool_template) = (None, None);
+        let tensors = (0..store.infos.len()).map(|at| store.stored(at)).collect();
+        Self { store, tensors }
+    }
+
+    /// All tensors, in the order of [`Checkpoint::tensors`].
+    pub fn tensors(&self) -> &[StoredTensor] {
+        &self.tensors
+    }
+
+    /// Fills `out` with the rows of tensor number `tensor` from row `first` on.
+    ///
+    /// # Errors
+    /// [`Error::RowRange`] if `out` is not whole rows of the tensor, [`Error::Truncated`] or [`Error::Io`] if the file
+    /// cannot be read, [`Error::NotFinite`] for a number that is NaN or infinite, of what is converted.
+    pub fn read(&self, tensor: usize, first: usize, out: &mut [u8]) -> Result<(), Error> {
+        let of = self.tensors.get(tensor).copied();
+        let rows = of.filter(|of| {
+            let row_bytes = of.dtype.row_bytes(of.cols).max(1);
+            let end = first.checked_add(out.len() / row_bytes);
+            out.len().is_multiple_of(row_bytes) && end.is_some_and(|end| end <= of.rows)
+        });
+        let Some(of) = rows else {
+            return Err(Error::RowRange {
+                path: self.store.about.path.clone(),
+                id: of.map_or(TensorId::global(Role::Embed), |of| of.id),
+                found: format!("{} bytes from row {first}", out.len()),
+                expected: format!("whole rows of tensor {tensor}"),
+            });
+        };
+        if of.as_it_lies {
+            self.store.read_bytes(tensor, first, out)
+        } else {
+            self.store.read_converted(of, first, out)
+        }
+    }
+
+    /// File and first byte of a tensor whose rows lie one after another as they are multiplied.
+    pub fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)> {
+        let of = self.tensors.get(tensor).filter(|of| of.as_it_lies)?;
+        let place = &self.store.places[tensor];
+        let in_order = match place.layout {
+            Layout::AsIs => of.id.role != Role::Down,
+            Layout::Transposed => of.id.role == Role::Down,
+            _ => false,
+        };
+        let file = &self.store.files[place.file];
+        (in_order && place.rest.is_empty()).then(|| (&*file.path, file.reader(), place.offset))
+    }
+
+    /// The files.
+    pub fn files(&self) -> impl Iterator<Item = (&PathBuf, u64)> {
+        self.store.files.iter().map(|file| (&file.path, file.len))
+    }
+}
+
+/// Whether products read a role's rows; the others are small and become f32.
+fn is_multiplied(role: Role) -> bool {
+    role.is_projection()
+        || role.is_bundled()
+        || role.is_table(false)
+        || matches!(role, Role::Embed | Role::Head | Role::Positions)
+}
+
+impl Store {
+    /// The rows of tensor `at` as products read them.
+    fn stored(&self, at: usize) -> StoredTensor {
+        let (info, place) = (&self.infos[at], &self.places[at]);
+        let is_down = info.id.role == Role::Down;
+        let [rows, cols] = match is_down {
+            true => [info.cols, info.rows],
+            false => [info.rows, info.cols],
+        };
+        let own = place.dtype.multiplied().filter(|_| {
+            place.scales.is_none() && place.gains.is_empty() && is_multiplied(info.id.role)
+        });
+        let in_rows = match place.layout {
+            Layout::Transposed => is_down,
+            Layout::AsIs | Layout::EveryRow(_) | Layout::Interleaved(_) | Layout::Grouped(_) => {
+                !is_down
+            }
+            _ => false,
+        };
+        // Their readers change values.
+        let changes = matches!(
+            place.layout,
+            Layout::PlusOne | Layout::Negative | Layout::NegativeLog
+        );
+        let dtype = match own {
+            Some(dtype) if in_rows => dtype,
+            Some(DType::F16) if !changes => DType::F16,
+            Some(DType::BF16) if !changes => DType::BF16,
+            _ => DType::F32,
+        };
+        StoredTensor {
+            id: info.id,
+            rows,
+            cols,
+            dtype,
+            as_it_lies: in_rows && own.is_some(),
+        }
+    }
+
+    /// The stored row of row `row` of tensor `at`, whose rows are stored ones.
+    fn stored_row(&self, at: usize, row: usize) -> usize {
+        match self.places[at].layout {
+            Layout::EveryRow(place) => 2 * row + place,
+            Layout::Interleaved(heads) => heads.stored(row),
+            Layout::Grouped(groups) => groups.stored_row(row, self.infos[at].rows),
+            _ => row,
+        }
+    }
+
+    /// Copies rows of tensor `at` from its files; neighbours are read together.
+    fn read_bytes(&self, at: usize, first: usize, out: &mut [u8]) -> Result<(), Error> {
+        let place = &self.places[at];
+        let rows = out.len() / place.row_bytes;
+        let mut done = 0;
+        while done < rows {
+            let stored = self.stored_row(at, first + done);
+            let part = place.part(stored);
+            let most = (rows - done).min(part.end - stored);
+            let follows = |n: &usize| self.stored_row(at, first + done + n) == stored + n;
+            let count = (1..most).take_while(follows).count() + 1;
+            let bytes = &mut out[done * place.row_bytes..][..count * place.row_bytes];
+            let offset = part.offset + (stored - part.first) as u64 * place.row_bytes as u64;
+            self.files[part.file].read_at(bytes, offset, &|| {
+                format!("tensor {}", self.infos[at].source_name)
+            })?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Reads rows of `of` as numbers and stores them in its format, exactly.
+    fn read_converted(
+        &self,
+        of: StoredTensor,
+        first: usize,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let (id, row_bytes) = (of.id, of.dtype.row_bytes(of.cols));
+        let rows = out.len() / row_bytes;
+        if id.role == Role::Down {
+            // Presented transposed: each of its rows is an element of all presented rows.
+            let (neurons, d) = (of.cols, of.rows);
+            let size = row_bytes / of.cols;
+            let at_once = (READ_BYTES / (4 * d)).max(1);
+            let mut values = vec![0.0; at_once * d];
+            for neuron in (0..neurons).step_by(at_once) {
+                let count = at_once.min(neurons - neuron);
+                let values = &mut values[..count * d];
+                self.read_rows(id, neuron, count, values)?;
+                for (n, row) in (neuron..).zip(values.chunks_exact(d)) {
+                    for (k, &value) in row[first..first + rows].iter().enumerate() {
+                        let to = &mut out[k * row_bytes + n * size..][..size];
+                        encode(of.dtype, &[value], to);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        let at_once = (READ_BYTES / (4 * of.cols)).max(1);
+        let mut values = vec![0.0; at_once.min(rows) * of.cols];
+        for (n, out) in out.chunks_mut(at_once * row_bytes).enumerate() {
+            let count = out.len() / row_bytes;
+            let values = &mut values[..count * of.cols];
+            self.read_rows(id, first + n * at_once, count, values)?;
+            encode(of.dtype, values, out);
+        }
+        Ok(())
+    }
+}
+
+/// Writes numbers in a float format that holds them exactly.
+fn encode(dtype: DType, values: &[f32], out: &mut [u8]) {
+    match dtype {
+        DType::F16 => {
+            for (&value, out) in values.iter().zip(out.as_chunks_mut::<2>().0) {
+                *out = f16::from_f32(value).to_le_bytes();
+            }
+        }
+        DType::BF16 => {
+            for (&value, out) in values.iter().zip(out.as_chunks_mut::<2>().0) {
+                *out = bf16::from_f32(value).to_le_bytes();
+            }
+        }
+        _ => {
+            for (&value, out) in values.iter().zip(out.as_chunks_mut::<4>().0) {
+                *out = value.to_le_bytes();
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Checkpoints that run as they lie: against transformers, and against the same weights packed.
+
+use std::path::{Path, PathBuf};
+
+use emberflow_engine::{Budget, Engine, Lab, Model, Options};
+use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy};
+
+/// Largest difference allowed to the reference, at every position.
+const TOLERANCE: f32 = 1e-3;
+
+/// What cannot run unpacked, and why.
+const LEFT_OUT: [(&str, &str); 0] = [];
+
+fn cases() -> Vec<PathBuf> {
+    let models = std::fs::read_dir(fixtures().join("models")).unwrap();
+    let mut cases: Vec<PathBuf> = models.map(|entry| entry.unwrap().path()).collect();
+    cases.sort();
+    cases
+}
+
+fn open(checkpoint: &Path, options: Options) -> Engine {
+    let model = Model::of_checkpoint(checkpoint).unwrap();
+    Engine::open(model, options).unwrap()
+}
+
+fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
+    let golden = Golden::load(case, golden);
+    let mut engine = open(checkpoint, roomy(golden.tokens.len()));
+    let together = all_logits(&mut engine, &golden.tokens, 16);
+    let single = all_logits(&mut engine, &golden.tokens, 1);
+    assert!(bits(&together) == bits(&single), "{checkpoint:?}");
+    let expected = golden.logits(case);
+    assert_eq!(together.len(), expected.len());
+    let pairs = together.iter().zip(&expected);
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// The folders' floats, and the same weights as stored by llama.cpp, agree with transformers.
+#[test]
+fn every_family_runs_as_it_lies() {
+    let mut seen = 0;
+    for case in cases() {
+        for name in ["", "model.gguf", "stacked.safetensors"] {
+            let checkpoint = case.join(name);
+            if LEFT_OUT.iter().any(|(name, _)| case.ends_with(name)) || !checkpoint.exists() {
+                continue;
+            }
+            let difference = difference(&checkpoint, &case, "golden.json");
+            assert!(difference <= TOLERANCE, "{checkpoint:?}: {difference}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 200, "{seen}");
+}
+
+/// Threads, chunks and budgets change no bit.
+#[test]
+fn only_the_weights_decide_a_bit() {
+    for name in ["llama", "qwen3moe"] {
+        let Some(case) = cases().into_iter().find(|case| case.ends_with(name)) else {
+            panic!("no fixture {name}");
+        };
+        let golden = Golden::load(&case, "golden.json");
+        let run = |threads, chunk, budget| {
+            let options = Options {
+                threads,
+                budget,
+                lab: Lab {
+                    chunk,
+                    profiles: false,
+                    ..Lab::default()
+                },
+                ..roomy(golden.tokens.len())
+            };
+            bits(&all_logits(&mut open(&case, options), &golden.tokens, chunk))
+        };
+        let expected = run(1, 16, Budget::Bytes(1 << 40));
+        for (threads, chunk) in [(2, 1), (3, 5), (4, 64)] {
+            assert!(run(threads, chunk, Budget::Auto) == expected, "{name}");
+        }
+    }
+}
