@@ -68,10 +68,12 @@ impl NeuronFormat {
         let g = container.geometry();
         let g_dtype = container.bundle_dtype();
         let format = Self {
-            dtype: DType::parse(&meta.quant.ffn).filter(|of| !of.is_blocks()).ok_or_else(|| Error::Metadata {
-                path: container.path().to_path_buf(),
-                reason: format!("unknown ffn format {:?}", meta.quant.ffn),
-            })?,
+            dtype: DType::parse(&meta.quant.ffn)
+                .filter(|of| !of.is_blocks())
+                .ok_or_else(|| Error::Metadata {
+                    path: container.path().to_path_buf(),
+                    reason: format!("unknown ffn format {:?}", meta.quant.ffn),
+                })?,
             d: meta.config.bundle_width() as usize,
             inline_scales: g.placement == Placement::Inline,
             ungated: meta.config.ffn_kind.ungated,

@@ -134,8 +134,8 @@ mod store;
 mod testing;
 mod thread_buffer;
 mod tiles;
-mod unpacked;
 pub mod trace;
+mod unpacked;
 
 pub use ablation::Ablation;
 pub use activation::hidden as ffn_hidden;

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use emberflow_kernels::DType;
-use emberflow_models::{Checkpoint, TextRules};
 use emberflow_models::config::ModelConfig;
+use emberflow_models::{Checkpoint, TextRules};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;

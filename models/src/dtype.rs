@@ -1,5 +1,6 @@
 //! Element types of stored tensors and their decoding to f32.
 
+use emberflow_kernels::{Block, decode_blocks};
 use half::{bf16, f16};
 
 use crate::dequant;
@@ -10,19 +11,9 @@ pub(crate) enum DType {
     F32,
     F16,
     Bf16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q4K,
-    Q5K,
-    Q6K,
+    /// Blocks that products read as they lie.
+    Block(Block),
     Q2K,
-    Q3K,
-    Iq4Nl,
-    Iq4Xs,
-    Mxfp4,
     /// MXFP4 in the order of safetensors, with exponents stored separately.
     Mxfp4Pairs,
     /// Powers of two, the scales of blocks.
@@ -41,19 +32,9 @@ impl DType {
             Self::F32 => "F32",
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
             Self::Q2K => "Q2_K",
-            Self::Q3K => "Q3_K",
-            Self::Iq4Nl => "IQ4_NL",
-            Self::Iq4Xs => "IQ4_XS",
-            Self::Mxfp4 | Self::Mxfp4Pairs => "MXFP4",
+            Self::Block(block) => block.name(),
+            Self::Mxfp4Pairs => "MXFP4",
             Self::F8E4M3 => "F8_E4M3",
             Self::E8M0 => "F8_E8M0",
             Self::I64 => "I64",
@@ -64,29 +45,15 @@ impl DType {
     /// The format in which rows are multiplied as they lie; `None` if there are no products for it, or its
     /// scales lie elsewhere.
     pub(crate) fn multiplied(self) -> Option<emberflow_kernels::DType> {
-        use emberflow_kernels::{Block, DType as Format};
+        use emberflow_kernels::DType as Format;
         Some(match self {
             Self::F32 => Format::F32,
             Self::F16 => Format::F16,
             Self::Bf16 => Format::BF16,
-            Self::Q4_0 => Format::Block(Block::Q4_0),
-            Self::Q4_1 => Format::Block(Block::Q4_1),
-            Self::Q5_0 => Format::Block(Block::Q5_0),
-            Self::Q5_1 => Format::Block(Block::Q5_1),
-            Self::Q8_0 => Format::Block(Block::Q8_0),
-            Self::Q3K => Format::Block(Block::Q3K),
-            Self::Q4K => Format::Block(Block::Q4K),
-            Self::Q5K => Format::Block(Block::Q5K),
-            Self::Q6K => Format::Block(Block::Q6K),
-            Self::Iq4Nl => Format::Block(Block::Iq4Nl),
-            Self::Iq4Xs => Format::Block(Block::Iq4Xs),
-            Self::Mxfp4 => Format::Block(Block::Mxfp4),
-            Self::Q2K
-            | Self::Mxfp4Pairs
-            | Self::E8M0
-            | Self::I64
-            | Self::I32
-            | Self::F8E4M3 => return None,
+            Self::Block(block) => Format::Block(block),
+            Self::Q2K | Self::Mxfp4Pairs | Self::E8M0 | Self::I64 | Self::I32 | Self::F8E4M3 => {
+                return None;
+            }
         })
     }
 
@@ -99,20 +66,9 @@ impl DType {
             Self::E8M0 => (1, 1),
             Self::I64 => (1, 8),
             Self::I32 => (1, 4),
-            Self::Q4_0 => (32, dequant::Q4_0_BYTES),
-            Self::Q4_1 => (32, dequant::Q4_1_BYTES),
-            Self::Q5_0 => (32, dequant::Q5_0_BYTES),
-            Self::Q5_1 => (32, dequant::Q5_1_BYTES),
-            Self::Q8_0 => (32, dequant::Q8_0_BYTES),
-            Self::Q4K => (256, dequant::Q4_K_BYTES),
-            Self::Q5K => (256, dequant::Q5_K_BYTES),
-            Self::Q6K => (256, dequant::Q6_K_BYTES),
             Self::Q2K => (256, dequant::Q2_K_BYTES),
-            Self::Q3K => (256, dequant::Q3_K_BYTES),
-            Self::Iq4Nl => (32, dequant::IQ4_NL_BYTES),
-            Self::Iq4Xs => (256, dequant::IQ4_XS_BYTES),
-            Self::Mxfp4 => (32, dequant::MXFP4_BYTES),
-            Self::Mxfp4Pairs => (32, dequant::MXFP4_BYTES - 1),
+            Self::Block(block) => (block.elements(), block.bytes()),
+            Self::Mxfp4Pairs => (32, 16),
         }
     }
 
@@ -138,19 +94,8 @@ impl DType {
             Self::F32 => decode_scalars(raw, out, f32::from_le_bytes),
             Self::F16 => decode_scalars(raw, out, |b| f16::from_le_bytes(b).to_f32()),
             Self::Bf16 => decode_scalars(raw, out, |b| bf16::from_le_bytes(b).to_f32()),
-            Self::Q4_0 => dequant::blocks(raw, out, dequant::q4_0),
-            Self::Q4_1 => dequant::blocks(raw, out, dequant::q4_1),
-            Self::Q5_0 => dequant::blocks(raw, out, dequant::q5_0),
-            Self::Q5_1 => dequant::blocks(raw, out, dequant::q5_1),
-            Self::Q8_0 => dequant::blocks(raw, out, dequant::q8_0),
-            Self::Q4K => dequant::blocks(raw, out, dequant::q4_k),
-            Self::Q5K => dequant::blocks(raw, out, dequant::q5_k),
-            Self::Q6K => dequant::blocks(raw, out, dequant::q6_k),
             Self::Q2K => dequant::blocks(raw, out, dequant::q2_k),
-            Self::Q3K => dequant::blocks(raw, out, dequant::q3_k),
-            Self::Iq4Nl => dequant::blocks(raw, out, dequant::iq4_nl),
-            Self::Iq4Xs => dequant::blocks(raw, out, dequant::iq4_xs),
-            Self::Mxfp4 => dequant::blocks(raw, out, dequant::mxfp4),
+            Self::Block(block) => decode_blocks(block, raw, out),
             Self::F8E4M3 => decode_scalars(raw, out, |[byte]| dequant::e4m3(byte)),
             Self::E8M0 => decode_scalars(raw, out, |[byte]| dequant::e8m0(byte)),
             Self::I64 => decode_scalars(raw, out, |b| i64::from_le_bytes(b) as f32),
@@ -210,9 +155,9 @@ mod tests {
 
     #[test]
     fn rows_are_whole_blocks() {
-        assert_eq!(DType::Q4_0.row_bytes(64), Some(36));
-        assert_eq!(DType::Q4_0.row_bytes(48), None);
-        assert_eq!(DType::Q6K.bytes(3, 512), Some(3 * 2 * 210));
+        assert_eq!(DType::Block(Block::Q4_0).row_bytes(64), Some(36));
+        assert_eq!(DType::Block(Block::Q4_0).row_bytes(48), None);
+        assert_eq!(DType::Block(Block::Q6K).bytes(3, 512), Some(3 * 2 * 210));
         assert_eq!(DType::F32.row_bytes(usize::MAX), None);
     }
 }

@@ -14,6 +14,7 @@ pub(crate) use self::found::{
     Found, Gains, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
 };
 
+use emberflow_kernels::Block;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -465,7 +466,7 @@ impl Checkpoint for Store {
             Layout::Interleaved(heads) => heads.stored(row),
             _ => return Ok(false),
         };
-        if place.dtype != DType::Q4K || row >= self.infos[at].rows {
+        if place.dtype != DType::Block(Block::Q4K) || row >= self.infos[at].rows {
             return Ok(false);
         }
         out.resize(place.row_bytes, 0);

@@ -7,7 +7,7 @@ use emberflow_engine::meta::{ContainerMeta, Order};
 use emberflow_kernels::DType;
 use emberflow_models::config::{Mixture, ModelConfig};
 use emberflow_predictor::stats::{ActivationStats, BATCHES, LayerStats, hot_share};
-use emberflow_storage::container::{BundleGeometry, Container, Placement, TensorEntry};
+use emberflow_storage::container::{BundleGeometry, Container, Placement, Section, TensorEntry};
 use serde::Serialize;
 
 use crate::activity::activity;
@@ -28,7 +28,8 @@ pub struct Inspection {
     /// Metadata without the tokenizer.
     pub meta: serde_json::Value,
     /// Bundle geometry.
-    pub bundle: Bundle,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Bundle>,
     /// Sections with payload and padding.
     pub sections: Vec<SectionReport>,
     /// Activity per layer; `None` without activation statistics.
@@ -150,10 +151,11 @@ fn inspect(
         file: container.path().display().to_string(),
         bytes: container.file_len(),
         meta: shown,
-        bundle: Bundle::of(container.geometry()),
+        bundle: (!container.is_outside()).then(|| Bundle::of(container.geometry())),
         sections: container
             .section_sizes()
             .iter()
+            .filter(|s| !container.is_outside() || s.section == Section::Dense)
             .map(|s| SectionReport {
                 name: s.section.name(),
                 payload: s.payload,
@@ -286,7 +288,6 @@ fn experts_text(c: &ModelConfig, mixture: &Mixture) -> String {
 /// Writes file, model, formats, bundle and source.
 fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::fmt::Result {
     let c = &meta.config;
-    let b = &i.bundle;
     writeln!(out, "{}: {}", i.file, size::show(i.bytes))?;
     writeln!(
         out,
@@ -319,17 +320,19 @@ fn write_model(out: &mut String, i: &Inspection, meta: &ContainerMeta) -> std::f
             Order::Coactivation => "coactivation",
         }
     )?;
-    writeln!(
-        out,
-        "bundle     gate {} + up/down {} bytes, {} on flash ({}-byte sectors, {:.1} % padding{}, scales {})",
-        b.gate_bytes,
-        b.rest_bytes,
-        b.stride,
-        b.sector,
-        100.0 * b.padding_share,
-        if b.split { ", gate readable alone" } else { "" },
-        b.scales
-    )?;
+    if let Some(b) = &i.bundle {
+        writeln!(
+            out,
+            "bundle     gate {} + up/down {} bytes, {} on flash ({}-byte sectors, {:.1} % padding{}, scales {})",
+            b.gate_bytes,
+            b.rest_bytes,
+            b.stride,
+            b.sector,
+            100.0 * b.padding_share,
+            if b.split { ", gate readable alone" } else { "" },
+            b.scales
+        )?;
+    }
     if let Some(pruned) = &meta.pruned {
         writeln!(
             out,

@@ -110,7 +110,10 @@ impl Step {
             Self::Route(route) => route.router.scores.len(),
             Self::ExpertsIn(experts) => experts.len(),
             Self::ExpertsOut(experts) => experts.len(),
-            Self::Feed(feed) => feed.tiles.as_ref().map_or(0, |tiles| tiles.bytes_per_token()),
+            Self::Feed(feed) => feed
+                .tiles
+                .as_ref()
+                .map_or(0, |tiles| tiles.bytes_per_token()),
             _ => 0,
         }
     }

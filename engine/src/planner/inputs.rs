@@ -310,9 +310,13 @@ impl Opened<'_> {
             mixer.chain(apart)
         };
         let visited = (0..c.layers).filter(|_| ffn.tiles);
-        let visited: Vec<Visited> = (visited.map(|layer| visited_of(container, c, layer))).collect();
+        let visited: Vec<Visited> =
+            (visited.map(|layer| visited_of(container, c, layer))).collect();
         let rows: usize = (0..c.layers).flat_map(of_layer).map(|(rows, _)| rows).sum();
-        let bytes: u64 = (0..c.layers).flat_map(of_layer).map(|(_, bytes)| bytes).sum();
+        let bytes: u64 = (0..c.layers)
+            .flat_map(of_layer)
+            .map(|(_, bytes)| bytes)
+            .sum();
         let rows = rows as f64 + visited.iter().map(|of| of.rows).sum::<f64>();
         let bytes = bytes + visited.iter().map(|of| of.bytes).sum::<u64>();
         let g = self.layout.container.geometry();

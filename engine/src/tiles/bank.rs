@@ -71,7 +71,11 @@ pub(crate) fn visited(container: &Container, c: &ModelConfig, layer: u32) -> Vis
             Role::Down => d,
             _ => f64::from(bank.neurons),
         };
-        let bytes = |role| container.tensor(&id(role, bank).to_string()).map_or(0, |of| of.len);
+        let bytes = |role| {
+            container
+                .tensor(&id(role, bank).to_string())
+                .map_or(0, |of| of.len)
+        };
         let roles = bundled(c).iter();
         roles.fold([0.0; 2], |[all, sum], &role| {
             [all + rows(role), sum + bytes(role) as f64]

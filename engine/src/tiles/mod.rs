@@ -47,8 +47,7 @@ impl TileFfn {
             .map(|bank| TileBank::load(from, c, bank))
             .collect::<Result<Vec<_>, _>>()?;
         let top = c.form.gate_top.get(layer as usize).copied();
-        let activation: Option<Activation> =
-            c.form.activations.get(c.ffn_place(layer)).copied();
+        let activation: Option<Activation> = c.form.activations.get(c.ffn_place(layer)).copied();
         Ok(Some(Self {
             banks,
             kind: c.ffn_kind,

@@ -13,6 +13,7 @@
 //! A string is a u64 length and that many bytes; an array is an element type, a
 //! u64 count and the elements. Dimensions are listed innermost first.
 
+use emberflow_kernels::Block;
 use std::collections::BTreeSet;
 use std::io::{BufReader, Read};
 
@@ -162,24 +163,15 @@ fn place(file: &DataFile, tensors: &mut [Raw], data: u64, alignment: u64) -> Res
 
 /// The element type with ggml's number `id`, or a description of an unsupported one.
 fn dtype(id: u32) -> Result<DType, String> {
+    if let Some(block) = Block::from_gguf(id) {
+        return Ok(DType::Block(block));
+    }
     Ok(match id {
         0 => DType::F32,
         1 => DType::F16,
-        2 => DType::Q4_0,
-        3 => DType::Q4_1,
-        6 => DType::Q5_0,
-        7 => DType::Q5_1,
-        8 => DType::Q8_0,
         10 => DType::Q2K,
-        11 => DType::Q3K,
-        12 => DType::Q4K,
-        13 => DType::Q5K,
-        14 => DType::Q6K,
-        20 => DType::Iq4Nl,
-        23 => DType::Iq4Xs,
         26 => DType::I32,
         30 => DType::Bf16,
-        39 => DType::Mxfp4,
         _ => {
             let name = OTHER_TYPES.iter().find(|(number, _)| *number == id);
             return Err(name.map_or_else(

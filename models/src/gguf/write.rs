@@ -9,6 +9,7 @@ mod keys;
 mod types;
 mod vocab;
 
+use emberflow_kernels::Block;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -329,7 +330,7 @@ fn partial_name(path: &Path) -> Result<PathBuf, Error> {
 fn stored(want: Required, file: &GgufFile<'_>, arch: &Arch) -> Option<GgufTensor> {
     let (config, matrices) = (file.config, file.encoding);
     let Required { id, rows, cols } = want;
-    let q4_k = DType::Q4K.row_bytes(cols);
+    let q4_k = DType::Block(Block::Q4K).row_bytes(cols);
     let q4_k = q4_k.filter(|_| id.role != Role::Down && (file.q4_k)(id));
     let experts = config.banks_of(id.layer).count();
     let (rows, cols) = match id.role {

@@ -1,8 +1,6 @@
 //! Reads rows of every layout as presented.
 
-use super::{
-    Layout, Place, READ_BYTES, RotaryHeads, RowGroups, ScaleKind, Scales, Store, lock,
-};
+use super::{Layout, Place, READ_BYTES, RotaryHeads, RowGroups, ScaleKind, Scales, Store, lock};
 use crate::dequant;
 use crate::error::Error;
 

@@ -189,12 +189,7 @@ impl Store {
     }
 
     /// Reads rows of `of` as numbers and stores them in its format, exactly.
-    fn read_converted(
-        &self,
-        of: StoredTensor,
-        first: usize,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
+    fn read_converted(&self, of: StoredTensor, first: usize, out: &mut [u8]) -> Result<(), Error> {
         let (id, row_bytes) = (of.id, of.dtype.row_bytes(of.cols));
         let rows = out.len() / row_bytes;
         if id.role == Role::Down {

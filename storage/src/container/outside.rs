@@ -54,7 +54,11 @@ impl Container {
                 count: 0,
             });
         }
-        let mut sections = [SectionEntry::default(); Section::COUNT];
+        let empty = SectionEntry {
+            extent: Extent::default(),
+            xxh3: xxh3(&[]),
+        };
+        let mut sections = [empty; Section::COUNT];
         sections[Section::Meta as usize] = SectionEntry {
             extent: layout.section(Section::Meta),
             xxh3: xxh3(&spec.meta),

@@ -10,8 +10,8 @@ use super::format::{
     BANK_RECORD, BankEntry, CHECKSUM_RECORD, Section, Superblock, TENSOR_RECORD, TensorEntry, xxh3,
 };
 use super::geometry::BundleGeometry;
-use super::outside::OutsideTensors;
 use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
+use super::outside::OutsideTensors;
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
 

@@ -89,7 +89,10 @@ impl Container {
         if entry.offset == u64::MAX {
             return Err(Error::Length {
                 path: self.path().to_path_buf(),
-                what: format!("rows of tensor {} one after another in the file", entry.name),
+                what: format!(
+                    "rows of tensor {} one after another in the file",
+                    entry.name
+                ),
                 expected: entry.len,
                 found: 0,
             });

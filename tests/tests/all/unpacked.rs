@@ -24,6 +24,7 @@ fn open(checkpoint: &Path, options: Options) -> Engine {
 }
 
 fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
+    eprintln!("{}", checkpoint.display());
     let golden = Golden::load(case, golden);
     let mut engine = open(checkpoint, roomy(golden.tokens.len()));
     let together = all_logits(&mut engine, &golden.tokens, 16);
@@ -38,25 +39,27 @@ fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
 /// The folders' floats, and the same weights as stored by llama.cpp, agree with transformers.
 #[test]
 fn every_family_runs_as_it_lies() {
-    let mut seen = 0;
+    let (mut seen, mut failed) = (0, Vec::new());
     for case in cases() {
         for name in ["", "model.gguf", "stacked.safetensors"] {
             let checkpoint = case.join(name);
             if LEFT_OUT.iter().any(|(name, _)| case.ends_with(name)) || !checkpoint.exists() {
                 continue;
             }
-            let difference = difference(&checkpoint, &case, "golden.json");
-            assert!(difference <= TOLERANCE, "{checkpoint:?}: {difference}");
+            let found = difference(&checkpoint, &case, "golden.json");
+            if found.is_nan() || found > TOLERANCE {
+                failed.push((checkpoint, found));
+            }
             seen += 1;
         }
     }
-    assert!(seen > 200, "{seen}");
+    assert!(failed.is_empty() && seen > 200, "of {seen}: {failed:?}");
 }
 
 /// Threads, chunks and budgets change no bit.
 #[test]
 fn only_the_weights_decide_a_bit() {
-    for name in ["llama", "qwen3moe"] {
+    for name in ["qwen3", "qwen3_moe"] {
         let Some(case) = cases().into_iter().find(|case| case.ends_with(name)) else {
             panic!("no fixture {name}");
         };
@@ -72,7 +75,11 @@ fn only_the_weights_decide_a_bit() {
                 },
                 ..roomy(golden.tokens.len())
             };
-            bits(&all_logits(&mut open(&case, options), &golden.tokens, chunk))
+            bits(&all_logits(
+                &mut open(&case, options),
+                &golden.tokens,
+                chunk,
+            ))
         };
         let expected = run(1, 16, Budget::Bytes(1 << 40));
         for (threads, chunk) in [(2, 1), (3, 5), (4, 64)] {

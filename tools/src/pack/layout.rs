@@ -5,7 +5,7 @@ use std::path::Path;
 
 use emberflow_engine::bundle::NeuronFormat;
 use emberflow_engine::meta::{
-    ContainerMeta, META_FORMAT, Order, Quant, SamplingDefaults, Source, StatsSummary,
+    ContainerMeta, Order, Quant, StatsSummary,
 };
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::bundled;

@@ -6,6 +6,7 @@ mod split;
 mod text;
 mod write;
 
+use emberflow_kernels::Block;
 use std::path::PathBuf;
 
 use super::*;
@@ -319,19 +320,19 @@ fn published_llama3_divisors_give_the_published_scaling() {
 #[test]
 fn block_formats_decode_like_the_reference() {
     let formats = [
-        DType::Q4_0,
-        DType::Q4_1,
-        DType::Q5_0,
-        DType::Q5_1,
-        DType::Q8_0,
-        DType::Q4K,
-        DType::Q5K,
-        DType::Q6K,
+        DType::Block(Block::Q4_0),
+        DType::Block(Block::Q4_1),
+        DType::Block(Block::Q5_0),
+        DType::Block(Block::Q5_1),
+        DType::Block(Block::Q8_0),
+        DType::Block(Block::Q4K),
+        DType::Block(Block::Q5K),
+        DType::Block(Block::Q6K),
         DType::Q2K,
-        DType::Q3K,
-        DType::Iq4Nl,
-        DType::Iq4Xs,
-        DType::Mxfp4,
+        DType::Block(Block::Q3K),
+        DType::Block(Block::Iq4Nl),
+        DType::Block(Block::Iq4Xs),
+        DType::Block(Block::Mxfp4),
     ];
     for dtype in formats {
         let read = |ending| {

@@ -4,6 +4,7 @@ use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::gguf_vocab::GgufVocab;
 use crate::names::TensorId;
+use emberflow_kernels::Block;
 
 /// Storage format of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +29,9 @@ impl Encoding {
         match self {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
-            Self::Q4_0 => DType::Q4_0,
-            Self::Q8_0 => DType::Q8_0,
-            Self::Mxfp4 => DType::Mxfp4,
+            Self::Q4_0 => DType::Block(Block::Q4_0),
+            Self::Q8_0 => DType::Block(Block::Q8_0),
+            Self::Mxfp4 => DType::Block(Block::Mxfp4),
         }
     }
 
