@@ -239,6 +239,10 @@ impl MemoryPlan {
 
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
+        if needs.neurons == 0 {
+            // Matrices that lie by rows.
+            return 1.0;
+        }
         // The last cluster of a bank may be partial.
         let hot = self.whole_clusters(needs) as f64 / (needs.clusters as f64).max(1.0);
         let cold = self.slots as f64 / (needs.neurons as f64).max(1.0);

@@ -192,6 +192,13 @@ impl Ffn {
         self
     }
 
+    /// Counts neurons that are computed elsewhere, all of them for each of their rows.
+    pub fn count_all(&mut self, pairs: u64) {
+        self.counts.possible += pairs;
+        self.counts.looked_at += pairs;
+        self.counts.fired += pairs;
+    }
+
     /// Properties shared by all banks.
     pub fn shape(&self) -> &FfnShape {
         &self.shape

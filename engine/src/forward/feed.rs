@@ -119,6 +119,7 @@ impl Feed {
                 let out = &mut out[..from.len()];
                 tiles.run(at.on, &layer, &mut s.tiles, &mut s.rows, out);
                 add_down_biases(units, from.len() / rows, out);
+                ffn.count_all(tiles.pairs(units));
             }
         }
         if let Some(norm) = &self.norm {

@@ -18,7 +18,7 @@ use emberflow_predictor::{Sums, top_multiple};
 
 use crate::activation::{Gating, of_up};
 use crate::error::Error;
-use crate::ffn::{Bias, LayerInput, Rows};
+use crate::ffn::{BankWork, Bias, LayerInput, Rows};
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
@@ -63,6 +63,13 @@ impl TileFfn {
     /// Bytes of weights read per token.
     pub fn bytes_per_token(&self) -> u64 {
         self.visited
+    }
+
+    /// (Neuron, row) pairs of these units.
+    pub fn pairs(&self, units: &[BankWork<'_>]) -> u64 {
+        let pairs =
+            |unit: &BankWork<'_>| self.banks[unit.bank as usize].neurons() * unit.rows.len();
+        units.iter().map(pairs).sum::<usize>() as u64
     }
 
     /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases. `scratch`

@@ -8,8 +8,13 @@ use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy};
 /// Largest difference allowed to the reference, at every position.
 const TOLERANCE: f32 = 1e-3;
 
-/// What cannot run unpacked, and why.
-const LEFT_OUT: [(&str, &str); 0] = [];
+/// Models that need `pack`: their table of n-grams is stored in parts.
+const LEFT_OUT: [&str; 4] = [
+    "qwen4_exp",
+    "qwen4_exp_fp8",
+    "qwen4_exp_plain",
+    "qwen4_exp_streams",
+];
 
 fn cases() -> Vec<PathBuf> {
     let models = std::fs::read_dir(fixtures().join("models")).unwrap();
@@ -24,7 +29,6 @@ fn open(checkpoint: &Path, options: Options) -> Engine {
 }
 
 fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
-    eprintln!("{}", checkpoint.display());
     let golden = Golden::load(case, golden);
     let mut engine = open(checkpoint, roomy(golden.tokens.len()));
     let together = all_logits(&mut engine, &golden.tokens, 16);
@@ -43,7 +47,13 @@ fn every_family_runs_as_it_lies() {
     for case in cases() {
         for name in ["", "model.gguf", "stacked.safetensors"] {
             let checkpoint = case.join(name);
-            if LEFT_OUT.iter().any(|(name, _)| case.ends_with(name)) || !checkpoint.exists() {
+            if !checkpoint.exists() {
+                continue;
+            }
+            if LEFT_OUT.iter().any(|name| case.ends_with(name)) {
+                let error = Model::of_checkpoint(&checkpoint).err().unwrap();
+                let text = error.to_string();
+                assert!(text.contains("emberflow pack"), "{checkpoint:?}: {text}");
                 continue;
             }
             let found = difference(&checkpoint, &case, "golden.json");

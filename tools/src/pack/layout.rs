@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use emberflow_engine::bundle::NeuronFormat;
-use emberflow_engine::meta::{
-    ContainerMeta, Order, Quant, StatsSummary,
-};
+use emberflow_engine::meta::{ContainerMeta, Order, Quant, StatsSummary};
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::bundled;
 use emberflow_models::tokenizer::Tokenizer;

@@ -19,8 +19,14 @@ pub(crate) struct Cold {
 /// An arena with capacity for every neuron, at least one, and a limit of no slots.
 fn arena(layout: &Layout, content: &SlotContent, memory: ArenaOptions) -> Result<Arena, Error> {
     let slots = u32::try_from(layout.total()).map_err(|_| layout.too_many())?;
-    Arena::with_limit(0, slots.max(1), content.slot_len, layout.memory_align(), memory)
-        .map_err(|e| emberflow_storage::Error::from(e).into())
+    Arena::with_limit(
+        0,
+        slots.max(1),
+        content.slot_len,
+        layout.memory_align(),
+        memory,
+    )
+    .map_err(|e| emberflow_storage::Error::from(e).into())
 }
 
 /// Effect on the eviction order when the use of a neuron ends.

@@ -41,8 +41,8 @@ impl HotClusters {
     ) -> Result<Self, Error> {
         let units = u32::try_from(layout.total_clusters()).map_err(|_| layout.too_many())?;
         let len = unit_len(content);
-        let arena =
-            Arena::with_limit(0, units.max(1), len, 1, memory).map_err(emberflow_storage::Error::from)?;
+        let arena = Arena::with_limit(0, units.max(1), len, 1, memory)
+            .map_err(emberflow_storage::Error::from)?;
         // LRFU for experts, since the visited ones change. In a scan the first clusters must
         // remain.
         let eviction = if layout.has_experts() {
