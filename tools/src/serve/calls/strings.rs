@@ -107,7 +107,12 @@ impl<'a> PlainStrings<'a> {
         let mut parts = Vec::new();
         for (key, value) in map {
             let list = || value.as_array().map_or(&[][..], Vec::as_slice);
-            let each = || list().iter().map(|of| self.texts(of)).collect();
+            let each = || {
+                list()
+                    .iter()
+                    .map(|of| self.texts(of))
+                    .collect::<Result<Vec<_>, _>>()
+            };
             parts.push(match (&key[..], value) {
                 ("type", Value::String(kind)) if kind != "string" => Texts::Never,
                 ("type", Value::Array(kinds)) if !kinds.contains(&"string".into()) => Texts::Never,

@@ -315,7 +315,7 @@ impl Style for Bare<'_> {
     }
 
     fn rules(&self, writer: &Writer<'_>) {
-        let end = writer.until("btext", self.quote);
+        let end = writer.until("btext", TEXT, self.quote);
         writer.rule("anytext", &format!("{} {end}", writer.text(self.quote)));
         writer.rule("PKEY", "/[A-Za-z_][A-Za-z0-9_]*/");
         writer.rule(
