@@ -1,6 +1,6 @@
-"""A model that says what a script says: scripted.py FOLDER
+"""A model that says what a script says: scripted.py FOLDER [FORMAT]
 
-Writes a model in Hugging Face's format. A user message names a script ("script agents"); after each number of results
+Writes a model in Hugging Face's format whose calls have this format: hermes, coder (Qwen3-Coder), glm (GLM-4.5) or lfm2. A user message names a script ("script agents"); after each number of results
 of tools the model says the text of that step, if the last result is the one that the script expects. A token depends on
 the one before it only: the chat template ends a prompt with a token for the step.
 """
@@ -14,7 +14,91 @@ OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 
 
 def call(name, **arguments):
+    return name, arguments
+
+
+def hermes(name, arguments):
     return f'<tool_call>\n{json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)}\n</tool_call>'
+
+
+def plain(value):
+    """A value between tags."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def coder(name, arguments):
+    pairs = (f"<parameter={key}>\n{plain(value)}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{''.join(pairs)}</function>\n</tool_call>"
+
+
+def glm(name, arguments):
+    pairs = (
+        f"<arg_key>{key}</arg_key>\n<arg_value>{plain(value)}</arg_value>\n" for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+def lfm2(name, arguments):
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def lines(write):
+    """Calls that stand on lines of their own."""
+    return lambda calls: "\n".join(write(*call) for call in calls)
+
+
+# How calls are said, and the same in the chat template.
+FORMATS = {
+    "hermes": (
+        lines(hermes),
+        """\
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor -%}
+""",
+    ),
+    "coder": (
+        lines(coder),
+        """\
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() -%}
+<parameter={{ key }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor -%}
+</function>
+</tool_call>
+{%- endfor -%}
+""",
+    ),
+    "glm": (
+        lines(glm),
+        """\
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }}
+{% for key, value in call.function.arguments.items() -%}
+<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor -%}
+</tool_call>
+{%- endfor -%}
+""",
+    ),
+    "lfm2": (
+        lambda calls: f"<|tool_call_start|>[{', '.join(lfm2(*call) for call in calls)}]<|tool_call_end|>",
+        """\
+{%- if message.tool_calls %}<|tool_call_start|>[
+{%- for call in message.tool_calls %}{{ call.function.name }}(
+{%- for key, value in call.function.arguments.items() %}{{ key }}={{ value | tojson }}
+{%- if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor -%}
+]<|tool_call_end|>{% endif -%}
+""",
+    ),
+}
 
 
 PATCH = """*** Begin Patch
@@ -26,29 +110,30 @@ PATCH = """*** Begin Patch
 """
 OLD, NEW = "def f():\n    return '</parameter>'\n", 'def f():\n    return "größer \\\\ {\\"a\\": 1}"\n'
 
-# By script and number of results: the part of the last message that leads there, and what is said.
+# By script and number of results: the part of the last message that leads there, what is said, and the calls.
 SCRIPTS = {
     "agents": {
-        0: ("", OPEN + "I need the weather." + CLOSE + call("get_weather", city="Zürich", days=2)),
-        1: ("21 °C", call("convert", celsius=21.5) + "\n" + call("list_cities")),
+        0: ("", OPEN + "I need the weather." + CLOSE, call("get_weather", city="Zürich", days=2)),
+        1: ("21 °C", "", call("convert", celsius=21.5), call("list_cities")),
         3: ("Genève", "It is 21.5 °C (70.7 °F) in Zürich."),
     },
     "handoff": {
-        0: ("", call("transfer_to_poet")),
+        0: ("", "", call("transfer_to_poet")),
         1: ("Poet", "Roses are rot."),
     },
     "codex": {
-        0: ("", OPEN + "I list the files first." + CLOSE + call("shell", command=["ls", "-la", "src"])),
-        1: ("größe.rs", "I change the tag.\n" + call("apply_patch", input=PATCH)),
+        0: ("", OPEN + "I list the files first." + CLOSE, call("shell", command=["ls", "-la", "src"])),
+        1: ("größe.rs", "I change the tag.\n", call("apply_patch", input=PATCH)),
         2: ("Success", OPEN + "Done?" + CLOSE + "The tag is changed."),
     },
     "claude": {
         0: (
             "",
-            OPEN + "Two looks at once." + CLOSE + "I look at the file.\n"
-            + call("Read", file_path="/tmp/a b.py") + "\n" + call("Grep", pattern="f\\(\\)", path="/tmp"),
+            OPEN + "Two looks at once." + CLOSE + "I look at the file.\n",
+            call("Read", file_path="/tmp/a b.py"),
+            call("Grep", pattern="f\\(\\)", path="/tmp"),
         ),
-        2: ("a b.py:1", call("Edit", file_path="/tmp/a b.py", old_string=OLD, new_string=NEW)),
+        2: ("a b.py:1", "", call("Edit", file_path="/tmp/a b.py", old_string=OLD, new_string=NEW)),
         3: ("updated", "`f` returns the other text."),
     },
 }
@@ -67,12 +152,7 @@ TEMPLATE = """\
 
 {% endif -%}
 {{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor -%}
-<|im_end|>
+CALLS<|im_end|>
 {% for script in SCRIPTS if message.role == 'user' and 'script ' ~ script in message.content and not ns.script -%}
 {%- set ns.script = script -%}
 {%- endfor -%}
@@ -87,9 +167,10 @@ TEMPLATE = """\
 """
 
 
-def said(script):
-    """The text of each step."""
-    return {step: text for step, (_, text) in SCRIPTS[script].items()}
+def said(script, say=FORMATS["hermes"][0]):
+    """The text of each step; `say` writes calls."""
+    steps = SCRIPTS[script].items()
+    return {step: text + (say(calls) if calls else "") for step, (_, text, *calls) in steps}
 
 
 def bytes_to_unicode():
@@ -144,7 +225,8 @@ def tensors(following, size):
     }
 
 
-def write(folder):
+def write(folder, form="hermes"):
+    say, calls = FORMATS[form]
     folder.mkdir(parents=True, exist_ok=True)
     letters = bytes_to_unicode()
     vocabulary = {letters[byte]: byte for byte in range(256)}
@@ -159,7 +241,7 @@ def write(folder):
 
     end = add("<|im_end|>", True)
     add("<|im_start|>", True)
-    chains = {f"<|{script}.{step}|>": text for script in SCRIPTS for step, text in said(script).items()}
+    chains = {f"<|{script}.{step}|>": text for script in SCRIPTS for step, text in said(script, say).items()}
     taken, following = set(), {}
     for key, text in (chains | {"<|wrong|>": WRONG}).items():
         before = add(key, True)
@@ -198,12 +280,12 @@ def write(folder):
     model = {"type": "BPE", "vocab": vocabulary, "merges": [], "fuse_unk": False, "byte_fallback": False}
     tokenizer = {"version": "1.0", "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    wanted = {f"{script}.{step}": want for script, steps in SCRIPTS.items() for step, (want, _) in steps.items()}
-    template = TEMPLATE.replace("WANTED", json.dumps(wanted, ensure_ascii=False))
+    wanted = {f"{script}.{step}": want for script, steps in SCRIPTS.items() for step, (want, *_) in steps.items()}
+    template = TEMPLATE.replace("CALLS", calls).replace("WANTED", json.dumps(wanted, ensure_ascii=False))
     template = template.replace("SCRIPTS", json.dumps(list(SCRIPTS)))
     special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
 
 
 if __name__ == "__main__":
-    write(pathlib.Path(sys.argv[1]))
+    write(pathlib.Path(sys.argv[1]), *sys.argv[2:])

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use emberflow_engine::meta::Quant;
 use emberflow_engine::planner::{Plan, Planner};
-use emberflow_engine::{Lab, Model, Options};
+use emberflow_engine::{Error, Lab, Model, Options};
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
@@ -31,6 +31,66 @@ struct PlanReport {
     smallest_bytes: u64,
     full_bytes: u64,
     plans: Vec<Plan>,
+    /// Budgets without a plan.
+    too_small: Vec<TooSmall>,
+}
+
+/// A budget that is too small for the model.
+#[derive(Serialize)]
+struct TooSmall {
+    budget_bytes: u64,
+    /// The smallest that works.
+    smallest_bytes: u64,
+}
+
+/// The plans of several budgets.
+#[derive(Default)]
+struct Planned {
+    plans: Vec<Plan>,
+    too_small: Vec<TooSmall>,
+    /// A line for each budget.
+    table: String,
+}
+
+impl Planned {
+    /// Plans each budget. One that is too small does not hide the others.
+    ///
+    /// # Errors
+    /// All are too small, or another error.
+    fn of(planner: &Planner, budgets: &[u64]) -> Result<Self, Error> {
+        let mut planned = Self {
+            table: HEAD.to_owned(),
+            ..Self::default()
+        };
+        let mut refused = None;
+        for &budget_bytes in budgets {
+            match planner.plan(budget_bytes) {
+                Ok(plan) => {
+                    planned.table += &row(&plan);
+                    planned.plans.push(plan);
+                }
+                Err(why) => {
+                    let Error::BudgetTooSmall { smallest, .. } = why else {
+                        return Err(why);
+                    };
+                    planned.table += &format!(
+                        "{:>10} is too small; the smallest that works is {}\n",
+                        size::show(budget_bytes),
+                        size::show(smallest)
+                    );
+                    planned.too_small.push(TooSmall {
+                        budget_bytes,
+                        smallest_bytes: smallest,
+                    });
+                    refused.get_or_insert(why);
+                }
+            }
+        }
+        match refused {
+            Some(why) if planned.plans.is_empty() => Err(why),
+            _ => Ok(planned),
+        }
+    }
 }
 
 /// Runs the command.
@@ -56,10 +116,16 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     } else {
         args.memory.iter().map(|&b| planner.budget(b)).collect()
     };
-    let plans = budgets.iter().map(|&budget| planner.plan(budget));
-    let plans = plans.collect::<Result<Vec<_>, _>>()?;
+    let Planned {
+        plans,
+        too_small,
+        table,
+    } = Planned::of(&planner, &budgets)?;
     let mem = Mem::system();
-    for (&wanted, plan) in args.memory.iter().zip(&plans) {
+    let small = |budget: &u64| too_small.iter().any(|small| small.budget_bytes == *budget);
+    let wanted = args.memory.iter().zip(&budgets);
+    let wanted = wanted.filter(|(_, budget)| !small(budget));
+    for ((&wanted, _), plan) in wanted.zip(&plans) {
         let crowded = || budget::exceeds_free(wanted, plan.memory.held(), &mem);
         if let Some(why) = budget::exceeds_limit(wanted, &mem).or_else(crowded) {
             tell(format_args!("emberflow: {why}; run needs --force for it"));
@@ -76,6 +142,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
             smallest_bytes: smallest,
             full_bytes: full,
             plans,
+            too_small,
         });
     }
     let mut out = std::io::stdout().lock();
@@ -89,7 +156,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         size::show(smallest),
         size::show(full)
     )?;
-    write!(out, "{}", table(&plans))?;
+    write!(out, "{table}")?;
     if let [plan] = plans.as_slice() {
         write!(out, "\n{}", details(plan))?;
     }
@@ -137,26 +204,24 @@ fn disk_of(arg: &ModelArg, io: IoChoice) -> Option<&Path> {
     arg.file().filter(|_| is_read)
 }
 
-fn table(plans: &[Plan]) -> String {
-    let mut out = String::from(
-        "    budget  FFN held  gates     hot      cold      hits   tok/s  prompt  limit\n",
-    );
-    for p in plans {
-        let held = |what: &str| size::show(p.memory.ledger.held(what));
-        out += &format!(
-            "{:>10} {:>8.0}%  {:<5} {:>9} {:>9} {:>7.1}% {:>7.2} {:>7.1}  {}\n",
-            size::show(p.memory.budget()),
-            100.0 * p.ffn_resident_share,
-            gates(p),
-            held("hot"),
-            held("cold"),
-            100.0 * p.expert_hit_rate.unwrap_or(p.decode.cold_hit_rate),
-            p.decode.tokens_per_s,
-            p.prefill.tokens_per_s,
-            p.decode.limit
-        );
-    }
-    out
+/// Titles of the columns.
+const HEAD: &str =
+    "    budget  FFN held  gates     hot      cold      hits   tok/s  prompt  limit\n";
+
+fn row(p: &Plan) -> String {
+    let held = |what: &str| size::show(p.memory.ledger.held(what));
+    format!(
+        "{:>10} {:>8.0}%  {:<5} {:>9} {:>9} {:>7.1}% {:>7.2} {:>7.1}  {}\n",
+        size::show(p.memory.budget()),
+        100.0 * p.ffn_resident_share,
+        gates(p),
+        held("hot"),
+        held("cold"),
+        100.0 * p.expert_hit_rate.unwrap_or(p.decode.cold_hit_rate),
+        p.decode.tokens_per_s,
+        p.prefill.tokens_per_s,
+        p.decode.limit
+    )
 }
 
 /// Location of Gate rows: resident, streamed, or the resident share.

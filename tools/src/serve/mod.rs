@@ -21,6 +21,7 @@ pub mod fields;
 mod generate;
 mod http;
 mod infill;
+mod input_items;
 mod lines;
 mod log_probs;
 mod messages;
@@ -72,7 +73,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
 use self::app::App;
-use self::calls::CallFormat;
+use self::calls::{CallFormat, shows_tools};
 use self::connections::Routers;
 use self::shared::Shared;
 use self::stored::ResponseStore;
@@ -212,6 +213,12 @@ fn app(
         }
     };
     let template = text.chat_template()?.map(Renderer::new);
+    if template.as_ref().is_some_and(|of| !shows_tools(of)) {
+        tracing::warn!(
+            "the model's chat template has no tools: requests with `tools` get an answer, but the model does not see them \
+             (docs/serve.md)"
+        );
+    }
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
     let body_limit = BODY + BODY_PER_POSITION * context;
@@ -275,6 +282,7 @@ async fn listen(
 fn routes() -> axum::Router<Arc<App>> {
     let others = [
         embeddings::routes(),
+        input_items::routes(),
         messages_api::routes(),
         native_api::routes(),
         responses_api::routes(),

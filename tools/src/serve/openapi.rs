@@ -48,6 +48,7 @@ mod tests {
             include_str!("messages_api.rs"),
             include_str!("native_api.rs"),
             include_str!("responses_api.rs"),
+            include_str!("input_items.rs"),
         ] {
             wanted.extend(routes(more));
         }

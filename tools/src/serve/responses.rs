@@ -340,6 +340,7 @@ impl ResponseReply {
             return;
         };
         let output = self.output().into_iter().map(|item| item.to_string());
+        let inputs = items.len();
         let items: Vec<String> = (Some(items).into_iter().filter(|items| !items.is_empty()))
             .chain(output)
             .collect();
@@ -347,6 +348,7 @@ impl ResponseReply {
             id: self.pending.head.id.clone(),
             object: object.into(),
             items: items.join(",").into(),
+            inputs,
         });
     }
 }

@@ -23,7 +23,7 @@ use super::peer::{COMMENT, json_with_probes, stream_with_probes};
 use super::response_items::InItem;
 use super::response_tools::ResponseTools;
 use super::responses::{Keep, ResponseContext, respond};
-use super::stored::ResponseStore;
+use super::stored::{ResponseStore, StoredResponse};
 use super::submit::submit;
 
 /// Routes.
@@ -86,12 +86,17 @@ async fn retrieve(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let _permit = app.permit()?;
-    let stored = app
-        .responses
-        .get(&id)
-        .ok_or_else(|| unknown(&app.responses, &id))?;
+    let stored = stored(&app.responses, &id)?;
     let kind = [(header::CONTENT_TYPE, "application/json")];
     Ok((kind, stored.object.to_string()).into_response())
+}
+
+/// The stored response with this id.
+///
+/// # Errors
+/// There is none.
+pub fn stored(store: &ResponseStore, id: &str) -> Result<StoredResponse, ApiError> {
+    store.get(id).ok_or_else(|| unknown(store, id))
 }
 
 async fn remove(
@@ -211,9 +216,8 @@ impl ResponsesRequest {
             return Ok((own, written));
         };
         let field = "previous_response_id";
-        let before = store.get(id);
-        let before = before
-            .ok_or_else(|| unknown(store, id).with_param(field))?
+        let before = stored(store, id)
+            .map_err(|why| why.with_param(field))?
             .items;
         if before.len() + written.len() > limit {
             let message = format!(

@@ -17,6 +17,8 @@ pub struct Listener<'a> {
     pub template: &'a ChatTemplate,
     /// Texts of the tokenizer's special tokens. Those that mark neither reasoning nor calls do not appear in a text.
     pub specials: &'a [&'a str],
+    /// Texts of the tokens that end a text.
+    pub ends: &'a [String],
     /// The request's tools.
     pub tools: &'a [Value],
     /// The prompt before the text, which may end inside the reasoning.
@@ -53,7 +55,7 @@ impl Listener<'_> {
         let refused = |e: ApiError| e.body()["error"]["message"].to_string();
         let source = self.template.source(!self.tools.is_empty());
         let render = |asked: &Conversation| self.template.render(asked).ok();
-        let format = CallFormat::of(source, &[], &render);
+        let format = CallFormat::of(source, self.ends, &render);
         let asked: ToolOptions =
             serde_json::from_value(json!({"tools": self.tools})).map_err(|e| e.to_string())?;
         let calls = asked.reader(&format).map_err(refused)?;

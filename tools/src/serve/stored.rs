@@ -1,4 +1,4 @@
-//! Finished responses, kept in memory for `previous_response_id` and `GET /v1/responses/{id}`.
+//! Finished responses, kept in memory for `previous_response_id`, `GET /v1/responses/{id}` and its `/input_items`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,16 @@ pub struct StoredResponse {
     pub object: Arc<str>,
     /// Input and output items of the whole conversation as JSON, separated by commas.
     pub items: Arc<str>,
+    /// Length of the input items in `items`.
+    pub inputs: usize,
 }
 
 impl StoredResponse {
+    /// The items before the response as JSON, separated by commas.
+    pub fn input(&self) -> &str {
+        self.items.get(..self.inputs).unwrap_or_default()
+    }
+
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.id.len() + self.object.len() + self.items.len()
     }
@@ -97,6 +104,7 @@ mod tests {
             id: id.to_owned(),
             object: "o".repeat(bytes).into(),
             items: "".into(),
+            inputs: 0,
         }
     }
 

@@ -193,10 +193,11 @@ impl Outcome {
 /// Reads the text in pieces of every length and compares the parts with what was put in.
 fn read_back(author: &Author, case: &Case, written: &Written) -> Result<(), String> {
     let tools = tools();
-    let signs = written.signs();
+    let (signs, ends) = (written.signs(), author.ends());
     let listener = Listener {
         template: &author.template,
         specials: &signs,
+        ends: &ends,
         tools: &tools,
         prompt: &written.prompt,
     };

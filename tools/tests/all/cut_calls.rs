@@ -8,16 +8,21 @@ use crate::common::{emberflow, exported, succeed};
 const CHAT: &str = "/v1/chat/completions";
 const ARGUMENTS: &str = "{\"input\": \"*** Begin Patch\\n+rm -rf /tmp/x";
 
-/// A server of the bundled model with a template that writes calls.
-fn server(dir: &std::path::Path) -> Server {
+/// A template that writes calls as Hermes does.
+const HERMES: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>\n\
+     {\"name\": {{ c.function.name | tojson }}, \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>\n\
+     {% endfor %}[end]\n{% endfor %}[assistant]";
+/// The same as Llama 3 does.
+const LLAMA: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}\
+     {\"name\": {{ c.function.name | tojson }}, \"parameters\": {{ c.function.arguments | tojson }}}\
+     {% endfor %}[end]\n{% endfor %}[assistant]";
+
+/// A server of the bundled model with this template.
+fn server(dir: &std::path::Path, template: &str) -> Server {
     let folder = exported(dir);
     let config = format!("{folder}/tokenizer_config.json");
     let mut settings: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
-    settings["chat_template"] = json!(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>\n\
-         {\"name\": {{ c.function.name | tojson }}, \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>\n\
-         {% endfor %}[end]\n{% endfor %}[assistant]"
-    );
+    settings["chat_template"] = json!(template);
     std::fs::write(&config, settings.to_string()).unwrap();
     let packed = dir.join("calls.ember").display().to_string();
     succeed(emberflow().args(["pack", &folder, "-o", &packed]));
@@ -52,7 +57,7 @@ fn whole() -> String {
 #[test]
 fn a_call_that_never_ended_cannot_be_run() {
     let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path());
+    let server = server(dir.path(), HERMES);
     for cut in [false, true] {
         chats(&server, cut);
         messages(&server, cut);
@@ -165,24 +170,97 @@ fn responses(server: &Server, cut: bool) {
     }
 }
 
-/// Ollama's API has no grammars: a stop string ends the text within the call.
+/// A chat cut by `max_tokens` anywhere in a call gives the same, whole and streamed: the call as far as it was written, or
+/// none, and never the reason of a call.
+#[test]
+fn a_call_cut_by_the_length_limit_is_the_same_whole_and_streamed() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server(dir.path(), HERMES);
+    let function = json!({"type": "function", "function": {"name": "put", "parameters": schema()}});
+    let mut body = json!({"messages": [{"role": "user", "content": "Q"}], "tools": [function],
+        "guided_grammar": said(false)});
+    let tokens = json!({"content": said(false)["start: ".len()..].parse::<Value>().unwrap()});
+    let tokens = server.post("/tokenize", &tokens).json()["tokens"]
+        .as_array()
+        .unwrap()
+        .len();
+    let mut partial = 0;
+    for most in 1..=tokens + 8 {
+        body["max_tokens"] = most.into();
+        body["stream"] = false.into();
+        let whole = server.post(CHAT, &body).json()["choices"][0].take();
+        body["stream"] = true.into();
+        let all = events(&server.post(CHAT, &body).body);
+        let joined = |pointer: &str| -> String {
+            let pieces = all
+                .iter()
+                .filter_map(|event| event.pointer(pointer)?.as_str());
+            pieces.collect()
+        };
+        let reason = joined("/choices/0/finish_reason");
+        assert_eq!(whole["finish_reason"], reason, "{most}");
+        let content = whole["message"]["content"].as_str().unwrap_or_default();
+        assert_eq!(joined("/choices/0/delta/content"), content, "{most}");
+        let function = &whole["message"]["tool_calls"][0]["function"];
+        let [name, arguments] =
+            ["name", "arguments"].map(|key| function[key].as_str().unwrap_or_default());
+        let call = "/choices/0/delta/tool_calls/0/function";
+        assert_eq!(joined(&format!("{call}/name")), name, "{most}");
+        assert_eq!(joined(&format!("{call}/arguments")), arguments, "{most}");
+        assert!(self::whole().starts_with(arguments), "{most}: {arguments}");
+        let complete = arguments.parse::<Value>().is_ok();
+        assert!(
+            reason == "length" || complete,
+            "{most}: {reason} {arguments}"
+        );
+        partial += usize::from(!arguments.is_empty() && !complete);
+    }
+    assert!(partial > 10, "{partial}");
+    assert_eq!(body["stream"], true);
+    body["stream"] = false.into();
+    let last = server.post(CHAT, &body).json();
+    assert_eq!(last["choices"][0]["finish_reason"], "tool_calls", "{last}");
+}
+
+/// Ollama's API has no grammars: a schema whose only text is a call, and a stop string that ends it within the call.
 #[test]
 fn ollama_leaves_out_a_call_that_never_ended() {
     let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path());
-    let parameters = json!({"type": "object", "properties": {"kind": {"enum": ["struct", "trait"]}},
-        "required": ["kind"], "additionalProperties": false});
-    let tool = json!({"type": "function", "function":
-        {"name": "put", "strict": true, "parameters": parameters}});
-    let body = json!({"messages": [{"role": "user", "content": "Q"}], "tools": [tool],
-        "options": {"num_predict": 200, "stop": ["\"kind\""]}});
-    for stream in [false, true] {
-        let mut body = body.clone();
-        body["stream"] = stream.into();
-        let reply = server.post("/api/chat", &body).body;
-        let last: Value = serde_json::from_str(reply.lines().last().unwrap()).unwrap();
-        assert!(last["message"].get("tool_calls").is_none(), "{reply}");
-        assert_eq!(last["done"], true);
+    let server = server(dir.path(), LLAMA);
+    let only = |kind: &str| json!({"const": kind});
+    let object = |properties: Value| {
+        let names: Vec<&String> = properties.as_object().unwrap().keys().collect();
+        json!({"type": "object", "properties": properties, "required": names, "additionalProperties": false})
+    };
+    let arguments = object(json!({"kind": only("struct")}));
+    let call = object(json!({"name": only("put"), "parameters": arguments}));
+    let tool = json!({"type": "function", "function": {"name": "put", "parameters": arguments}});
+    for (stop, wanted) in [
+        (
+            "nothing",
+            json!([{"function": {"name": "put", "arguments": {"kind": "struct"}}}]),
+        ),
+        ("uct", Value::Null),
+        ("\"kind\"", Value::Null),
+    ] {
+        for stream in [false, true] {
+            let body = json!({"messages": [{"role": "user", "content": "Q"}], "tools": [tool], "format": call,
+                "stream": stream, "options": {"num_predict": 200, "stop": [stop]}});
+            let reply = server.post("/api/chat", &body).body;
+            let lines: Vec<Value> = reply.lines().map(|line| line.parse().unwrap()).collect();
+            let last = lines.last().unwrap();
+            assert_eq!(last["message"]["tool_calls"], wanted, "{reply}");
+            let reason = if wanted.is_null() { "length" } else { "stop" };
+            assert_eq!(
+                [&last["done"], &last["done_reason"]],
+                [&json!(true), &json!(reason)]
+            );
+            // The call is no text either.
+            assert!(
+                lines.iter().all(|line| line["message"]["content"] == ""),
+                "{reply}"
+            );
+        }
     }
     let shown = server.post("/api/show", &json!({"model": "x"})).json();
     assert!(

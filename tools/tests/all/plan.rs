@@ -72,6 +72,48 @@ fn the_smallest_budget_of_a_plan_is_one_that_runs() {
     }
 }
 
+/// A budget that is too small does not hide the plans of others.
+#[test]
+fn budgets_that_are_too_small_are_named_beside_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    save_rates(dir.path());
+    let planned = |more: &[&str]| {
+        let mut command = emberflow();
+        command.env("XDG_CACHE_HOME", dir.path());
+        command.args(["plan"]).args(more).output().unwrap()
+    };
+    let report = report(
+        Some(dir.path()),
+        &["plan", "--json", "--memory", "1MiB,200MiB,2MiB,1GiB"],
+    );
+    let bytes = |name: &str, list: &str| -> Vec<u64> {
+        let all = report[list].as_array().unwrap().iter();
+        all.map(|of| of.pointer(name).unwrap().as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(bytes("/memory/budget_bytes", "plans"), [200 << 20, 1 << 30]);
+    assert_eq!(bytes("/budget_bytes", "too_small"), [1 << 20, 2 << 20]);
+    let least = smallest(&report);
+    // What is resident of the program when it starts differs between starts.
+    for named in bytes("/smallest_bytes", "too_small") {
+        assert!(named.abs_diff(least) <= 4 << 20, "{named}: {least}");
+    }
+    let table = planned(&["--memory", "1MiB,200MiB"]);
+    assert!(table.status.success(), "{table:?}");
+    let text = String::from_utf8(table.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("MiB")).collect();
+    assert!(
+        lines[1].contains("is too small; the smallest that works is"),
+        "{text}"
+    );
+    assert!(lines[2].trim_start().starts_with("200"), "{text}");
+    let refused = planned(&["--memory", "1MiB,2MiB", "--json"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(refused.stdout.is_empty());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("the smallest that works is"), "{message}");
+}
+
 /// Regression: without a cache folder, the planning process itself measured the machine, and that
 /// memory was attributed to the model.
 #[test]

@@ -171,6 +171,69 @@ fn responses_are_kept_until_they_are_deleted() {
     }
 }
 
+/// The conversation before a response, as pages of items.
+#[test]
+fn a_response_lists_its_input_items() {
+    let server = Server::start(&[]);
+    let first = server.post(PATH, &ask(&json!("What is a vector?"))).json();
+    let input = json!([{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And a trait?"}]}]);
+    let more = with(ask(&input), &json!({"previous_response_id": first["id"]}));
+    let second = server.post(PATH, &more).json();
+    let path = |of: &Value| format!("{PATH}/{}/input_items", of["id"].as_str().unwrap());
+    let one = server.get(&path(&first)).json();
+    assert_eq!(
+        (
+            &one["object"],
+            &one["has_more"],
+            one["data"].as_array().unwrap().len()
+        ),
+        (&json!("list"), &json!(false), 1)
+    );
+    let item = &one["data"][0];
+    assert_eq!([&item["type"], &item["role"]], ["message", "user"]);
+    let question = json!([{"type": "input_text", "text": "What is a vector?"}]);
+    assert_eq!(item["content"], question);
+    assert_eq!([&one["first_id"], &one["last_id"]], [&item["id"]; 2]);
+    // The newest first, with the answer between the questions.
+    let all = server.get(&path(&second)).json()["data"].take();
+    let roles = |items: &Value| -> Vec<String> {
+        let items = items.as_array().unwrap().iter();
+        items
+            .map(|item| item["role"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(roles(&all), ["user", "assistant", "user"]);
+    assert_eq!(all[2]["content"], question);
+    assert_eq!(all[1]["content"][0]["text"], text(&first));
+    assert_eq!(all[0]["content"], input[0]["content"]);
+    let page = server
+        .get(&format!("{}?order=asc&limit=2", path(&second)))
+        .json();
+    assert_eq!(
+        (roles(&page["data"]).len(), &page["has_more"]),
+        (2, &json!(true))
+    );
+    assert_eq!(page["data"][0], all[2]);
+    let last = page["last_id"].as_str().unwrap();
+    let rest = server
+        .get(&format!("{}?order=asc&after={last}", path(&second)))
+        .json();
+    assert_eq!(
+        (&rest["data"], &rest["has_more"]),
+        (&json!([all[0]]), &json!(false))
+    );
+    for (query, param) in [
+        ("limit=0", "limit"),
+        ("order=up", "order"),
+        ("after=x", "after"),
+    ] {
+        let reply = server.get(&format!("{}?{query}", path(&second)));
+        error(&reply, 400, param, param);
+    }
+    let unknown = server.get(&format!("{PATH}/resp_0/input_items"));
+    assert_eq!(unknown.status, 404, "{}", unknown.body);
+}
+
 /// A custom tool is a function with one text, and tools that clients send unasked are left out.
 #[test]
 fn custom_tools_are_called_with_a_text() {

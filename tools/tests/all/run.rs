@@ -499,7 +499,7 @@ fn an_answer_goes_on_to_its_end_or_says_why_not() {
     assert!(told.contains("cut after 4 tokens by -n"), "{told}");
     // statistics only on request
     assert!(
-        !told.contains("(4 tokens, ") && !told.contains("kernels"),
+        !told.contains("tokens/s") && !told.contains("(4 tokens, ") && !told.contains("kernels"),
         "{told}"
     );
     let (_, told) = chat(&["-n", "4", "-v"], "What is a vector?\n");

@@ -1,6 +1,8 @@
 //! `emberflow serve` with valid but unusual checkpoints and clients that many servers refuse.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 
 use crate::common::server::Server;
 use crate::common::{emberflow, exported, succeed};
@@ -53,6 +55,40 @@ fn templates_that_join_strings_take_messages_without_content() {
         "{}",
         reply.body
     );
+}
+
+/// What a server says on standard error up to its address.
+fn told_at_start(model: &str) -> String {
+    let mut child = emberflow()
+        .args(["serve", "--port", "0", model])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut address = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut address).unwrap();
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(address.starts_with("http://"), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_template_without_tools_is_told_once_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let messages = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let tools = "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}";
+    for (template, count) in [(messages.to_owned(), 1), (format!("{tools}{messages}"), 0)] {
+        let folder = dir.path().join(count.to_string());
+        std::fs::create_dir(&folder).unwrap();
+        let packed = edited(&folder, "tokenizer_config.json", |config| {
+            config["chat_template"] = json!(template);
+        });
+        let told = told_at_start(&packed);
+        let warnings = told.matches("the model's chat template has no tools");
+        assert_eq!(warnings.count(), count, "{told}");
+    }
 }
 
 /// A checkpoint's rules ban what a schema requires: the schema takes precedence, and the text stays

@@ -121,6 +121,12 @@ impl CallFormat {
     }
 }
 
+/// Whether a chat template shows tools to the model. One that cannot be rendered with them is not asked again.
+pub fn shows_tools(template: &Renderer) -> bool {
+    let rendered = template.render(&question());
+    rendered.is_ok_and(|text| text.contains(NAMES[0]))
+}
+
 /// The special token with this text, if there is one.
 pub fn special(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
     let token = tokenizer.token_to_id(text);
@@ -142,14 +148,9 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
     let Some(answer) = render(&conversation(json!({"content": ANSWER}))) else {
         return Rendered::Nothing;
     };
-    let asked = Conversation {
-        add_generation_prompt: true,
-        messages: vec![Message::new("user", QUESTION)],
-        ..conversation(json!({}))
-    };
     let around = Surroundings {
         answer,
-        begin: render(&asked).unwrap_or_default(),
+        begin: render(&question()).unwrap_or_default(),
     };
     let mut written = None;
     // Some templates allow one call only, and some write arguments that are text.
@@ -159,10 +160,7 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
         let Some(whole) = render(&conversation(json!({"content": "", "tool_calls": calls}))) else {
             continue;
         };
-        let sample = around.without(&whole);
-        let end = ends.iter().filter(|end| !end.is_empty());
-        let end = end.filter_map(|end| sample.rfind(&end[..])).min();
-        let sample = &sample[..end.unwrap_or(sample.len())];
+        let sample = without_end(around.without(&whole), ends);
         if sample.contains(NAMES[0]) {
             written.get_or_insert_with(|| sample.to_owned());
         }
@@ -173,6 +171,24 @@ fn rendered(ends: &[String], render: &Render<'_>) -> Rendered {
         }
     }
     written.map_or(Rendered::Nothing, Rendered::Unknown)
+}
+
+/// A sample up to the first end token after its last call.
+fn without_end<'a>(sample: &'a str, ends: &[String]) -> &'a str {
+    let calls = NUMBERS.iter().filter_map(|last| sample.rfind(last));
+    let calls = calls.max().unwrap_or(0);
+    let ends = ends.iter().filter(|end| !end.is_empty());
+    let found = ends.filter_map(|end| sample[calls..].find(&end[..]));
+    &sample[..found.min().map_or(sample.len(), |at| calls + at)]
+}
+
+/// A question.
+fn question() -> Conversation {
+    Conversation {
+        add_generation_prompt: true,
+        messages: vec![Message::new("user", QUESTION)],
+        ..conversation(json!({}))
+    }
 }
 
 /// A question and an answer with these members.

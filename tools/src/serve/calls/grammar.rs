@@ -1,10 +1,9 @@
 //! Grammars of forced calls, and of texts with optional calls whose arguments are valid.
 
 use emberflow_models::tokenizer::Tokenizer;
-use serde_json::Value;
 
 use super::super::error::ApiError;
-use super::super::rules::{MAX_SOURCE, Rules, bounded};
+use super::super::rules::{MAX_SOURCE, ParameterSchema, Rules, bounded};
 use super::format::CallFormat;
 use super::frame::{CallFrame, Lead, Piece};
 use super::values::ToolParameters;
@@ -12,13 +11,6 @@ use super::writer::{Sign, TEXT, Writer, quoted};
 
 /// Maximum calls in a text if they are forced.
 const MAX_CALLS: usize = 8;
-
-/// A tool, as needed for grammars.
-pub struct Callable<'a> {
-    pub name: &'a str,
-    /// JSON schema of its arguments.
-    pub parameters: Value,
-}
 
 /// Which calls a text may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,11 +26,11 @@ pub enum Calls {
 /// The grammar of texts with calls of these tools in a format.
 ///
 /// # Errors
-/// Too large schemas.
+/// Schemas that are too large or cannot be expressed.
 pub fn grammar(
     form: &CallFormat,
     tokenizer: &Tokenizer,
-    tools: Vec<Callable<'_>>,
+    tools: Vec<ParameterSchema<'_>>,
     calls: Calls,
 ) -> Result<Rules, ApiError> {
     let refuse = |why: String| ApiError::param("tools", why);
@@ -48,14 +40,7 @@ pub fn grammar(
             "the model's chat template has no format of calls",
         ));
     };
-    let schemas = tools.iter().map(|tool| tool.parameters.clone()).collect();
-    let schemas = bounded(schemas).map_err(refuse)?;
-    let tools: Vec<Callable<'_>> = (tools.iter().zip(schemas))
-        .map(|(tool, parameters)| Callable {
-            name: tool.name,
-            parameters,
-        })
-        .collect();
+    let tools = bounded(tools).map_err(refuse)?;
     let signs = form.signs.iter().filter_map(|&token| {
         let text = String::from_utf8(tokenizer.token_bytes(token)?).ok()?;
         Some(Sign { text, token })
@@ -70,7 +55,7 @@ pub fn grammar(
 fn write(
     frame: &CallFrame,
     signs: &[Sign],
-    tools: &[Callable<'_>],
+    tools: &[ParameterSchema<'_>],
     calls: Calls,
 ) -> Result<String, String> {
     let writer = Writer::new(signs, 2 * MAX_SOURCE);
@@ -80,9 +65,12 @@ fn write(
         let name = format!("f{at}");
         let parameters = ToolParameters {
             name: &format!("a{at}"),
-            schema: &tool.parameters,
+            schema: &tool.schema,
+            strict: tool.strict,
         };
         let arguments = parameters.write(&frame.arguments, &writer);
+        let arguments =
+            arguments.map_err(|why| format!("the parameters of `{}`: {why}", tool.name))?;
         let expression = format!("{} {middle} a{at} {tail}", quoted(tool.name));
         writer.rule(&format!("a{at}"), &arguments);
         writer.rule(&name, &expression);
@@ -133,7 +121,7 @@ fn start(frame: &CallFrame, writer: &Writer<'_>, calls: Calls) -> String {
             };
             // Calls that nothing surrounds are apart in the text.
             let more = if in_open { more } else { String::new() };
-            let before = writer.until("before", first);
+            let before = writer.until("before", TEXT, first);
             format!("({before} {first_call} {more} {close})* {TEXT}")
         }
     }

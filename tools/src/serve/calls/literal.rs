@@ -71,6 +71,8 @@ pub struct Literal {
     positional: bool,
     /// Whether the string has no escapes.
     raw: bool,
+    /// Names of the arguments so far.
+    names: Vec<String>,
 }
 
 impl Literal {
@@ -95,6 +97,7 @@ impl Literal {
             arguments: 0,
             positional: false,
             raw: false,
+            names: Vec::new(),
         }
     }
 
@@ -236,9 +239,9 @@ impl Literal {
                 Some(end) => (text[..end].trim_end(), end),
             },
         };
-        self.put_key(parameters, key, out);
+        let new = self.put_key(parameters, key, out);
         self.next = Next::Separator;
-        (used, None)
+        (used, (!new).then_some(Progress::Wrong))
     }
 
     /// The key of an argument of a call; of one without a key, the parameter in its place.
@@ -260,20 +263,27 @@ impl Literal {
         self.positional = !keyed;
         self.arguments += 1;
         if keyed {
-            self.put_key(parameters, key, out);
+            let new = self.put_key(parameters, key, out);
             self.next = Next::Separator;
-            return (key.len(), None);
+            return (key.len(), (!new).then_some(Progress::Wrong));
         }
         let Some((key, _)) = parameters.get(self.arguments - 1) else {
             return (0, Some(Progress::Wrong));
         };
-        self.put_key(parameters, key, out);
+        let new = self.put_key(parameters, key, out);
         out.push_str(": ");
         self.next = Next::Value;
-        (0, None)
+        (0, (!new).then_some(Progress::Wrong))
     }
 
-    fn put_key(&mut self, parameters: &ParameterKinds, key: &str, out: &mut String) {
+    /// Writes a key. `false`: the call has this argument already.
+    fn put_key(&mut self, parameters: &ParameterKinds, key: &str, out: &mut String) -> bool {
+        if self.levels.len() == 1 && self.lenient {
+            if self.names.iter().any(|name| name == key) {
+                return false;
+            }
+            self.names.push(key.to_owned());
+        }
         if self.filled {
             out.push_str(", ");
         }
@@ -283,6 +293,7 @@ impl Literal {
             let known = parameters.iter().find(|(name, _)| name == key);
             self.kinds = known.map_or(Kinds::ANY, |(_, kinds)| *kinds);
         }
+        true
     }
 
     /// A string's quote, or a word.
@@ -347,7 +358,15 @@ impl Literal {
         if self.lenient && kinds.only_text() && !word.is_empty() {
             return Some(Value::from(word).to_string());
         }
-        if let Some(number) = kinds.number(word) {
+        // In Python's brackets a word is no string; one that begins with zeros is no number either.
+        let python = self.quotes.len() == PYTHON.len() && !self.levels.is_empty();
+        let digits = word.trim_start_matches(['+', '-']);
+        let zeros = digits.len() > 1 && digits.starts_with('0') && !digits.starts_with("0.");
+        let number = match python && !zeros && !kinds.only_text() {
+            true => Kinds::NUMBER,
+            false => kinds,
+        };
+        if let Some(number) = number.number(word) {
             return Some(number);
         }
         let json = match word {

@@ -15,13 +15,14 @@ mod json;
 mod literal;
 mod options;
 mod reader;
+mod strings;
 mod table;
 mod tagged;
 mod types;
 mod values;
 mod writer;
 
-pub use format::{CallFormat, HARMONY, special};
+pub use format::{CallFormat, HARMONY, shows_tools, special};
 pub use frame::begun;
 pub use options::{Plan, ToolOptions};
 pub use reader::{CallReader, Part};

@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::error::ApiError;
-use super::super::rules::{Rules, bounded};
+use super::super::rules::{ParameterSchema, Rules, bounded};
 use super::format::CallFormat;
-use super::grammar::{Callable, Calls, grammar};
+use super::grammar::{Calls, grammar};
 use super::header::Callee;
 use super::reader::CallReader;
 use super::types::KindFinder;
@@ -107,7 +107,7 @@ impl ToolOptions {
             _ if !tools.iter().any(|tool| tool.strict) => None,
             // Text outside of calls uses special tokens, which the grammar cannot express.
             _ if format.harmony || format.frames.is_empty() => {
-                let schemas = tools.iter().map(|tool| tool.callable(false).parameters);
+                let schemas = tools.iter().map(|tool| tool.schema(false));
                 bounded(schemas.collect()).map_err(|e| ApiError::param("tools", e))?;
                 None
             }
@@ -118,7 +118,7 @@ impl ToolOptions {
         } else {
             tools.iter().collect()
         };
-        let callable = callable.iter().map(|tool| tool.callable(is_forced));
+        let callable = callable.iter().map(|tool| tool.schema(is_forced));
         let format = match is_forced {
             true => format.forced(tokenizer),
             false => format.clone(),
@@ -263,14 +263,16 @@ impl Tool {
         }
     }
 
-    fn callable(&self, forced: bool) -> Callable<'_> {
-        Callable {
+    /// The schema of arguments in grammars.
+    fn schema(&self, forced: bool) -> ParameterSchema<'_> {
+        ParameterSchema {
             name: &self.name,
-            parameters: if forced || self.strict {
+            schema: if forced || self.strict {
                 self.parameters.clone()
             } else {
                 json!({"type": "object"})
             },
+            strict: self.strict,
         }
     }
 }

@@ -169,7 +169,7 @@ const FAMILIES: [Family; 30] = [
     },
     // LFM2.5
     Family {
-        marks: &["List of tools: ["],
+        marks: &["List of tools: [", "keep_past_thinking"],
         open: "<|tool_call_start|>[",
         call: "NAMEARGUMENTS",
         arguments: Written::Python,
@@ -268,7 +268,7 @@ const FAMILIES: [Family; 30] = [
     },
     // SmolLM3 with a template that does not know calls
     Family {
-        marks: &["named SmolLM"],
+        marks: &["named SmolLM", "/no_think"],
         open: "",
         call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>",
         arguments: Written::Json,

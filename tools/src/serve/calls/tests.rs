@@ -287,6 +287,22 @@ fn tools_are_checked() {
         json!("required"),
         "at most",
     );
+    // A keyword may be misspelt: that matters if the schema is to be enforced exactly.
+    let misspelt = json!({"properties": {"p": {"type": "string", "maxLenght": 3}}});
+    assert_eq!(forced(with(misspelt.clone()), json!("auto")), Ok(false));
+    assert_eq!(forced(with(misspelt.clone()), json!("required")), Ok(true));
+    let unsupported = with(json!({"properties": {"p": {"uniqueItems": true}}}));
+    refused(
+        unsupported,
+        json!("required"),
+        "parameters of `a`: `uniqueItems` at #/properties/p",
+    );
+    let mut strict = with(misspelt);
+    strict[0]["function"]["strict"] = json!(true);
+    for choice in ["auto", "required"] {
+        let why = "parameters of `a`: `maxLenght` at #/properties/p is an unknown keyword";
+        refused(strict.clone(), json!(choice), why);
+    }
     let mut strict = with(json!({"properties": wide}));
     strict[0]["function"]["strict"] = json!(true);
     refused(strict, json!("auto"), "at most");

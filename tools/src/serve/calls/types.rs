@@ -14,7 +14,8 @@ pub struct Kinds(u8);
 impl Kinds {
     /// Strings.
     pub const TEXT: Self = Self(1);
-    const NUMBER: Self = Self(2);
+    /// Numbers.
+    pub const NUMBER: Self = Self(2);
     const BOOLEAN: Self = Self(4);
     const NULL: Self = Self(8);
     const OBJECT: Self = Self(16);

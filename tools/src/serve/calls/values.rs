@@ -6,22 +6,20 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::frame::{ArgumentTags, Middle, Notation};
+use super::strings::PlainStrings;
 use super::types::KindFinder;
-use super::writer::{Member, Sequence, Writer, json_of, quoted};
+use super::writer::{Member, Sequence, TEXT, Writer, json_of, quoted};
 
 /// Maximum nesting of values that keep the family's notation; deeper ones are JSON.
 const MAX_DEPTH: usize = 6;
 
-/// Keywords of a schema that the rules here express, besides annotations.
-const EXPRESSED: [&str; 11] = [
+/// Keywords of a schema that the rules here express.
+const EXPRESSED: [&str; 8] = [
     "type",
     "properties",
     "required",
     "additionalProperties",
     "items",
-    "title",
-    "description",
-    "default",
     "$defs",
     "definitions",
     "x-guidance",
@@ -36,26 +34,69 @@ pub struct ToolParameters<'a> {
     pub name: &'a str,
     /// JSON schema of the arguments.
     pub schema: &'a Value,
+    /// Whether all of the schema must be expressed.
+    pub strict: bool,
 }
 
 impl ToolParameters<'_> {
     /// The expression of the arguments.
-    pub fn write(&self, notation: &Notation, writer: &Writer<'_>) -> String {
+    ///
+    /// # Errors
+    /// What cannot be expressed.
+    pub fn write(&self, notation: &Notation, writer: &Writer<'_>) -> Result<String, String> {
+        if *notation != Notation::Json && self.strict {
+            self.check()?;
+        }
         match notation {
-            Notation::Json => json_of(self.schema),
+            Notation::Json => Ok(json_of(self.schema)),
             Notation::Tags(tags) => self.tagged(tags, writer),
-            Notation::Python => self.literal(&Python, writer),
-            Notation::Bare { quote } => self.literal(&Bare { quote }, writer),
+            Notation::Python => Ok(self.literal(&Python, writer)),
+            Notation::Bare { quote } => Ok(self.literal(&Bare { quote }, writer)),
         }
     }
 
-    /// Properties: name, schema, and whether each is required. `None` if the schema names none.
-    fn properties(&self) -> Option<Vec<Property<'_>>> {
-        properties(self.schema)
+    /// The schema of the object.
+    fn object(&self) -> &Value {
+        match constraints(self.schema) {
+            1 if self.schema.get("properties").is_none() => resolved(self.schema, self.schema),
+            _ => self.schema,
+        }
     }
 
-    fn tagged(&self, tags: &ArgumentTags, writer: &Writer<'_>) -> String {
-        let value = writer.until("value", &tags.close);
+    /// Properties: name, schema, and whether each is required. `None` if any may be there.
+    fn properties(&self) -> Option<Vec<Property<'_>>> {
+        let none = || (self.object()["additionalProperties"] == false).then(Vec::new);
+        properties(self.object()).or_else(none)
+    }
+
+    /// Checks that the rules here express all of the schema.
+    fn check(&self) -> Result<(), String> {
+        let object = self.object();
+        let instead = "cannot be enforced in this model's format of calls; leave it out, or call without `strict`";
+        let keys = object.as_object().into_iter().flatten();
+        if let Some((key, _)) = keys.into_iter().find(|(key, _)| !is_expressed(key)) {
+            return Err(format!("`{key}` at # {instead}"));
+        }
+        let known = |name: &Value| {
+            name.as_str()
+                .is_some_and(|name| object["properties"].get(name).is_some())
+        };
+        let required = object["required"].as_array();
+        if let Some(name) = required.into_iter().flatten().find(|name| !known(name)) {
+            return Err(format!(
+                "`required` names {name}, which `properties` lacks; add it there"
+            ));
+        }
+        match self.properties().is_none() && restricts_others(object) {
+            true => Err(format!(
+                "`additionalProperties` without `properties` {instead}"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn tagged(&self, tags: &ArgumentTags, writer: &Writer<'_>) -> Result<String, String> {
+        let any_text = writer.until("value", TEXT, &tags.close);
         let (before, after) = match &tags.middle {
             Middle::Plain(text) => (text.clone(), None),
             Middle::Typed { before, after, .. } => (before.clone(), Some(after)),
@@ -65,35 +106,38 @@ impl ToolParameters<'_> {
             writer.rule("KEY", "/[^<>\"\\n]+/");
             let any = match (&tags.middle, after) {
                 (Middle::Typed { text, number, .. }, Some(after)) => format!(
-                    "{open} KEY {middle} ({} | {}) {} {value}",
+                    "{open} KEY {middle} ({} | {}) {} {any_text}",
                     quoted(text),
                     quoted(number),
                     writer.text(after)
                 ),
-                _ => format!("{open} KEY {middle} {value}"),
+                _ => format!("{open} KEY {middle} {any_text}"),
             };
             writer.rule("any", &any);
-            return "any*".to_owned();
+            return Ok("any*".to_owned());
         };
         let mut finder = KindFinder::new(self.schema);
-        let members = properties.iter().enumerate().map(|(at, property)| {
-            let kinds = finder.kinds(property.schema);
+        let strings = PlainStrings::new(self.name, self.schema, tags.close.trim(), writer);
+        let words = match &tags.middle {
+            Middle::Plain(_) => ["", ""],
+            Middle::Typed { text, number, .. } => [&text[..], &number[..]],
+        };
+        let mut members = Vec::new();
+        for (at, property) in properties.iter().enumerate() {
+            let named = |why: String| format!("`{}`: {why}", property.name);
             let one = |says: &str, value: String| {
                 let open = format!("{}{}{before}{says}", tags.open, property.name);
                 let after = after.map_or("", |after| &after[..]);
                 format!("{} {value}", writer.text(&(open + after)))
             };
-            let words = [&tags.middle].map(|middle| match middle {
-                Middle::Plain(_) => ["", ""],
-                Middle::Typed { text, number, .. } => [&text[..], number],
-            });
-            let [[text, number]] = words;
-            let of_text = || match words_of(resolved(property.schema, self.schema)) {
-                Some(all) => format!("({}) {}", all.join(" | "), writer.text(&tags.close)),
-                None => value.clone(),
-            };
-            let expression = if kinds.only_text() {
-                one(text, of_text())
+            let [text, number] = words;
+            let expression = if finder.kinds(property.schema).only_text() {
+                let terminal = strings.terminal(at, property.schema).map_err(named)?;
+                let value = terminal.map(|terminal| {
+                    let name = format!("{}_v{at}", self.name);
+                    writer.until(&name, &terminal, &tags.close)
+                });
+                one(text, value.unwrap_or_else(|| any_text.clone()))
             } else {
                 let name = format!("{}_j{at}", self.name);
                 if !writer.is_full() {
@@ -102,18 +146,18 @@ impl ToolParameters<'_> {
                 }
                 one(number, format!("{name} {}", writer.text(&tags.close)))
             };
-            Member {
+            members.push(Member {
                 expression,
                 required: property.required,
-            }
-        });
-        let separator = (!tags.between.is_empty()).then(|| writer.text(&tags.between));
-        Sequence {
-            name: self.name,
-            members: members.collect(),
-            separator,
+            });
         }
-        .write(writer)
+        let separator = (!tags.between.is_empty()).then(|| writer.text(&tags.between));
+        let sequence = Sequence {
+            name: self.name,
+            members,
+            separator,
+        };
+        Ok(sequence.write(writer))
     }
 
     fn literal(&self, style: &dyn Style, writer: &Writer<'_>) -> String {
@@ -164,17 +208,6 @@ fn properties(schema: &Value) -> Option<Vec<Property<'_>>> {
         required: required.is_some_and(|all| all.iter().any(|other| other == name)),
     });
     Some(all.collect())
-}
-
-/// The strings of an `enum` or a `const`, in quotes.
-fn words_of(schema: &Value) -> Option<Vec<String>> {
-    let values = match schema.get("const") {
-        Some(value) => std::slice::from_ref(value),
-        None => schema["enum"].as_array()?,
-    };
-    let words = values.iter().filter(|value| value.is_string());
-    let words: Vec<String> = words.map(Value::to_string).collect();
-    (!words.is_empty()).then_some(words)
 }
 
 /// A part of `root` with the definitions that it may refer to.
@@ -282,7 +315,7 @@ impl Style for Bare<'_> {
     }
 
     fn rules(&self, writer: &Writer<'_>) {
-        let end = writer.until("btext", self.quote);
+        let end = writer.until("btext", TEXT, self.quote);
         writer.rule("anytext", &format!("{} {end}", writer.text(self.quote)));
         writer.rule("PKEY", "/[A-Za-z_][A-Za-z0-9_]*/");
         writer.rule(
@@ -374,6 +407,7 @@ impl<'a> TypedValues<'a> {
                 let all = kinds.map(|kind| format!("({})", self.kind(name, kind, schema, depth)));
                 all.collect::<Vec<_>>().join(" | ")
             }
+            _ if schema.as_object().is_some_and(|map| !map.is_empty()) => self.json(name, schema),
             _ => "anyvalue".to_owned(),
         }
     }
@@ -421,6 +455,7 @@ impl<'a> TypedValues<'a> {
             "number" => self.json(&format!("{name}_n"), &json!({"type": "number"})),
             "array" => match schema.get("items") {
                 None => "anylist".to_owned(),
+                Some(items) if !items.is_object() => self.json(name, schema),
                 Some(items) => {
                     let rule = format!("{name}_e");
                     let item = self.value(&rule, items, depth - 1);
@@ -494,11 +529,27 @@ fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     schema
 }
 
-/// Number of keywords that are neither annotations nor expressed here.
+/// Number of keywords that are not expressed here.
 fn constraints(schema: &Value) -> usize {
     let none = Map::new();
     let map = schema.as_object().unwrap_or(&none);
-    map.keys()
-        .filter(|key| !EXPRESSED.contains(&&key[..]))
-        .count()
+    let others = map.keys().filter(|key| !is_expressed(key)).count();
+    let required = || schema["required"].as_array().into_iter().flatten();
+    let loose = match schema.get("properties") {
+        None => required().next().is_some() || restricts_others(schema),
+        Some(all) => {
+            required().any(|name| name.as_str().is_none_or(|name| all.get(name).is_none()))
+        }
+    };
+    others + usize::from(loose)
+}
+
+fn is_expressed(key: &str) -> bool {
+    EXPRESSED.contains(&key)
+}
+
+/// Whether members that `properties` does not name are restricted.
+fn restricts_others(schema: &Value) -> bool {
+    let others = &schema["additionalProperties"];
+    *others == false || others.as_object().is_some_and(|others| !others.is_empty())
 }

@@ -82,20 +82,25 @@ impl<'a> Writer<'a> {
         parts.join(" ")
     }
 
-    /// Any text up to the first `end`, and `end`. `name`: that of the rule for it.
-    pub fn until(&self, name: &str, end: &str) -> String {
+    /// A text of the terminal `text` up to the first `end`, and `end`. `name`: that of the rule for it.
+    pub fn until(&self, name: &str, text: &str, end: &str) -> String {
         let Some(found) = self.first(end) else {
             // Without a special token, the text ends as soon as its end appears.
-            self.rule(&format!("{name}[lazy]"), &format!("{TEXT} {}", quoted(end)));
+            self.rule(&format!("{name}[lazy]"), &format!("{text} {}", quoted(end)));
             return name.to_owned();
         };
         let rest = self.text(&end[found.at..]);
         if found.at == 0 {
-            return format!("{TEXT} {rest}");
+            return format!("{text} {rest}");
         }
         let token = name.to_uppercase();
-        self.rule(&token, &format!("/(?s:.)*{}/", escaped(&end[..found.at])));
+        self.rule(&token, &format!("{text} {}", quoted(&end[..found.at])));
         format!("{token} {rest}")
+    }
+
+    /// The terminal of texts that do not contain `part`.
+    pub fn without(part: &str) -> String {
+        format!("~/(?s:.*){}(?s:.*)/", escaped(part))
     }
 
     /// The first special token in a text; the longest one that begins there.

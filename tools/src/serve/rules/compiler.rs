@@ -222,7 +222,7 @@ fn grammar(rules: &Rules) -> Result<TopLevelGrammar, String> {
     match rules {
         Rules::Schema(schema) => {
             schema::check(schema)?;
-            let schema = with_options(&plain(schema)?);
+            let schema = with_options(&plain(schema, true)?);
             Ok(TopLevelGrammar::from_json_schema(schema))
         }
         Rules::Grammar(grammar) if lark::is_gbnf(grammar) => {

@@ -6,7 +6,9 @@
 
 mod compiler;
 mod disjoint;
+mod formats;
 mod gbnf;
+mod keywords;
 mod lark;
 mod library;
 mod matcher;
@@ -18,24 +20,40 @@ mod trial;
 use serde_json::Value;
 
 pub use compiler::{Compiler, Preface, TEXT_BYTES, Vocabulary};
+pub use formats::format_pattern;
 pub use options::{ConstraintOptions, Rules};
 pub use trial::command;
 
 #[cfg(test)]
 pub mod tests;
 
-/// Schemas for a grammar written by the server, each and all together within the limits.
+/// The schema of a function's parameters.
+#[derive(Debug, Clone)]
+pub struct ParameterSchema<'a> {
+    /// The function's name.
+    pub name: &'a str,
+    /// The schema.
+    pub schema: Value,
+    /// Whether unknown keywords are refused.
+    pub strict: bool,
+}
+
+/// The same schemas for a grammar written by the server, each and all together within the limits.
 ///
 /// # Errors
-/// A limit is exceeded.
-pub fn bounded(schemas: Vec<Value>) -> Result<Vec<Value>, String> {
-    schemas.iter().try_for_each(schema::check)?;
-    let all = Value::Array(schemas);
-    schema::check(&all)?;
-    let schemas = all.as_array().into_iter().flatten();
-    schemas
-        .map(|schema| Ok(compiler::with_options(&plain::plain(schema)?)))
-        .collect()
+/// A limit is exceeded, or a schema cannot be expressed.
+pub fn bounded(mut all: Vec<ParameterSchema<'_>>) -> Result<Vec<ParameterSchema<'_>>, String> {
+    let named = |name: &str, why: String| format!("the parameters of `{name}`: {why}");
+    for of in &all {
+        schema::check(&of.schema).map_err(|why| named(of.name, why))?;
+    }
+    let schemas = all.iter().map(|of| of.schema.clone());
+    schema::check(&schemas.collect())?;
+    for of in &mut all {
+        let plain = plain::plain(&of.schema, of.strict).map_err(|why| named(of.name, why))?;
+        of.schema = compiler::with_options(&plain);
+    }
+    Ok(all)
 }
 
 /// Memory for a compilation, in the child and then here; compilations run one at a time.

@@ -2,38 +2,15 @@
 //!
 //! llguidance treats `oneOf` as `anyOf`, rejects unknown formats, and reports invalid counts poorly. Here `oneOf`
 //! becomes `anyOf` if no value is valid against two of its schemas, and is rejected otherwise; formats become
-//! supported ones or patterns, or are removed, since they are annotations.
+//! supported ones or patterns, or are removed, since they are annotations, as are keywords that only annotate.
+
+use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
 use super::disjoint::Schemas;
+use super::keywords::Keyword;
 
-/// Keywords whose members are schemas.
-const NAMED: [&str; 5] = [
-    "properties",
-    "patternProperties",
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-];
-/// Keywords whose value is a schema or a list of schemas.
-const NESTED: [&str; 15] = [
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "prefixItems",
-    "items",
-    "additionalItems",
-    "unevaluatedItems",
-    "contains",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-];
 /// Keywords whose value is a count.
 const COUNTS: [&str; 6] = [
     "minLength",
@@ -75,46 +52,61 @@ const PATTERNS: [(&str, &str); 4] = [
 /// URI references of RFC 3986 without a port.
 const REFERENCE: &str = r"^([a-zA-Z][a-zA-Z0-9+.\-]*:)?([a-zA-Z0-9\-._~!$&'()*+,;=@/]|%[0-9a-fA-F]{2})*(\?([a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|%[0-9a-fA-F]{2})*)?(#([a-zA-Z0-9\-._~!$&'()*+,;=:@/?]|%[0-9a-fA-F]{2})*)?$";
 
-/// Rewrites a schema of bounded depth and size.
+/// Rewrites a schema of bounded depth and size. `strict`: unknown keywords are refused, as they may be misspelt.
 ///
 /// # Errors
 /// A schema that cannot be expressed.
-pub fn plain(schema: &Value) -> Result<Value, String> {
+pub fn plain(schema: &Value, strict: bool) -> Result<Value, String> {
     let mut plain = schema.clone();
-    let schemas = Schemas::of(schema);
-    visit(&mut plain, &schemas, "#")?;
+    let visitor = Visitor {
+        schemas: Schemas::of(schema),
+        strict,
+    };
+    visitor.visit(&mut plain, "#")?;
     Ok(plain)
 }
 
-fn visit(schema: &mut Value, schemas: &Schemas<'_>, place: &str) -> Result<(), String> {
-    let Value::Object(map) = schema else {
-        return Ok(());
-    };
-    for name in NAMED {
-        if let Some(Value::Object(inner)) = map.get_mut(name) {
-            for (key, inner) in inner {
-                visit(inner, schemas, &format!("{place}/{name}/{key}"))?;
-            }
-        }
-    }
-    for name in NESTED {
-        match map.get_mut(name) {
-            Some(Value::Array(items)) => {
-                for (at, inner) in items.iter_mut().enumerate() {
-                    visit(inner, schemas, &format!("{place}/{name}/{at}"))?;
+struct Visitor<'a> {
+    schemas: Schemas<'a>,
+    /// Whether unknown keywords are refused.
+    strict: bool,
+}
+
+impl Visitor<'_> {
+    fn visit(&self, schema: &mut Value, place: &str) -> Result<(), String> {
+        let Value::Object(map) = schema else {
+            return Ok(());
+        };
+        map.retain(|name, _| Keyword::of(name) != Some(Keyword::Note));
+        for (name, inner) in map.iter_mut() {
+            let below = |key: &dyn Display| format!("{place}/{name}/{key}");
+            match (Keyword::of(name), inner) {
+                (None, _) if self.strict => return Err(Keyword::unknown(name, place)),
+                (Some(Keyword::Unsupported), _) => return Err(Keyword::unsupported(name, place)),
+                (Some(Keyword::Named), Value::Object(schemas)) => {
+                    for (key, schema) in schemas.iter_mut() {
+                        self.visit(schema, &below(key))?;
+                    }
                 }
+                (Some(Keyword::Nested), Value::Array(schemas)) => {
+                    for (at, schema) in schemas.iter_mut().enumerate() {
+                        self.visit(schema, &below(&at))?;
+                    }
+                }
+                (Some(Keyword::Nested), schema) => {
+                    self.visit(schema, &format!("{place}/{name}"))?;
+                }
+                _ => {}
             }
-            Some(inner) => visit(inner, schemas, &format!("{place}/{name}"))?,
-            None => {}
         }
-    }
-    for name in COUNTS {
-        if let Some(count) = map.get_mut(name) {
-            *count = json!(whole(name, count, place)?);
+        for name in COUNTS {
+            if let Some(count) = map.get_mut(name) {
+                *count = json!(whole(name, count, place)?);
+            }
         }
+        format(map);
+        one_of(map, &self.schemas, place)
     }
-    format(map);
-    one_of(map, schemas, place)
 }
 
 /// The value of a keyword whose value is a count.
@@ -184,7 +176,7 @@ fn one_required(options: &[Value]) -> Option<Vec<Value>> {
     let mut names: Vec<&str> = Vec::new();
     for option in options {
         let option = option.as_object()?;
-        let says = |key: &String| !matches!(&**key, "required" | "title" | "description" | "type");
+        let says = |key: &String| !matches!(&**key, "required" | "type");
         let object = option.get("type").is_none_or(|kind| kind == "object");
         if option.keys().any(says) || !object {
             return None;

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::MAX_SOURCE;
+use super::keywords::Keyword;
 
 /// Largest number: 2^53, up to which doubles represent all integers.
 const MAX_NUMBER: f64 = 9_007_199_254_740_992.0;
@@ -26,19 +27,6 @@ const MAX_MULTIPLE: u64 = 2000;
 const MAX_TOGETHER: usize = 4;
 /// Maximum combinations times the values in them.
 const MAX_COMBINED: usize = 10_000;
-
-/// Annotation keywords.
-const NOTES: [&str; 9] = [
-    "$defs",
-    "definitions",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "$comment",
-    "$schema",
-    "$id",
-];
 
 /// Checks that the cost of a schema is bounded.
 ///
@@ -200,9 +188,9 @@ impl<'a> SchemaCounter<'a> {
                         ));
                     }
                 }
-                let inner = map.iter().filter(|(key, inner)| {
-                    *key == "$defs" || *key == "definitions" || !is_note(key, inner)
-                });
+                let inner = map
+                    .iter()
+                    .filter(|(key, inner)| defines(key) || !is_note(key, inner));
                 for (_, inner) in inner {
                     self.combine(inner)?;
                 }
@@ -288,8 +276,13 @@ impl Below {
 
 /// Whether a member is an annotation. If it is an object, it is a property of that name instead.
 fn is_note(key: &str, value: &Value) -> bool {
-    let definitions = key == "$defs" || key == "definitions";
-    NOTES.contains(&key) && definitions == value.is_object()
+    let note = defines(key) || Keyword::of(key) == Some(Keyword::Note);
+    note && defines(key) == value.is_object()
+}
+
+/// Whether a keyword only holds schemas to which others refer.
+fn defines(key: &str) -> bool {
+    key == "$defs" || key == "definitions"
 }
 
 /// Whether a schema combines several schemas for one value.
@@ -298,7 +291,7 @@ fn combines(map: &Map<String, Value>) -> bool {
     let several = |key: &str| alone.contains(&key);
     let parts = map
         .keys()
-        .filter(|key| !NOTES.contains(&key.as_str()) && *key != "type");
+        .filter(|key| !defines(key) && Keyword::of(key) != Some(Keyword::Note) && *key != "type");
     let parts: Vec<&str> = parts.map(String::as_str).collect();
     let all = map
         .get("allOf")

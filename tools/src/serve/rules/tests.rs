@@ -612,3 +612,57 @@ fn json_is_compact() {
         assert!(blanks.iter().all(allowed), "{found}");
     }
 }
+
+/// Annotations change nothing; what is misspelt or not supported is refused by its name and place.
+#[test]
+fn keywords_are_known_or_refused() {
+    let (text, compiler) = demo();
+    let notes = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "$comment": "c", "title": "t",
+        "description": "d", "default": {"minLength": -1}, "examples": [1], "deprecated": true, "readOnly": true,
+        "writeOnly": false, "contentEncoding": "base64", "contentMediaType": "image/png", "x-order": {"not": 1},
+        "discriminator": {"propertyName": "k"}, "enum": ["yes"],
+    });
+    let mut held = checked(&compiler, &notes).unwrap();
+    assert_eq!(drawn(&text, &mut held, 1, 20).0, "\"yes\"");
+    // Names of properties and definitions are no keywords.
+    let names = json!({"properties": {"propertie": {}, "not": {}}, "$defs": {"if": {"type": "null"}}, "const": {"maxLenght": 1}});
+    assert!(checked(&compiler, &names).is_ok());
+    for (schema, why) in [
+        (
+            json!({"propertie": {}}),
+            "`propertie` at # is an unknown keyword; did you mean properties?",
+        ),
+        (
+            json!({"properties": {"a": {"type": "string", "maxLenght": 3}}}),
+            "`maxLenght` at #/properties/a is an unknown keyword; did you mean maxLength?",
+        ),
+        (
+            json!({"items": {"anyOf": [{}, {"Type": "null"}]}}),
+            "`Type` at #/items/anyOf/1",
+        ),
+        (
+            json!({"$defs": {"a": {"frmat": "date"}}}),
+            "`frmat` at #/$defs/a",
+        ),
+        (
+            json!({"type": "string", "nullable": true}),
+            "write \\\"type\\\"",
+        ),
+        (
+            json!({"items": {"not": {}}}),
+            "`not` at #/items cannot be enforced",
+        ),
+        (
+            json!({"type": "array", "uniqueItems": true}),
+            "`uniqueItems` at # cannot be enforced",
+        ),
+        (
+            json!({"$schema": "http://json-schema.org/draft-04/schema#", "if": {}}),
+            "`if` at #",
+        ),
+    ] {
+        let found = checked(&compiler, &schema).unwrap_err();
+        assert!(found.contains(why), "{schema}: {found}");
+    }
+}

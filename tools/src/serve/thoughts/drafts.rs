@@ -1,9 +1,11 @@
 //! Calls inside of the reasoning.
 //!
 //! Some models call a tool without closing their reasoning, which then ends. Others write calls in their reasoning that
-//! they only consider: those stay reasoning, since it is closed later. So a call is held until that is known.
+//! they only consider: those stay reasoning, since it is closed later. So a call is held until that is known. If nothing
+//! follows the reasoning, the calls with which it ends were meant after all.
 
 use super::super::calls::{CallReader, Part};
+use super::super::whole_calls::CallCount;
 
 /// Parser of the reasoning.
 #[derive(Debug, Clone)]
@@ -14,6 +16,8 @@ pub struct Drafts {
     held: String,
     /// A call, and what follows it.
     parts: Vec<Part>,
+    /// The calls with which the closed reasoning ends.
+    last: Option<DraftsEnd>,
 }
 
 impl Drafts {
@@ -24,6 +28,7 @@ impl Drafts {
             reader: calls.clone(),
             held: String::new(),
             parts: Vec::new(),
+            last: None,
         }
     }
 
@@ -52,9 +57,33 @@ impl Drafts {
     /// The reasoning is closed: the rest of it.
     pub fn close(&mut self) -> Option<Part> {
         let held = std::mem::take(&mut self.held);
-        self.parts.clear();
-        self.reader = self.fresh.clone();
-        (!held.is_empty()).then_some(Part::Thought(held))
+        if held.is_empty() {
+            return None;
+        }
+        let mut reader = std::mem::replace(&mut self.reader, self.fresh.clone());
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.extend(reader.finish(false));
+        let text = |part: &Part| matches!(part, Part::Text(_));
+        let end = parts.iter().rposition(text).map_or(0, |at| at + 1);
+        let parts = parts.split_off(end);
+        let mut count = CallCount::default();
+        count.take(&parts);
+        let whole = count.finish().is_some_and(|calls| calls > 0);
+        self.last = whole.then_some(DraftsEnd {
+            parts,
+            calls: reader,
+        });
+        Some(Part::Thought(held))
+    }
+
+    /// An answer or a call follows the reasoning.
+    pub fn answered(&mut self) {
+        self.last = None;
+    }
+
+    /// The calls with which the closed reasoning ends, if nothing follows it.
+    pub fn last(&mut self) -> Option<DraftsEnd> {
+        self.last.take()
     }
 
     /// The text ended inside of the reasoning: the rest of it, or calls; and the parser that has read them. `cut`: it
@@ -75,6 +104,7 @@ impl Drafts {
 }
 
 /// The end of the reasoning.
+#[derive(Debug, Clone)]
 pub struct DraftsEnd {
     /// The rest of the text.
     pub parts: Vec<Part>,

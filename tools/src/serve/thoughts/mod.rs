@@ -98,16 +98,18 @@ impl Reading {
             Thoughts::Solar(solar) => solar.finish(),
         };
         let mut parts = self.for_calls(parts);
-        let ended = match &self.thoughts {
-            Thoughts::Tags(tags) if tags.is_inside() => self.drafts.as_mut(),
-            _ => None,
-        };
-        match ended.map(|drafts| drafts.finish(cut)) {
-            Some(ended) => {
-                parts.extend(ended.parts);
-                self.calls = Some(ended.calls);
-            }
-            None => parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut))),
+        let inside = matches!(&self.thoughts, Thoughts::Tags(tags) if tags.is_inside());
+        if !inside {
+            parts.extend(self.calls.iter_mut().flat_map(|calls| calls.finish(cut)));
+        }
+        let drafts = self.drafts.as_mut();
+        let ended = drafts.and_then(|drafts| match inside {
+            true => Some(drafts.finish(cut)),
+            false => drafts.last(),
+        });
+        if let Some(ended) = ended {
+            parts.extend(ended.parts);
+            self.calls = Some(ended.calls);
         }
         parts
     }
@@ -131,7 +133,10 @@ impl Reading {
             match (part, &mut self.drafts) {
                 (Part::Thought(text), Some(drafts)) => read.extend(drafts.push(&text)),
                 (Part::Text(text), drafts) => {
-                    read.extend(drafts.as_mut().and_then(Drafts::close));
+                    if let Some(drafts) = drafts {
+                        read.extend(drafts.close());
+                        drafts.answered();
+                    }
                     read.extend(calls.push(&text));
                 }
                 (other, _) => read.push(other),

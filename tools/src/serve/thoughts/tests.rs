@@ -165,6 +165,34 @@ fn calls_end_thoughts_that_are_not_closed() {
     }
 }
 
+/// Calls in closed reasoning count if nothing follows it.
+#[test]
+fn calls_at_the_end_of_closed_thoughts_are_meant_if_nothing_follows() {
+    const THINK: &str = "<tool_call><think></think>";
+    let call = "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": 1}}</tool_call>";
+    for length in [1, 2, 5, 1000] {
+        let think = |text: &str| read(THINK, "Q<think>", text, length);
+        for end in ["</think>", "\n</think>\n\n"] {
+            let found = think(&format!("I look.\n{call}{end}"));
+            assert_eq!(found.calls, [("get".to_owned(), "{\"a\": 1}".to_owned())]);
+            assert_eq!(found.answer, "");
+            assert!(found.thoughts.starts_with("I look."), "{found:?}");
+            let answered = think(&format!("I look.\n{call}{end}It is 4."));
+            assert_eq!((&*answered.answer, answered.calls.len()), ("It is 4.", 0));
+        }
+        // The last ones only, if they are whole.
+        let two = think(&format!("{call} or {call}\n{call}</think>"));
+        assert_eq!(two.calls.len(), 2, "{two:?}");
+        let cut = &call[..call.len() - 14];
+        for text in [
+            format!("I could {call}, but not now.</think>"),
+            format!("I could {cut}</think>"),
+        ] {
+            assert_eq!(think(&text).calls, [], "{text}");
+        }
+    }
+}
+
 const HARMONY: &str = "<|start|>assistant<|channel|>final<|message|>";
 
 #[test]

@@ -5,12 +5,11 @@ use serde_json::{Value, json};
 
 use super::cases::{CONTENT, Case, THOUGHTS, Written, plain, tools};
 
-/// Ends of messages, which models write as end tokens.
-const ENDS: [&str; 24] = [
+/// End tokens of models.
+const ENDS: [&str; 22] = [
     "</s>",
     "<|im_end|>",
     "<｜end▁of▁sentence｜>",
-    "<｜Assistant｜>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|eot|>",
@@ -20,7 +19,6 @@ const ENDS: [&str; 24] = [
     "<|call|>",
     "<|calls|>",
     "<|END_OF_TURN_TOKEN|>",
-    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>",
     "<turn|>",
     "<|tool_response>",
     "[e~[",
@@ -31,6 +29,12 @@ const ENDS: [&str; 24] = [
     "</assistant>",
     "<sep>",
     "<seed:eos>",
+];
+
+/// Beginnings of the next message that templates write with the end of a message.
+const FOLLOWING: [&str; 2] = [
+    "<｜Assistant｜>",
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>",
 ];
 
 /// A template that writes messages.
@@ -101,6 +105,17 @@ impl Author {
         })
     }
 
+    /// The end tokens with which the template ends messages, with a call and without.
+    pub fn ends(&self) -> Vec<String> {
+        let said = json!({"role": "assistant", "content": CONTENT});
+        let messages = [said, self.message(&plain(), false)].into_iter();
+        let texts = messages.filter_map(|message| self.render(Some(message), false).ok());
+        let mut ends: Vec<String> = texts.flat_map(|text| split_end(&text).1).collect();
+        ends.sort();
+        ends.dedup();
+        ends
+    }
+
     /// The prompt and what a model says.
     ///
     /// # Errors
@@ -155,13 +170,8 @@ impl Author {
         })
     }
 
-    /// What the template writes for the assistant's message, without its end, and the reasoning in it.
-    fn answer(
-        &self,
-        case: &Case,
-        thinks: bool,
-        [before, opened]: [&str; 2],
-    ) -> Result<(String, String), String> {
+    /// The assistant's message.
+    fn message(&self, case: &Case, thinks: bool) -> Value {
         let mut message =
             json!({"role": "assistant", "content": if case.says { CONTENT } else { "" }});
         match self.words {
@@ -180,7 +190,17 @@ impl Author {
         if thinks {
             message["reasoning_content"] = THOUGHTS.into();
         }
-        let all = self.render(Some(message), false)?;
+        message
+    }
+
+    /// What the template writes for the assistant's message, without its end, and the reasoning in it.
+    fn answer(
+        &self,
+        case: &Case,
+        thinks: bool,
+        [before, opened]: [&str; 2],
+    ) -> Result<(String, String), String> {
+        let all = self.render(Some(self.message(case, thinks)), false)?;
         let Some(answer) = behind(&all, before, opened) else {
             return Err(UNWRITTEN.to_owned());
         };
@@ -197,7 +217,7 @@ impl Author {
             true => THOUGHTS,
             false => "",
         };
-        Ok((without_end(answer).to_owned(), thoughts.to_owned()))
+        Ok((split_end(answer).0.to_owned(), thoughts.to_owned()))
     }
 
     /// The conversation up to the user's message, or up to the assistant's.
@@ -231,12 +251,15 @@ fn behind<'a>(all: &'a str, before: &str, opened: &str) -> Option<&'a str> {
     all[at..].strip_suffix(&before[at..])
 }
 
-fn without_end(text: &str) -> &str {
-    let mut text = text.trim_end();
-    while let Some(rest) = ENDS.iter().find_map(|end| text.strip_suffix(end)) {
+/// A text without its end, and the end tokens in it.
+fn split_end(text: &str) -> (&str, Vec<String>) {
+    let (mut text, mut ends) = (text.trim_end(), Vec::new());
+    let all = || ENDS.iter().chain(&FOLLOWING);
+    while let Some((rest, end)) = all().find_map(|end| Some((text.strip_suffix(end)?, *end))) {
         text = rest.trim_end_matches('\n');
+        ends.extend(ENDS.contains(&end).then(|| end.to_owned()));
     }
-    text
+    (text, ends)
 }
 
 fn json_call(name: &str, arguments: &Value) -> String {

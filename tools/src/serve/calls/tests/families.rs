@@ -302,6 +302,18 @@ fn unknown_formats_are_none() {
     assert!(format(described).frames.is_empty());
     let llama = r#"{"name": "f", "parameters": {}} <|start_header_id|>"#;
     assert_eq!(format(llama).frames.len(), 1);
+    // Words that any system message may have are no marks of a family.
+    for [words, mark] in [
+        ["You are a helpful AI assistant named SmolLM", "/no_think"],
+        ["List of tools: [", "keep_past_thinking"],
+    ] {
+        assert!(format(&format!("{words} <|im_start|>")).frames.is_empty());
+        assert_eq!(
+            format(&format!("{words} {mark}")).frames.len(),
+            1,
+            "{words}"
+        );
+    }
     let odd = template(
         "<tool_call>",
         "{{ f.arguments.key_one }} to {{ f.name }}",
@@ -328,4 +340,19 @@ fn only_calls_are_part_of_the_format() {
         panic!("{format:?}");
     };
     assert_eq!([&frame.open[..], &frame.close], ["", ""]);
+}
+
+/// End tokens before the calls, and several after them.
+#[test]
+fn a_sample_ends_at_the_first_end_token_after_its_calls() {
+    let json = "{{ f.arguments | tojson }}";
+    let call = format!("<c>{{{{ f.name }}}}:{json}</c>");
+    let template = template("<|eom|>", &call, "", "<|eot|><|eom|>");
+    let render = |asked: &Conversation| template.render(asked).ok();
+    let ends = ["<|eom|>", "<|eot|>", "<|end|>"].map(str::to_owned);
+    let format = CallFormat::of(template.source(true), &ends, &render);
+    let [frame] = &format.frames[..] else {
+        panic!("{format:?}");
+    };
+    assert_eq!([&frame.open[..], &frame.close], ["<|eom|>", ""]);
 }

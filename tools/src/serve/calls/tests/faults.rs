@@ -82,9 +82,38 @@ fn arguments_of_python_have_places_prefixes_parts_and_kinds() {
         ("n=007", r#"{"n": 7}"#),
         ("a=007", r#"{"a": "007"}"#),
         ("b=[(1, 2)]", r#"{"b": [[1, 2]]}"#),
+        ("b=+5", r#"{"b": 5}"#),
+        (
+            "b=[1_000, .5, -2., {'x': +7}]",
+            r#"{"b": [1000, 0.5, -2.0, {"x": 7}]}"#,
+        ),
     ] {
         let text = format!("<|tool_call_start|>[get({python})]<|tool_call_end|>");
         assert_eq!(read(LFM2, &text), call("get", json), "{python}");
+    }
+}
+
+/// What no parameter takes, and what one takes twice, leaves a call that cannot be run.
+#[test]
+fn arguments_without_a_place_leave_the_call_incomplete() {
+    for (source, call) in [
+        (LFM2, "<|tool_call_start|>[put('/a/b')]<|tool_call_end|>"),
+        (
+            LFM2,
+            "<|tool_call_start|>[get('/a', 1, 2, 3)]<|tool_call_end|>",
+        ),
+        (
+            LFM2,
+            "<|tool_call_start|>[get('/a', a='/b')]<|tool_call_end|>",
+        ),
+        (LFM2, "<|tool_call_start|>[get(n=1, n=2)]<|tool_call_end|>"),
+        (GEMMA, "<|tool_call>call:get{n:1,n:2}<tool_call|>"),
+    ] {
+        let parts = read(source, call);
+        let [Part::Call(_), Part::Arguments(json)] = &parts[..] else {
+            panic!("{parts:?}");
+        };
+        assert!(serde_json::from_str::<Value>(json).is_err(), "{json}");
     }
 }
 
