@@ -222,12 +222,13 @@ impl OpenLane for OnDevices {
     }
 
     fn slow_start(&self) -> Option<String> {
-        let names = self.devices.iter().map(|device| &*device.facts().name);
-        let npus: Vec<&str> = names.filter(|name| name.starts_with("npu")).collect();
-        (!npus.is_empty()).then(|| {
+        let all = self.devices.iter().map(|device| device.facts());
+        let each = all.filter_map(|of| Some(format!("{} for {}", of.compiles?, of.name)));
+        let each: Vec<String> = each.collect();
+        (!each.is_empty()).then(|| {
             format!(
-                "compiling and timing graphs for {}, which takes seconds to minutes the first time",
-                npus.join(", ")
+                "compiling and timing {}, which takes seconds to minutes the first time",
+                each.join(" and ")
             )
         })
     }

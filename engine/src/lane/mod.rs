@@ -154,6 +154,15 @@ pub struct Reported<'a> {
     pub waited: Duration,
 }
 
+/// A pass whose time is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LanePass {
+    /// Its rows.
+    pub rows: usize,
+    /// Whether all of them decode; otherwise some are a prompt's.
+    pub decodes: bool,
+}
+
 /// Someone beside the compute threads who takes a part of a model's work.
 pub trait Lane: Send + Sync {
     /// What the planner knows of it.
@@ -210,11 +219,11 @@ pub trait Lane: Send + Sync {
         must: bool,
     ) -> Result<bool, Error>;
 
-    /// Begins a pass: of `Some` rows if all of them decode, of which it may leave all to the CPU.
-    fn begin_pass(&mut self, decoding: Option<usize>);
+    /// Begins a pass. It may leave all of one whose time it will be told to the CPU.
+    fn begin_pass(&mut self, timed: Option<LanePass>);
 
-    /// Takes note of a decoding pass's time.
-    fn end_pass(&mut self, rows: usize, time: Duration);
+    /// Takes note of a pass's time.
+    fn end_pass(&mut self, pass: LanePass, time: Duration);
 
     /// Leading rows of a pass of `rows` rows for which it computes all clusters.
     fn rows(&self, rows: usize) -> usize;
