@@ -50,6 +50,8 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 pub struct LaneModel<'a> {
     /// Its configuration.
     pub config: &'a ModelConfig,
+    /// A hash of its content.
+    pub identity: u128,
     /// Its banks.
     pub banks: &'a Arc<Banks>,
     /// All mechanisms are on: no baseline is reproduced.
@@ -102,6 +104,8 @@ pub struct Hold {
     pub layer_seconds: f64,
     /// Rows of a prompt's pass.
     pub chunk: usize,
+    /// Share of the FFN in memory, 0 to 1.
+    pub resident: f64,
     /// Traces its work.
     pub tracer: Tracer,
 }

@@ -21,7 +21,7 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
         match choice {
             DeviceChoice::None | DeviceChoice::Cpu => (Ok(true), String::new()),
             DeviceChoice::Npu(provider) => {
-                let opened = npu::open(provider).map(|_| true);
+                let opened = npu::open(provider).map(|()| true);
                 (opened, format!("npu:{provider}"))
             }
             DeviceChoice::OpenCl(number) | DeviceChoice::OpenClApart(number) => {
