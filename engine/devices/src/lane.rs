@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use emberflow_engine::Error;
 use emberflow_engine::lane::{
-    Banks, CLUSTER, Collect, Hold, HostMatrix, Lane, LaneFacts, LanePass, LaneReport, NeuronRows, Offer,
-    Outside, ProductRoom, Reported, Room, Share, Sharing, UnitRows, Widths, Work,
+    Banks, CLUSTER, Collect, Hold, HostMatrix, Lane, LaneFacts, LanePass, LaneReport, NeuronRows,
+    Offer, Outside, ProductRoom, Reported, Room, Share, Sharing, UnitRows, Widths, Work,
 };
 use emberflow_opencl::Sums;
 

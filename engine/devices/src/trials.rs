@@ -128,7 +128,11 @@ impl Saved {
     /// The name of such passes.
     fn name(&self, kind: usize, class: usize) -> String {
         let what = ["decoding", "prompts"][kind];
-        format!("{what}, passes of {} rows and more; {}", 1 << class, self.of)
+        format!(
+            "{what}, passes of {} rows and more; {}",
+            1 << class,
+            self.of
+        )
     }
 }
 
@@ -339,7 +343,8 @@ mod tests {
         let ms = |without, _| [900, 400][usize::from(without)];
         run_of(&mut all, pieces.map(passes).take(16), ms);
         let left_out = all.left_out();
-        let words = "left out of prompts in passes of 512 rows: 400.0 ms a pass without, 900.0 ms with";
+        let words =
+            "left out of prompts in passes of 512 rows: 400.0 ms a pass without, 900.0 ms with";
         assert_eq!(left_out[0].to_string(), words);
         assert_eq!(left_out.len(), 1);
         assert!(all.is_without(passes(600)));

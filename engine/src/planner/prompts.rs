@@ -76,8 +76,8 @@ impl Planner {
         let (best, division) = cheapest(costs)?;
         let before = self.prompt_cost(usual, tokens);
         let hidden = self.lane.is_some() && best.seconds <= TIE * before.seconds;
-        let pays = best.seconds * FORECAST_MARGIN < before.seconds
-            || hidden && best.bytes < before.bytes;
+        let pays =
+            best.seconds * FORECAST_MARGIN < before.seconds || hidden && best.bytes < before.bytes;
         pays.then_some(division)
     }
 

@@ -478,12 +478,12 @@ mod tests {
     fn what_was_not_measured_has_no_speed() {
         let mut p = profile();
         p.points.retain(|p| p.pattern == Pattern::Random);
-        let best = super::best(&p.points).unwrap();
-        assert_eq!(best.sequential_mb_per_s, None);
+        let found = best(&p.points).unwrap();
+        assert_eq!(found.sequential_mb_per_s, None);
         let read = |text: String| serde_json::from_str::<Best>(&text).unwrap();
-        let text = serde_json::to_string(&best).unwrap();
-        assert_eq!(read(text.clone()), best);
-        assert_eq!(read(text.replace("null", "0.0")), best);
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(read(text.clone()), found);
+        assert_eq!(read(text.replace("null", "0.0")), found);
     }
 
     #[test]

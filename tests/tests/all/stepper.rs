@@ -337,7 +337,10 @@ fn decoding_goes_on_beside_a_long_prompt() {
 fn prompts_beside_a_text_that_decodes_come_in_pieces_of_measured_length() {
     let mut options = options(2, 1.0, false);
     (options.lab.chunk, options.lab.pause) = (128, Duration::MAX);
-    let [short, long] = [(prompt(0, 4), request(9, 0)), (prompt(1, 200), request(5, 1))];
+    let [short, long] = [
+        (prompt(0, 4), request(9, 0)),
+        (prompt(1, 200), request(5, 1)),
+    ];
     let mut engine = Engine::open(Kind::Attention.model(), options).unwrap();
     let expected = [&short, &long].map(|(prompt, request)| alone(&mut engine, prompt, request));
     let mut stepper = Stepper::new(&mut engine);

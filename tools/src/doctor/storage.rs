@@ -223,7 +223,10 @@ mod tests {
         };
         profile.best = Some(best.clone());
         let check = judge(&profile, None, &here);
-        assert!(check.found.ends_with("; sequential not measured"), "{check:?}");
+        assert!(
+            check.found.ends_with("; sequential not measured"),
+            "{check:?}"
+        );
         assert_eq!(check.data["sequential_mb_per_s"], Value::Null);
         profile.best = Some(Best {
             sequential_mb_per_s: Some(1500.0),

@@ -504,7 +504,11 @@ mod tests {
         // Other load made the short rows slow, or the long ones were faster afterwards.
         for short in [501.0, 999.999, 1000.0, 5000.0] {
             let speed = fitted(short, [1000.0, 1600.0]);
-            assert_eq!((speed.row_ns, speed.gb_per_s), (0.0, plain.to_vec()), "{short}");
+            assert_eq!(
+                (speed.row_ns, speed.gb_per_s),
+                (0.0, plain.to_vec()),
+                "{short}"
+            );
         }
         // A bandwidth is at most twice what was seen.
         let speed = fitted(500.0, [1000.0, 300.0]);

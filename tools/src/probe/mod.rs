@@ -45,7 +45,9 @@ pub fn open(choice: DeviceChoice) -> Result<Option<Device>, DeviceError> {
 /// What the child process does, to be shown to the user, as it may take long.
 fn in_child(choice: DeviceChoice) -> Option<String> {
     let compiled = |device: &str| {
-        format!("compiling and trying kernels for {device}, which takes seconds to minutes the first time")
+        format!(
+            "compiling and trying kernels for {device}, which takes seconds to minutes the first time"
+        )
     };
     match choice {
         DeviceChoice::None | DeviceChoice::Cpu => None,
@@ -68,7 +70,11 @@ mod tests {
             let expected = "compiling and trying kernels for opencl:0, which takes seconds to minutes the first time";
             assert_eq!(said(name).as_deref(), Some(expected));
         }
-        assert!(said("auto").unwrap().contains("kernels for the graphics processor"));
+        assert!(
+            said("auto")
+                .unwrap()
+                .contains("kernels for the graphics processor")
+        );
         assert!(said("npu:cpu").unwrap().ends_with("npu:cpu"));
         assert_eq!([said("none"), said("cpu")], [None, None]);
     }
