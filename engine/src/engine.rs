@@ -447,6 +447,7 @@ fn hold(planner: &Planner, division: &Division, room: &FfnRoom, store: &NeuronSt
         at_once: (planner.stream_buffers(division)).min((2 * room.threads).min(room.clusters)),
         layer_seconds: planner.layer_seconds(division),
         chunk: division.chunk.max(1),
+        resident: division.memory.ffn_resident_share(&division.needs),
         tracer: store.tracer.clone(),
     }
 }

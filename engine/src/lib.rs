@@ -150,7 +150,7 @@ pub use limits::{MAX_BATCH, MAX_CHUNK};
 pub use model::{Model, Text, demo_container};
 pub use observe::{Details, Importance, Judge, Probe, Report, SamplingReport};
 pub use open::{compute, has_rows_with_one_scale};
-pub use options::{Budget, Lab, Options, Phases, Sparsity};
+pub use options::{Budget, LONGEST_PAUSE, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,

@@ -189,6 +189,7 @@ fn lane(
     let matrices: Vec<(DType, usize)> = multiplied.into_iter().collect();
     opens.open(&LaneModel {
         config: c,
+        identity: layout.container.identity(),
         banks: &layout.banks,
         full: options.lab.ablation.policy() == Policy::FULL,
         observed: options.lab.observe,

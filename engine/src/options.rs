@@ -2,11 +2,17 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use emberflow_kernels::DType;
 
 use crate::ablation::Ablation;
 use crate::lane::OpenLane;
+
+/// Time of a pass with prompts beside texts that decode: three tokens at the speed at which people read, which a reader
+/// who has some text ahead does not notice. A model in memory computes tens of rows in that time, nearly as many per
+/// second as in a longer chunk.
+pub const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Sparsity mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -139,6 +145,8 @@ pub struct Lab {
     pub io_core: Option<usize>,
     /// Prompt tokens per pass; 0 = as many as the budget allows.
     pub chunk: usize,
+    /// Time of a pass with prompts while texts decode; see [`LONGEST_PAUSE`].
+    pub pause: Duration,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
     pub trace: usize,
     /// Keep gates and hidden values of a chunk for observers, within the budget.
@@ -162,6 +170,7 @@ impl Default for Lab {
             io: Default::default(),
             io_core: None,
             chunk: 0,
+            pause: LONGEST_PAUSE,
             trace: 0,
             observe: false,
             count_fired: false,

@@ -59,15 +59,17 @@ fn save(rates: &Rates) {
     }
 }
 
-/// Saves the profile of a disk, unless there is one by longer measurements. Without a cache folder, and if it fails, the
-/// next plan measures again.
+/// Whether the saved profile of the disk says more than `new`.
+fn is_poorer(new: &DeviceProfile) -> bool {
+    let saved = DeviceProfile::default_path().map(|path| DeviceProfile::load(&path));
+    saved.is_some_and(|saved| saved.is_ok_and(|saved| new.is_poorer_than(&saved)))
+}
+
+/// Saves the profile of a disk. Without a cache folder, and if it fails, the next plan measures again.
 fn save_disk(profile: &DeviceProfile) {
     let Some(path) = DeviceProfile::default_path() else {
         return;
     };
-    if DeviceProfile::load(&path).is_ok_and(|saved| !saved.brief) {
-        return;
-    }
     if let Err(e) = profile.save(&path) {
         tracing::info!("the profile of the disk is not saved: {e}");
     }
@@ -119,9 +121,7 @@ pub fn measured(format: DType) -> Result<Rates, Failure> {
     {
         return Ok(rates);
     }
-    let rates = rates(&Effort::brief(vec![format]), None)?;
-    save(&rates);
-    Ok(rates)
+    brief_rates(&[format])
 }
 
 /// The measured formats of a model's weights.
@@ -169,18 +169,33 @@ fn brief(formats: &[DType], disk: Option<&Path>) -> Result<MachineFacts, Failure
         disk: None,
     };
     if !formats.is_empty() {
-        let rates = rates(&Effort::brief(formats.to_vec()), Rates::saved())?;
-        save(&rates);
-        found.rates = Some(rates);
+        found.rates = Some(brief_rates(formats)?);
     }
     if let Some(path) = disk {
         // The plan assumes a value and says so.
         found.disk = reads(path)
             .map_err(|e| tracing::info!("the disk is not measured: {e}"))
-            .ok();
+            .ok()
+            .filter(|profile| !is_poorer(profile));
         found.disk.iter().for_each(save_disk);
     }
     Ok(found)
+}
+
+/// Measures and saves rates of some formats, together with saved ones.
+fn brief_rates(formats: &[DType]) -> Result<Rates, Failure> {
+    let saved = Rates::saved();
+    let rates = rates(&Effort::brief(again(formats, saved.as_ref())), saved)?;
+    save(&rates);
+    Ok(rates)
+}
+
+/// The formats to measure: those that are wanted, and all saved ones if they are in doubt.
+fn again(wanted: &[DType], saved: Option<&Rates>) -> Vec<DType> {
+    let doubtful = saved.filter(|saved| saved.doubt.is_some());
+    let doubtful = doubtful.map_or_else(Vec::new, Rates::formats);
+    let is_measured = |format: &DType| wanted.contains(format) || doubtful.contains(format);
+    FORMATS.into_iter().filter(is_measured).collect()
 }
 
 /// Measures a disk by a few reads of a file.
@@ -202,15 +217,13 @@ fn reads(path: &Path) -> Result<DeviceProfile, ProfileError> {
     })
 }
 
-/// Measures compute rates. Better or unmeasured ones are kept from `saved`, unless those were measured under load and the
-/// new ones were not.
+/// Measures compute rates. Better or unmeasured ones are kept from `saved`.
 fn rates(effort: &Effort, saved: Option<Rates>) -> Result<Rates, Failure> {
     let steps = effort.counts(Machine::here().cores).len() * effort.formats.len();
     let bar = progress::steps("measuring", u64::from(effort.rounds) * steps as u64);
     let mut rates = measure(effort, || bar.inc(1))?;
-    let is_kept = |saved: &Rates| rates.doubt.is_some() || saved.doubt.is_none();
-    if let Some(saved) = saved.filter(is_kept) {
-        rates = rates.best_of(saved);
+    if let Some(saved) = saved {
+        rates = rates.completed_by(saved);
     }
     layers(&mut rates, || Ok(Model::demo()?))?;
     bar.finish_and_clear();
@@ -256,6 +269,19 @@ mod tests {
     use emberflow_kernels::Isa;
 
     use super::*;
+
+    #[test]
+    fn formats_in_doubt_are_measured_again() {
+        let sure = Rates::assumed(2, Isa::Neon);
+        let doubtful = Rates {
+            doubt: Some("others".into()),
+            ..sure.clone()
+        };
+        let wanted = [DType::Q8];
+        assert_eq!(again(&wanted, None), wanted);
+        assert_eq!(again(&wanted, Some(&sure)), wanted);
+        assert_eq!(again(&wanted, Some(&doubtful)), FORMATS);
+    }
 
     #[test]
     fn the_table_has_a_row_for_each_format_and_thread_count() {

@@ -190,7 +190,8 @@ pub fn open_lane(arg: &DeviceArg) -> Result<Option<Arc<dyn OpenLane>>, Failure> 
         let device = crate::probe::open(choice).map_err(emberflow_engine::Error::from)?;
         devices.extend(device.map(|device| device.with_verdicts(choice.verdicts())));
     }
-    let devices = emberflow_devices::OnDevices::new(devices);
+    let outcomes = arg.choices.0.iter().find_map(|choice| choice.verdicts());
+    let devices = emberflow_devices::OnDevices::new(devices).saving_to(outcomes);
     Ok(devices.holding(arg.memory).lane())
 }
 

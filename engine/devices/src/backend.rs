@@ -52,6 +52,8 @@ pub struct Facts {
     pub graphs: &'static [usize],
     /// Bytes of host memory that a piece of work takes in addition to input, results and buffers.
     pub work_bytes: u64,
+    /// What its driver compiles at the first start, which takes long; none if nothing is compiled.
+    pub compiles: Option<&'static str>,
     /// Descriptions of its kernels for floats and for 8-bit integers. Results do not depend on them.
     pub kernels: [String; 2],
 }

@@ -33,6 +33,7 @@ impl CpuDevice {
             groups: true,
             graphs: &[],
             work_bytes: 0,
+            compiles: None,
             kernels: ["the CPU's", "the CPU's"].map(String::from),
         };
         Self::computing(facts, OneByOne(Cpu::detect()))

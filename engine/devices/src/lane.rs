@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use emberflow_engine::Error;
 use emberflow_engine::lane::{
-    Banks, CLUSTER, Collect, Hold, HostMatrix, Lane, LaneFacts, LaneReport, NeuronRows, Offer,
-    Outside, ProductRoom, Reported, Room, Share, Sharing, UnitRows, Widths, Work,
+    Banks, CLUSTER, Collect, Hold, HostMatrix, Lane, LaneFacts, LanePass, LaneReport, NeuronRows,
+    Offer, Outside, ProductRoom, Reported, Room, Share, Sharing, UnitRows, Widths, Work,
 };
 use emberflow_opencl::Sums;
 
@@ -35,6 +35,7 @@ pub(crate) use self::groups::{GroupCounts, GroupLane};
 use self::passing::Passing;
 pub use self::report::{Computed, DeviceReport, DeviceWork, ExpertWork, Streamed, device_report};
 use crate::backend::{Clusters, DenseShape, token_bytes};
+use crate::check::Verdicts;
 use crate::device_set::DeviceSet;
 use crate::experts::MOST_EXPERTS;
 use crate::in_use::Devices;
@@ -116,7 +117,10 @@ pub(crate) struct DeviceLane {
     /// Everything that the CPU can compute from the same bytes is left to it.
     rests: bool,
     trials: DeviceTrials,
-    /// Seconds of a decoding pass with devices and without, in place of the clock's.
+    /// Name of the model, and where outcomes of trials are saved.
+    model: String,
+    outcomes: Option<Verdicts>,
+    /// Seconds of a pass with devices and without, in place of the clock's.
     scripted: Option<[f64; 2]>,
     fired: u64,
     bytes: u64,
@@ -130,6 +134,8 @@ pub(crate) struct Parts {
     pub banks: Arc<Banks>,
     pub shape: DenseShape,
     pub experts: Option<ExpertModel>,
+    pub model: String,
+    pub outcomes: Option<Verdicts>,
     pub scripted: Option<[f64; 2]>,
 }
 
@@ -142,6 +148,8 @@ impl DeviceLane {
             banks,
             shape,
             experts,
+            model,
+            outcomes,
             scripted,
         } = parts;
         Self {
@@ -165,6 +173,8 @@ impl DeviceLane {
             underway: None,
             lost: false,
             rests: false,
+            model,
+            outcomes,
             scripted,
             fired: 0,
             bytes: 0,
@@ -471,8 +481,8 @@ impl Lane for DeviceLane {
         }
     }
 
-    fn begin_pass(&mut self, decoding: Option<usize>) {
-        let rests = decoding.is_some_and(|rows| self.trials.is_without(rows));
+    fn begin_pass(&mut self, timed: Option<LanePass>) {
+        let rests = timed.is_some_and(|pass| self.trials.begin(pass));
         if self.rests != rests {
             // `Outside` is set again.
             (self.rests, self.rows) = (rests, PassRows::default());
@@ -480,11 +490,11 @@ impl Lane for DeviceLane {
         }
     }
 
-    fn end_pass(&mut self, rows: usize, time: Duration) {
-        let without = usize::from(self.trials.is_without(rows));
+    fn end_pass(&mut self, pass: LanePass, time: Duration) {
+        let without = usize::from(self.trials.is_without(pass));
         let scripted = self.scripted.map(|both| both[without]);
         self.trials
-            .passed(rows, scripted.map_or(time, Duration::from_secs_f64));
+            .passed(pass, scripted.map_or(time, Duration::from_secs_f64));
     }
 
     fn rows(&self, rows: usize) -> usize {

@@ -124,6 +124,7 @@ impl NpuDevice {
             groups: true,
             graphs: &npu::WIDTHS,
             work_bytes: (RUN_BYTES + TOKEN_BYTES + OUTLIER_BYTES) as u64,
+            compiles: Some("graphs"),
             kernels: [String::new(), format!("graphs {}", npu::GRAPHS)],
         };
         let graphs = Graphs::of(opened);

@@ -9,7 +9,7 @@ use emberflow_engine::lane::{CLUSTER, Lane, LaneFacts, LaneModel, OpenLane};
 use emberflow_kernels::DType;
 
 use crate::backend::{DenseShape, Facts, Program};
-use crate::check::{TokenScales, checked};
+use crate::check::{TokenScales, Verdicts, checked};
 use crate::device::Device;
 use crate::error::DeviceUse;
 use crate::experts::GroupShape;
@@ -26,6 +26,7 @@ pub struct OnDevices {
     memory: Option<u64>,
     grouping: Grouping,
     pass_seconds: Option<[f64; 2]>,
+    outcomes: Option<Verdicts>,
 }
 
 impl fmt::Debug for OnDevices {
@@ -59,12 +60,21 @@ impl OnDevices {
         Self { grouping, ..self }
     }
 
-    /// The same with seconds of a decoding pass with devices and without, in place of the clock's, to decide whether devices
+    /// The same with seconds of a pass with devices and without, in place of the clock's, to decide whether devices
     /// are left out.
     #[must_use]
     pub fn pass_seconds(self, seconds: Option<[f64; 2]>) -> Self {
         Self {
             pass_seconds: seconds,
+            ..self
+        }
+    }
+
+    /// The same with a file in which is saved where devices are left out, from start to start.
+    #[must_use]
+    pub fn saving_to(self, verdicts: Option<Verdicts>) -> Self {
+        Self {
+            outcomes: verdicts,
             ..self
         }
     }
@@ -216,18 +226,21 @@ impl OpenLane for OnDevices {
             banks: Arc::clone(model.banks),
             shape,
             experts,
+            model: format!("model {:032x}, {} threads", model.identity, model.threads),
+            outcomes: self.outcomes.clone(),
             scripted: self.pass_seconds,
         };
         Ok(Some(Box::new(DeviceLane::new(parts))))
     }
 
     fn slow_start(&self) -> Option<String> {
-        let names = self.devices.iter().map(|device| &*device.facts().name);
-        let npus: Vec<&str> = names.filter(|name| name.starts_with("npu")).collect();
-        (!npus.is_empty()).then(|| {
+        let all = self.devices.iter().map(|device| device.facts());
+        let each = all.filter_map(|of| Some(format!("{} for {}", of.compiles?, of.name)));
+        let each: Vec<String> = each.collect();
+        (!each.is_empty()).then(|| {
             format!(
-                "compiling and timing graphs for {}, which takes seconds to minutes the first time",
-                npus.join(", ")
+                "compiling and timing {}, which takes seconds to minutes the first time",
+                each.join(" and ")
             )
         })
     }

@@ -40,6 +40,7 @@ fn facts(of: &cl::Listed) -> Facts {
         groups: false,
         graphs: &[],
         work_bytes: 0,
+        compiles: Some("kernels"),
         kernels: of.kernels.each_ref().map(ToString::to_string),
     }
 }

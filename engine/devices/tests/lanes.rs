@@ -210,6 +210,37 @@ fn experts_in_groups() {
     }
 }
 
+/// The user is told what takes long before a plan is made.
+#[test]
+fn drivers_that_compile_say_so() {
+    let device = |name: &str, compiles| {
+        let inner = Device::new(Box::new(CpuDevice::new()));
+        let facts = Facts {
+            name: name.into(),
+            compiles,
+            ..inner.facts().clone()
+        };
+        Device::new(Box::new(Fast {
+            inner: inner.lease().unwrap(),
+            facts,
+            done: 0,
+            fails: usize::MAX,
+        }))
+    };
+    let said = |devices| OnDevices::new(devices).lane().unwrap().slow_start();
+    let gpu = || device("a GPU", Some("kernels"));
+    let words = |what: &str| {
+        format!("compiling and timing {what}, which takes seconds to minutes the first time")
+    };
+    assert_eq!(said(vec![device("cpu", None)]), None);
+    assert_eq!(said(vec![gpu()]), Some(words("kernels for a GPU")));
+    let both = vec![gpu(), device("npu:qnn", Some("graphs"))];
+    assert_eq!(
+        said(both),
+        Some(words("kernels for a GPU and graphs for npu:qnn"))
+    );
+}
+
 #[test]
 fn a_device_that_fails_is_not_missed() {
     let experts = Case {

@@ -50,6 +50,8 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 pub struct LaneModel<'a> {
     /// Its configuration.
     pub config: &'a ModelConfig,
+    /// A hash of its content.
+    pub identity: u128,
     /// Its banks.
     pub banks: &'a Arc<Banks>,
     /// All mechanisms are on: no baseline is reproduced.
@@ -102,6 +104,8 @@ pub struct Hold {
     pub layer_seconds: f64,
     /// Rows of a prompt's pass.
     pub chunk: usize,
+    /// Share of the FFN in memory, 0 to 1.
+    pub resident: f64,
     /// Traces its work.
     pub tracer: Tracer,
 }
@@ -152,6 +156,15 @@ pub struct Reported<'a> {
     pub gates: &'a dyn Fn(u32) -> Option<&'a LaneMatrix>,
     /// Time that products were waited for, those of Gate rows aside.
     pub waited: Duration,
+}
+
+/// A pass whose time is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LanePass {
+    /// Its rows.
+    pub rows: usize,
+    /// Whether all of them decode; otherwise some are a prompt's.
+    pub decodes: bool,
 }
 
 /// Someone beside the compute threads who takes a part of a model's work.
@@ -210,11 +223,11 @@ pub trait Lane: Send + Sync {
         must: bool,
     ) -> Result<bool, Error>;
 
-    /// Begins a pass: of `Some` rows if all of them decode, of which it may leave all to the CPU.
-    fn begin_pass(&mut self, decoding: Option<usize>);
+    /// Begins a pass. It may leave all of one whose time it will be told to the CPU.
+    fn begin_pass(&mut self, timed: Option<LanePass>);
 
-    /// Takes note of a decoding pass's time.
-    fn end_pass(&mut self, rows: usize, time: Duration);
+    /// Takes note of a pass's time.
+    fn end_pass(&mut self, pass: LanePass, time: Duration);
 
     /// Leading rows of a pass of `rows` rows for which it computes all clusters.
     fn rows(&self, rows: usize) -> usize;

@@ -74,10 +74,15 @@ impl Planner {
     /// Expected tokens per second of `division` with all threads, in passes of `tokens` tokens. 0
     /// without rates.
     pub(crate) fn speed(&self, division: &Division, tokens: usize) -> f64 {
-        let outlook = outlook(self, division);
-        let pass = self.pass(division, self.threads);
-        let expected = pass.map(|pass| self.expect(&pass, division, &outlook, tokens));
+        let expected = self.expected(division, tokens);
         expected.map_or(0.0, |expected| expected.tokens_per_s)
+    }
+
+    /// The forecast of a pass of `tokens` tokens with all threads. `None` without rates.
+    pub(super) fn expected(&self, division: &Division, tokens: usize) -> Option<Forecast> {
+        let outlook = outlook(self, division);
+        let pass = self.pass(division, self.threads)?;
+        Some(self.expect(&pass, division, &outlook, tokens))
     }
 
     /// Forecasts `division` with `threads` compute threads.

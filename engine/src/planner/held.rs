@@ -2,6 +2,7 @@
 
 use super::budget::Division;
 use super::facts::Planner;
+use super::prompts::cheapest;
 use crate::cluster::HOT;
 
 /// Number of candidate cluster counts for a lane, evenly spaced.
@@ -28,7 +29,8 @@ impl Planner {
     }
 
     /// Takes a longer chunk if a lane computes nearly all of it, decode becomes at most
-    /// [`MAX_SLOWDOWN`] times slower, and prompts gain at least the square of that factor.
+    /// [`MAX_SLOWDOWN`] times slower, and prompts gain at least the square of that factor. Of several, the one with the
+    /// [`cheapest`] prompts.
     fn with_longer_chunk(&self, budget: u64, plain: &Division, found: Division) -> Division {
         // A single text gets long chunks while its prompt is computed (`Planner::for_prompt`).
         if self.batch == 1 || self.lane.as_ref().is_none_or(|lane| lane.at_once == 0) {
@@ -46,15 +48,15 @@ impl Planner {
                 let same = divided.memory.gate_banks == plain.memory.gate_banks;
                 same.then(|| self.with_lane(budget, divided))
             });
-        let best = others
-            .filter(|other| other.widths.streamed(other.chunk) > 0)
-            .map(|other| (speeds(&other), other))
-            .filter(|([decoded, prompted], _)| {
-                let (lost, won) = (decode / decoded.max(1e-9), prompted / prompt.max(1e-9));
-                lost <= MAX_SLOWDOWN && won >= lost.powi(2) * MIN_LANE_GAIN
-            })
-            .max_by(|a, b| a.0[1].total_cmp(&b.0[1]));
-        best.map_or(found, |(_, best)| best)
+        let gains = |other: &Division| {
+            let [decoded, prompted] = speeds(other);
+            let (lost, won) = (decode / decoded.max(1e-9), prompted / prompt.max(1e-9));
+            lost <= MAX_SLOWDOWN && won >= lost.powi(2) * MIN_LANE_GAIN
+        };
+        let costs = others
+            .filter(|other| other.widths.streamed(other.chunk) > 0 && gains(other))
+            .map(|other| (self.prompt_cost(&other, self.longest_chunk()), other));
+        cheapest(costs).map_or(found, |(_, best)| best)
     }
 
     /// Gives a lane the hottest clusters of each bank: as many as the user asked for, or the

@@ -15,6 +15,21 @@ use crate::error::Error;
 /// Version of the file format; others are rejected.
 pub const VERSION: u32 = 4;
 
+/// Bounds of what a thread's kernels can read in GB/s: a core loads at most two vectors of 64 bytes a cycle, at less than
+/// 6 GHz; and a slow one with other load reads 10 MB/s.
+const GB_PER_S: [f64; 2] = [0.01, 768.0];
+/// Most 10^9 multiply-adds per second of a thread: 1024 a cycle in matrix units, at less than 6 GHz.
+const MOST_PRODUCTS: f64 = 6144.0;
+/// Most nanoseconds of what is counted in them: a second, longer than a scheduler lets a thread wait.
+const MOST_NS: f64 = 1e9;
+
+/// Bytes of the row by which measurements are compared: 4096 elements in 8 bits.
+const ROW: f64 = 4096.0;
+
+fn is_time(ns: f64) -> bool {
+    (0.0..=MOST_NS).contains(&ns)
+}
+
 /// Throughput by working-set size: a cost per row and a bandwidth curve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
@@ -30,10 +45,36 @@ impl Throughput {
         rows * self.row_ns + bytes / self.at(working_set)
     }
 
-    /// See [`Rates::best_of`].
+    /// See [`Rates::best_of`]. Both numbers of a measurement follow from the same times: the cost per row of one beside the
+    /// bandwidth of the other would promise what was never measured. So bandwidths are those with which a row of [`ROW`] bytes
+    /// takes as long as it was measured to.
     fn take_best(&mut self, other: &Self) {
-        self.row_ns = self.row_ns.min(other.row_ns);
-        best_points(&mut self.gb_per_s, &other.gb_per_s);
+        let row_ns = self.row_ns.min(other.row_ns);
+        let theirs = other.beside(row_ns);
+        *self = Self {
+            row_ns,
+            gb_per_s: self.beside(row_ns),
+        };
+        best_points(&mut self.gb_per_s, &theirs);
+    }
+
+    /// The bandwidths for a cost per row of `row_ns`, at most that of this measurement.
+    fn beside(&self, row_ns: f64) -> Vec<(u64, f64)> {
+        let more = self.row_ns - row_ns;
+        let speed = |&(set, gb): &(u64, f64)| match more > 0.0 {
+            true => (set, ROW / (ROW / gb + more)),
+            false => (set, gb),
+        };
+        self.gb_per_s.iter().map(speed).collect()
+    }
+
+    /// Whether `threads` threads can be as fast.
+    fn is_plausible(&self, threads: f64) -> bool {
+        let [least, most] = GB_PER_S;
+        let can_be = |gb: f64| (least..=most * threads).contains(&gb);
+        is_time(self.row_ns)
+            && !self.gb_per_s.is_empty()
+            && self.gb_per_s.iter().all(|point| can_be(point.1))
     }
 
     /// GB/s for a working set; interpolates over its logarithm.
@@ -121,6 +162,22 @@ impl ThreadRates {
             ours.neuron.take_best(&theirs.neuron);
             best_points(&mut ours.gemm, &theirs.gemm);
         }
+    }
+
+    /// Whether numbers can be as they are.
+    fn is_plausible(&self) -> bool {
+        let threads = f64::from(self.threads);
+        let of_kernel = |k: &KernelRates| {
+            let most = MOST_PRODUCTS * threads;
+            let product = |point: &(u32, f64)| point.1 > 0.0 && point.1 <= most;
+            k.dot.is_plausible(threads)
+                && k.neuron.is_plausible(threads)
+                && k.gemm.iter().all(product)
+        };
+        is_time(self.section_ns)
+            && is_time(self.layer_ns)
+            && self.read.is_plausible(threads)
+            && self.kernels.iter().all(of_kernel)
     }
 
     /// The rates of a format.
@@ -255,6 +312,23 @@ impl Rates {
         self
     }
 
+    /// New rates and those that were saved: nothing that was measured is lost. Doubt about saved ones ends when all of their
+    /// formats have been measured again without.
+    pub fn completed_by(self, saved: Self) -> Self {
+        let sure = self.doubt.is_none() && self.has(&saved.formats());
+        let both = self.best_of(saved);
+        Self {
+            doubt: both.doubt.filter(|_| !sure),
+            ..both
+        }
+    }
+
+    /// The formats whose kernels were measured.
+    pub fn formats(&self) -> Vec<DType> {
+        let has = |format: &DType| self.threads.iter().any(|t| t.kernel(*format).is_some());
+        FORMATS.into_iter().filter(has).collect()
+    }
+
     /// Remembered or saved rates of this machine; `None` if there are none.
     pub fn saved() -> Option<Self> {
         let remembered = REMEMBERED.lock().unwrap_or_else(|e| e.into_inner());
@@ -277,7 +351,27 @@ impl Rates {
             tracing::debug!(measured = %rates.machine.cpu, here = %here.cpu,
                 "the saved machine profile is of another machine");
         }
-        (same && !rates.threads.is_empty()).then_some(rates)
+        let plausible = rates.is_plausible();
+        if !plausible {
+            tracing::info!("the saved machine profile has numbers that cannot be: ignored");
+        }
+        (same && plausible && !rates.threads.is_empty()).then_some(rates)
+    }
+
+    /// Whether numbers can be as they are. Load while they were measured may spoil them.
+    pub fn is_plausible(&self) -> bool {
+        let times = [
+            self.lookup_ns,
+            self.replace_ns,
+            self.name_ns,
+            self.wake_ns,
+            self.tell_ns,
+            self.element_ns,
+        ];
+        let [least, most] = GB_PER_S;
+        times.into_iter().all(is_time)
+            && (least..=most).contains(&self.check_gb_per_s)
+            && self.threads.iter().all(ThreadRates::is_plausible)
     }
 
     /// Saves the rates atomically.
@@ -400,6 +494,49 @@ mod tests {
         assert_eq!(slow.best_of(partial), wanted);
     }
 
+    /// One round has a cost per row, another none: its bandwidth belongs to its cost.
+    #[test]
+    fn the_best_of_two_measurements_is_no_faster_than_each() {
+        let of = |row_ns, gb: f64| Throughput {
+            row_ns,
+            gb_per_s: vec![(1 << 20, gb)],
+        };
+        let row = |of: &Throughput| of.ns(1.0, ROW, 1.0);
+        // 4096 bytes in 1024 ns, nearly all of it per row; and in 2048 ns.
+        let [fitted, plain] = [of(1023.9, 40_960.0), of(0.0, 2.0)];
+        for (one, other) in [(&fitted, &plain), (&plain, &fitted)] {
+            let mut best = one.clone();
+            best.take_best(other);
+            assert_eq!(best.row_ns, 0.0);
+            assert!((row(&best) - 1024.0).abs() < 1e-6, "{best:?}");
+            assert!((best.at(1.0) - 4.0).abs() < 1e-6, "{best:?}");
+        }
+        let mut same = of(2.0, 5.0);
+        same.take_best(&of(2.0, 7.0));
+        assert_eq!(same, of(2.0, 7.0));
+    }
+
+    #[test]
+    fn saved_rates_are_completed_and_doubt_ends_with_the_last_format() {
+        let all = Rates::assumed(4, Isa::Neon);
+        let doubtful = Rates {
+            doubt: Some("others".into()),
+            ..all.clone()
+        };
+        // A brief measurement: fewer thread counts and formats.
+        let brief = |formats: usize| {
+            let mut of = all.clone();
+            of.threads.retain(|t| t.threads != 3);
+            (of.threads.iter_mut()).for_each(|t| t.kernels.truncate(formats));
+            of
+        };
+        let some = brief(1).completed_by(doubtful.clone());
+        assert_eq!(some, doubtful, "four formats are still in doubt");
+        assert_eq!(brief(FORMATS.len()).completed_by(doubtful), all);
+        assert_eq!(brief(1).completed_by(all.clone()), all);
+        assert_eq!(brief(2).formats(), FORMATS[..2]);
+    }
+
     #[test]
     fn thread_counts_end_with_all_cores() {
         assert_eq!(counts(0), [1]);
@@ -430,5 +567,19 @@ mod tests {
         assert_eq!(Rates::saved_at(&path, &other), None);
         std::fs::write(&path, "{\"version\": 7}").unwrap();
         assert_eq!(Rates::saved_at(&path, &here), None);
+        // Numbers that cannot be are not used.
+        let spoiled: [fn(&mut Rates); 5] = [
+            |r| r.threads[0].kernels[0].dot.gb_per_s[1].1 = 2_304_000.0,
+            |r| r.threads[1].read.gb_per_s[0].1 = 0.0,
+            |r| r.threads[0].kernels[1].neuron.row_ns = -1.0,
+            |r| r.threads[1].kernels[0].gemm[0].1 = 1e6,
+            |r| r.wake_ns = 1e12,
+        ];
+        for spoil in spoiled {
+            let mut spoiled = rates.clone();
+            spoil(&mut spoiled);
+            spoiled.save(&path).unwrap();
+            assert_eq!(Rates::saved_at(&path, &here), None, "{spoiled:?}");
+        }
     }
 }

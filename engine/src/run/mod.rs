@@ -9,6 +9,7 @@ mod events;
 mod generate;
 mod groups;
 mod log_probs;
+mod pace;
 mod parked;
 mod prompt;
 mod repetition;

@@ -13,6 +13,9 @@ pub enum Wants {
     Prompt(usize),
 }
 
+/// Rows that a pass of a model in memory computes in hardly more time than one.
+pub const FREE_ROWS: usize = 32;
+
 /// Size of the passes that rows are divided for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassSize {
@@ -30,6 +33,8 @@ pub struct PassSize {
 ///   first token by no more than it takes itself.
 /// - The oldest prompt comes first whenever the younger ones have had as many rows before it as it
 ///   takes next. So they have at most as many rows as it has, and a pass: it is not starved.
+///
+/// Who has a sequence at all is decided before, by the server's schedule, which has no rows to count.
 ///
 /// A pass is never empty while any request can run.
 #[derive(Debug)]

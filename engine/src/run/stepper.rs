@@ -16,21 +16,20 @@ use std::time::{Duration, Instant};
 use super::events::{Admission, Event, Finished, Stepped};
 use super::groups::{self, Groups};
 use super::log_probs::LogProbs;
+use super::pace::{Pace, PassTime};
 use super::parked::{Parked, RequestRows, StoppedRows};
 use super::prompt::prompt_events;
 use super::request::{Request, RequestId, Stop};
-use super::spans::{PassSize, Turns, Wants};
+use super::spans::{FREE_ROWS, PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
 use crate::forward::Hooks;
 use crate::forward::streams;
+use crate::lane::LanePass;
 use crate::prompts::token_decoded;
 use crate::state::{Sequence, Span};
-
-/// Rows that a pass of a model in memory computes in hardly more time than one.
-const FREE_ROWS: usize = 32;
 
 /// Admits requests and runs them in batches, one pass at a time.
 pub struct Stepper<'e> {
@@ -47,6 +46,7 @@ pub struct Stepper<'e> {
     next: u64,
     groups: Groups,
     turns: Turns<RequestId>,
+    pace: Pace,
     /// The last request for whose prompt a memory division was considered.
     considered: Option<RequestId>,
 }
@@ -65,6 +65,7 @@ impl<'e> Stepper<'e> {
             next: 0,
             groups: Groups::new(),
             turns: Turns::new(),
+            pace: Pace::default(),
             considered: None,
         }
     }
@@ -198,10 +199,19 @@ impl<'e> Stepper<'e> {
         }
         if whole {
             let time = start.elapsed();
-            if let (true, Some(lane)) = (decodes, &mut self.engine.decoder.ffn.lane) {
-                lane.end_pass(rows, time);
+            let counted = self.engine.counters().since(before);
+            if let Some(lane) = &mut self.engine.decoder.ffn.lane {
+                lane.end_pass(LanePass { rows, decodes }, time);
             }
-            self.count_pass(rows, time, before)?;
+            if !decodes {
+                self.pace.passed(PassTime {
+                    rows,
+                    time,
+                    waited: Duration::from_nanos(counted.wait_ns),
+                    read: Duration::from_nanos(counted.busy_ns),
+                });
+            }
+            self.count_pass(rows, time, counted)?;
         }
         self.take_tokens()?;
         Ok(Stepped::Passed {
@@ -216,13 +226,13 @@ impl<'e> Stepper<'e> {
         let runs = |text: &&LiveText| self.running.iter().any(|part| part.id == text.id);
         let decodes = (self.texts.iter().filter(runs)).all(|text| text.wants() == Wants::Decode);
         if let Some(lane) = &mut self.engine.decoder.ffn.lane {
-            lane.begin_pass(decodes.then_some(rows));
+            lane.begin_pass(Some(LanePass { rows, decodes }));
         }
         decodes
     }
 
     /// Counts an uninterrupted pass for the current group, if all its rows decode.
-    fn count_pass(&mut self, rows: usize, time: Duration, before: Counters) -> Result<(), Error> {
+    fn count_pass(&mut self, rows: usize, time: Duration, counted: Counters) -> Result<(), Error> {
         if !self.parked.is_empty() {
             return Ok(());
         }
@@ -230,7 +240,6 @@ impl<'e> Stepper<'e> {
         if decoding.clone().filter(|t| self.groups.has(t.id)).count() != rows {
             return Ok(());
         }
-        let counted = self.engine.counters().since(before);
         let store = &self.engine.decoder.ffn.store;
         // Streamed neurons are read once per pass for any number of requests.
         let streamed = store.streamed();
@@ -301,15 +310,27 @@ impl<'e> Stepper<'e> {
         total > 0
     }
 
-    /// Rows of a pass. Where passes read weights or a device computes them, short ones save little time.
+    /// Rows of a pass, fewer while texts decode. Where passes read weights or a device computes them, short ones save little
+    /// time.
     fn pass_size(&self) -> PassSize {
-        let (rows, ffn) = (self.engine.most_rows(), &self.engine.decoder.ffn);
+        let (most, ffn) = (self.engine.most_rows(), &self.engine.decoder.ffn);
         let in_memory = ffn.store.capacity() >= ffn.store.layout.total();
         let free = match in_memory && ffn.lane.is_none() {
-            true => FREE_ROWS.min(rows / 8),
-            false => rows,
+            true => FREE_ROWS.min(most / 8),
+            false => most,
         };
-        PassSize { rows, free }
+        let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
+        let rows = match decoding.count() {
+            0 => most,
+            texts => {
+                let rows = self.pace.rows(self.engine.options().lab.pause);
+                most.min(rows.max(texts + FREE_ROWS))
+            }
+        };
+        PassSize {
+            rows,
+            free: free.min(rows),
+        }
     }
 
     /// Parks the pass in progress if a much shorter prompt waits for it. Returns whether that prompt goes first.

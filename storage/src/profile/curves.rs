@@ -26,7 +26,7 @@ impl DeviceProfile {
         *remembered = Some(self);
     }
 
-    fn is_of(&self, facts: &FileFacts) -> bool {
+    pub(super) fn is_of(&self, facts: &FileFacts) -> bool {
         self.file.device == facts.device && self.file.fs == facts.fs
     }
 

@@ -26,6 +26,10 @@ pub use target::Target;
 /// Version of the file format; others are rejected.
 pub const VERSION: u32 = 1;
 
+/// The fastest reads that can be, in 10^6 bytes per second: several times a machine's memory bandwidth, which limits reads from
+/// the page cache too.
+const FASTEST: f64 = 4e6;
+
 /// A depth that reaches this share of the highest throughput is enough: more only adds latency.
 const ENOUGH: f64 = 0.97;
 
@@ -143,6 +147,18 @@ pub struct Point {
     pub reads: u64,
 }
 
+impl Point {
+    /// Whether a device can be as fast.
+    fn is_plausible(&self) -> bool {
+        (0.0..=FASTEST).contains(&self.mb_per_s)
+    }
+
+    /// What it is a measurement of.
+    fn subject(&self) -> (&str, Pattern, u32, u32) {
+        (&self.engine, self.pattern, self.size, self.depth)
+    }
+}
+
 /// Recommended settings for the device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
@@ -152,8 +168,14 @@ pub struct Best {
     pub depth: u32,
     /// Highest random throughput in 10^6 bytes per second.
     pub random_mb_per_s: f64,
-    /// Highest sequential throughput in 10^6 bytes per second.
-    pub sequential_mb_per_s: f64,
+    /// Highest sequential throughput in 10^6 bytes per second; absent if it was not measured.
+    #[serde(default, deserialize_with = "measured")]
+    pub sequential_mb_per_s: Option<f64>,
+}
+
+/// A speed. Older profiles have 0 for those that were not measured.
+fn measured<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.filter(|speed| *speed > 0.0))
 }
 
 /// A measured device.
@@ -197,6 +219,15 @@ impl DeviceProfile {
     #[must_use]
     pub fn doubt(&self) -> Option<String> {
         self.conditions?.doubt()
+    }
+
+    /// Whether a saved profile says more, so that this one must not replace it: it was measured thoroughly, or has points of
+    /// the same device that this one lacks.
+    #[must_use]
+    pub fn is_poorer_than(&self, saved: &Self) -> bool {
+        let has = |point: &Point| self.points.iter().any(|p| p.subject() == point.subject());
+        let lacks = self.is_of(&saved.file) && !saved.points.iter().all(has);
+        self.brief && (!saved.brief || lacks)
     }
 
     /// Highest random throughput of the best engine over the widest range, by bytes per read,
@@ -279,7 +310,16 @@ impl DeviceProfile {
     /// [`ProfileError::File`] if it cannot be read, [`ProfileError::Format`] if it is not a profile
     /// of this version.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
-        load_json(path, VERSION, "emberflow bench io")
+        const HOW: &str = "emberflow bench io";
+        let profile: Self = load_json(path, VERSION, HOW)?;
+        match profile.points.iter().find(|point| !point.is_plausible()) {
+            None => Ok(profile),
+            Some(point) => Err(ProfileError::Format {
+                path: path.to_owned(),
+                reason: format!("no device reads {:.0} MB/s", point.mb_per_s),
+                how: HOW,
+            }),
+        }
     }
 
     /// Writes the profile atomically and creates missing folders.
@@ -381,7 +421,7 @@ fn best(points: &[Point]) -> Option<Best> {
         engine: engine.to_owned(),
         depth: sizes.iter().filter_map(|&s| enough(s)).max()?,
         random_mb_per_s: peak(points, |p| mine(p, Pattern::Random))?,
-        sequential_mb_per_s: peak(points, |p| mine(p, Pattern::Sequential)).unwrap_or(0.0),
+        sequential_mb_per_s: peak(points, |p| mine(p, Pattern::Sequential)),
     })
 }
 
@@ -429,8 +469,38 @@ mod tests {
         let best = profile().best.unwrap();
         assert_eq!((best.engine.as_str(), best.depth), ("uring", 8));
         assert_eq!(best.random_mb_per_s, 800.0);
-        assert_eq!(best.sequential_mb_per_s, 1500.0);
+        assert_eq!(best.sequential_mb_per_s, Some(1500.0));
         assert_eq!(super::best(&[]), None);
+    }
+
+    /// Also in profiles of older versions, which had 0.
+    #[test]
+    fn what_was_not_measured_has_no_speed() {
+        let mut p = profile();
+        p.points.retain(|p| p.pattern == Pattern::Random);
+        let found = best(&p.points).unwrap();
+        assert_eq!(found.sequential_mb_per_s, None);
+        let read = |text: String| serde_json::from_str::<Best>(&text).unwrap();
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(read(text.clone()), found);
+        assert_eq!(read(text.replace("null", "0.0")), found);
+    }
+
+    #[test]
+    fn a_poorer_profile_is_known() {
+        let brief = |points: usize| {
+            let mut p = profile();
+            p.points.drain(points..);
+            DeviceProfile { brief: true, ..p }
+        };
+        let [all, few] = [9, 5].map(brief);
+        assert!(few.is_poorer_than(&all) && few.is_poorer_than(&profile()));
+        assert!(all.is_poorer_than(&profile()), "of a few reads");
+        assert!(!all.is_poorer_than(&few) && !all.is_poorer_than(&all));
+        assert!(!profile().is_poorer_than(&profile()));
+        let mut other = all.clone();
+        other.file.device = "/dev/other".into();
+        assert!(!few.is_poorer_than(&other), "it says nothing of this one");
     }
 
     #[test]
@@ -467,6 +537,11 @@ mod tests {
             let error = DeviceProfile::load(&path).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
+        let mut absurd = p.clone();
+        absurd.points[0].mb_per_s = 2.3e9;
+        absurd.save(&path).unwrap();
+        let error = DeviceProfile::load(&path).unwrap_err().to_string();
+        assert!(error.contains("no device reads 2300000000 MB/s"), "{error}");
         std::fs::remove_file(&path).unwrap();
         let error = DeviceProfile::load(&path).unwrap_err().to_string();
         assert!(error.contains("device.json"), "{error}");

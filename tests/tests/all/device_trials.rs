@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use emberflow_devices::{Device, OnDevices, device_report};
+use emberflow_devices::{Device, OnDevices, Verdicts, device_report};
 use emberflow_engine::{Budget, Engine, Lab, Model, Options, Request};
 use emberflow_tests::devices::{fast_products, plain_devices};
 
@@ -74,6 +74,56 @@ fn a_device_is_left_out_if_the_run_says_that_it_slows_decoding() {
     generated(&mut faster, 40);
     let all = work(&faster);
     assert!(all[0] - before[0] > 10 * of_prompt[0], "{before:?} {all:?}");
+}
+
+/// By the same rule as decoding.
+#[test]
+fn a_device_is_left_out_of_prompts_that_it_slows() {
+    let prompt: Vec<u32> = (0..200).map(|i| 3 + 31 * i % 300).collect();
+    let computed = |devices| {
+        let mut options = options(devices, Some([0.070, 0.038]));
+        options.lab.chunk = 8;
+        let mut engine = Engine::open(Model::demo().unwrap(), options).unwrap();
+        let mut sequence = engine.new_sequence().unwrap();
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let request = Request {
+            max_tokens: 1,
+            ..Request::default()
+        };
+        let done = engine.generate(&mut sequence, &prompt, &request, go_on);
+        (done.unwrap().logits_hash, engine)
+    };
+    let (expected, _) = computed(Vec::new());
+    let (found, engine) = computed(vec![fast_products(&plain_devices()[0])]);
+    assert_eq!(found, expected);
+    let report = device_report(&engine).unwrap();
+    let [of] = report.left_out[..] else {
+        panic!("{report:?}")
+    };
+    assert_eq!((of.prompt, of.rows), (true, 8));
+}
+
+#[test]
+fn the_next_run_begins_without_a_device_that_slowed_the_last_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let left_out = |file: &str, share: f64, tokens: usize| {
+        let devices = OnDevices::new(vec![fast_products(&plain_devices()[0])]);
+        let devices = devices.pass_seconds(Some([0.070, 0.038]));
+        let verdicts = Verdicts::at(dir.path().join(file));
+        let options = Options {
+            budget: Budget::FfnShare(share),
+            lane: devices.saving_to(Some(verdicts)).lane(),
+            ..options(Vec::new(), None)
+        };
+        let mut engine = Engine::open(Model::demo().unwrap(), options).unwrap();
+        generated(&mut engine, tokens);
+        device_report(&engine).unwrap().left_out
+    };
+    let first = left_out("devices.json", 1.0, 48);
+    assert_eq!(first.len(), 1);
+    assert_eq!(left_out("devices.json", 1.0, 2), first);
+    assert_eq!(left_out("devices.json", 0.5, 2), [], "other memory");
+    assert_eq!(left_out("others.json", 1.0, 2), [], "nothing is known");
 }
 
 /// A device that was given a size has its part whatever it costs.

@@ -2,15 +2,18 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use emberflow_engine::{
-    Admission, Constraint, Error, Event, Logits, Request, Stepped, Stepper, Stop,
+    Admission, Constraint, Engine, Error, Event, Logits, Request, Stepped, Stepper, Stop,
 };
 use emberflow_tests::kinds::{KINDS, Kind};
 use emberflow_tests::{all_logits, bits, visited};
 use fastrand::Rng;
 
-use super::texts::{CONTEXT, Text, admit, alone, drain, engine, engine_of, prompt, request, text};
+use super::texts::{
+    CONTEXT, Text, admit, alone, drain, engine, engine_of, options, prompt, request, text,
+};
 
 /// Only even tokens at even positions, only odd ones at odd positions, and the end after `most`.
 #[derive(Debug, Clone)]
@@ -326,6 +329,35 @@ fn decoding_goes_on_beside_a_long_prompt() {
     }
     // 15 rows of each pass are the prompt's
     assert_eq!(passes, 200usize.div_ceil(15));
+}
+
+/// A text that decodes waits for a chunk only as long as it is known to take. Nothing was measured before: few rows are
+/// tried. Then any number of rows takes less than the longest pause of all.
+#[test]
+fn prompts_beside_a_text_that_decodes_come_in_pieces_of_measured_length() {
+    let mut options = options(2, 1.0, false);
+    (options.lab.chunk, options.lab.pause) = (128, Duration::MAX);
+    let [short, long] = [
+        (prompt(0, 4), request(9, 0)),
+        (prompt(1, 200), request(5, 1)),
+    ];
+    let mut engine = Engine::open(Kind::Attention.model(), options).unwrap();
+    let expected = [&short, &long].map(|(prompt, request)| alone(&mut engine, prompt, request));
+    let mut stepper = Stepper::new(&mut engine);
+    let first = admit(&mut stepper, &short.0, short.1, 1);
+    stepper.step().unwrap();
+    let second = admit(&mut stepper, &long.0, long.1, 1);
+    let mut rows = Vec::new();
+    while rows.last() != Some(&2) {
+        let Stepped::Passed { rows: of_pass, .. } = stepper.step().unwrap() else {
+            panic!("both want something");
+        };
+        rows.push(of_pass);
+    }
+    assert_eq!(rows, [1 + 32, 128, 1 + 200 - 32 - 127, 2]);
+    drain(&mut stepper);
+    let found = [first, second].map(|id| text(stepper.take(id).unwrap()));
+    assert_eq!(found, expected);
 }
 
 #[test]

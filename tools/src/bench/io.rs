@@ -242,11 +242,11 @@ fn notes(profile: &DeviceProfile, choice: IoChoice, saved_to: &Option<PathBuf>) 
     let mut notes = vec![format!("bound: {bound}")];
     notes.extend(profile.best.as_ref().map(|best| {
         format!(
-            "best: {} at depth {}; {}; {:.0} MB/s sequential",
+            "best: {} at depth {}; {}; {}",
             best.engine,
             best.depth,
             random(profile),
-            best.sequential_mb_per_s
+            sequential(best)
         )
     }));
     if let Some(c) = profile
@@ -283,6 +283,14 @@ pub fn random(profile: &DeviceProfile) -> String {
     let speed = |&(len, mb): &(u32, f64)| format!("{mb:.0} in {}", size::show(u64::from(len)));
     let speeds: Vec<String> = speeds.iter().map(speed).collect();
     format!("MB/s random: {}", speeds.join(", "))
+}
+
+/// Sequential throughput in words.
+pub fn sequential(best: &Best) -> String {
+    match best.sequential_mb_per_s {
+        Some(speed) => format!("{speed:.0} MB/s sequential"),
+        None => "sequential not measured".into(),
+    }
 }
 
 /// Saves the profile to the given path or for the planner; returns the path.

@@ -153,8 +153,8 @@ fn stored_json(entry: &Entry) -> Value {
         Found::Wrong(how) => (None, Some(how)),
         Found::Right => (None, None),
         Found::Sums(verdict) => (Some(verdict.same_bits), None),
-        // Others get no products.
-        Found::Products(_) => (Some(true), None),
+        // Others get no products, and are not left out.
+        Found::Products(_) | Found::Passes { .. } => (Some(true), None),
     };
     json!({
         "kernels": entry.kernels,

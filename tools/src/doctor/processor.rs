@@ -31,14 +31,11 @@ pub(super) fn compute_rates() -> Check {
     let Some(all) = rates.threads.last() else {
         return Check::unknown(NAME, "no rates are saved");
     };
-    let memory = rates.of_memory().unwrap_or_default() / 1e9;
-    let check = Check::ok(
-        NAME,
-        format!(
-            "{memory:.1} GB/s from memory, up to {} threads",
-            all.threads
-        ),
-    );
+    let memory = rates.of_memory().map(|speed| speed / 1e9);
+    let speed = memory.map_or("memory not measured".into(), |speed| {
+        format!("{speed:.1} GB/s from memory")
+    });
+    let check = Check::ok(NAME, format!("{speed}, up to {} threads", all.threads));
     let check = check
         .with("memory_gb_per_s", memory)
         .with("threads", all.threads);

@@ -9,7 +9,7 @@ use emberflow_storage::profile::{DeviceProfile, FileFacts, Machine, ProfileError
 use serde_json::Value;
 
 use super::check::Check;
-use crate::bench::io::random;
+use crate::bench::io::{random, sequential};
 
 /// Facts of a file; for a folder, of a temporary file in it.
 pub(super) fn facts(path: &Path) -> Result<FileFacts, String> {
@@ -146,11 +146,11 @@ fn judge(profile: &DeviceProfile, facts: Option<&FileFacts>, machine: &Machine) 
         Some(best) => Check::ok(
             NAME,
             format!(
-                "{on}: {} at depth {}; {}; {:.0} MB/s sequential",
+                "{on}: {} at depth {}; {}; {}",
                 best.engine,
                 best.depth,
                 random(profile),
-                best.sequential_mb_per_s
+                sequential(best)
             ),
         )
         .with("engine", best.engine.as_str())
@@ -176,6 +176,8 @@ fn judge(profile: &DeviceProfile, facts: Option<&FileFacts>, machine: &Machine) 
 
 #[cfg(test)]
 mod tests {
+    use emberflow_storage::profile::Best;
+
     use super::super::Status;
     use super::*;
 
@@ -207,6 +209,31 @@ mod tests {
         assert_eq!(direct_io(Err(&"no".into())).status, Status::Unknown);
         assert_eq!(read_ahead(Err(&"no".into())).status, Status::Unknown);
         assert!(super::facts(Path::new("/no/such/model")).is_err());
+    }
+
+    #[test]
+    fn what_was_not_measured_is_said_so() {
+        let here = Machine::here();
+        let mut profile = DeviceProfile::new(here.clone(), FileFacts::default(), Vec::new());
+        let best = Best {
+            engine: "uring".into(),
+            depth: 32,
+            random_mb_per_s: 900.0,
+            sequential_mb_per_s: None,
+        };
+        profile.best = Some(best.clone());
+        let check = judge(&profile, None, &here);
+        assert!(
+            check.found.ends_with("; sequential not measured"),
+            "{check:?}"
+        );
+        assert_eq!(check.data["sequential_mb_per_s"], Value::Null);
+        profile.best = Some(Best {
+            sequential_mb_per_s: Some(1500.0),
+            ..best
+        });
+        let check = judge(&profile, None, &here);
+        assert!(check.found.ends_with("; 1500 MB/s sequential"), "{check:?}");
     }
 
     #[test]

@@ -208,12 +208,20 @@ fn section(workers: &Workers, time: Duration) -> f64 {
 
 /// Separates the cost per row from the cost per byte. `short` and `long` are nanoseconds per row of the two lengths,
 /// `long` for every working set.
+///
+/// If other load has spoiled one of them, they do not fit: a long row has 16 times as many bytes and takes at least twice as
+/// long. Then all of its time is that of its bytes. So no bandwidth is more than twice what was seen.
 fn fit(dtype: DType, short: f64, long: &[f64], sets: &[u64]) -> Throughput {
     let bytes = [SHORT, LONG].map(|n| dtype.row_bytes(n) as f64);
     let first = long.first().copied().unwrap_or(short);
-    let per_byte = ((first - short) / (bytes[1] - bytes[0])).max(1e-6);
-    let row_ns = (short - bytes[0] * per_byte).clamp(0.0, short);
-    let speed = |(&set, &ns): (&u64, &f64)| (set, bytes[1] / (ns - row_ns).max(1e-3));
+    let row_ns = match 2.0 * short <= first {
+        true => {
+            let per_byte = (first - short) / (bytes[1] - bytes[0]);
+            (short - bytes[0] * per_byte).max(0.0)
+        }
+        false => 0.0,
+    };
+    let speed = |(&set, &ns): (&u64, &f64)| (set, bytes[1] / (ns - row_ns).max(ns / 2.0));
     Throughput {
         row_ns,
         gb_per_s: sets.iter().zip(long).map(speed).collect(),
@@ -489,6 +497,28 @@ mod tests {
     }
 
     #[test]
+    fn times_that_do_not_fit_are_those_of_the_bytes() {
+        let [short_bytes, bytes] = [SHORT, LONG].map(|n| DType::Q4.row_bytes(n) as f64);
+        let fitted = |short, long| fit(DType::Q4, short, &long, &[1, 2]);
+        let plain = [(1, bytes / 1000.0), (2, bytes / 1600.0)];
+        // Other load made the short rows slow, or the long ones were faster afterwards.
+        for short in [501.0, 999.999, 1000.0, 5000.0] {
+            let speed = fitted(short, [1000.0, 1600.0]);
+            assert_eq!(
+                (speed.row_ns, speed.gb_per_s),
+                (0.0, plain.to_vec()),
+                "{short}"
+            );
+        }
+        // A bandwidth is at most twice what was seen.
+        let speed = fitted(500.0, [1000.0, 300.0]);
+        let row_ns = 500.0 - short_bytes * 500.0 / (bytes - short_bytes);
+        assert!((speed.row_ns - row_ns).abs() < 1e-9, "{speed:?}");
+        assert!(speed.gb_per_s[0].1 < 2.0 * plain[0].1, "{speed:?}");
+        assert_eq!(speed.gb_per_s[1].1, bytes / 150.0);
+    }
+
+    #[test]
     fn every_rate_of_this_machine_is_a_positive_number() {
         let mut effort = Effort {
             time: Duration::from_micros(100),
@@ -498,7 +528,7 @@ mod tests {
         let mut ticks = 0;
         let rates = measure(&effort, || ticks += 1).unwrap();
         assert_eq!(ticks, 2 * rates.threads.len() * FORMATS.len());
-        assert!(rates.has(&FORMATS));
+        assert!(rates.has(&FORMATS) && rates.is_plausible());
         effort.brief = true;
         assert_eq!(effort.counts(1), [1]);
         assert_eq!(effort.counts(2), [1, 2]);

@@ -124,7 +124,8 @@ impl Passes {
     }
 }
 
-/// Median seconds of a pass with `texts` decoding texts and `rows` rows of a prompt.
+/// Median seconds of a pass with `texts` decoding texts and `rows` rows of a prompt. One that the stepper shortens, as it
+/// would pause the texts for too long, counts in proportion.
 fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failure> {
     let mut random = fastrand::Rng::with_seed(texts as u64);
     let mut stepper = Stepper::new(engine);
@@ -145,8 +146,12 @@ fn measure(engine: &mut Engine, texts: usize, rows: usize) -> Result<f64, Failur
             _ => Some(admit(&mut stepper, rows, 1, &mut random)?),
         };
         let start = Instant::now();
-        stepper.step()?;
-        times.push(start.elapsed().as_secs_f64());
+        let passed = match stepper.step()? {
+            Stepped::Passed { rows, .. } => rows,
+            Stepped::Yielded | Stepped::Idle => 0,
+        };
+        let part = (texts + rows) as f64 / passed.max(1) as f64;
+        times.push(start.elapsed().as_secs_f64() * part);
         // Frees its keys and values.
         prompt.and_then(|id| stepper.cancel(id));
     }

@@ -11,14 +11,18 @@ use emberflow_storage::profile::{DeviceProfile, load_json, save_json};
 use serde::{Deserialize, Serialize};
 
 use super::{TokenScales, Verdict};
+use crate::left_out::LeftOut;
 use crate::times::{Sample, Samples};
 use crate::{DenseShape, DeviceError, Facts};
 
 /// Version of the file's form; others are ignored.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// Most verdicts of a file; the oldest make room.
-const MOST: usize = 256;
+const MOST: usize = 1024;
+
+/// Starts that begin with the outcome of a trial before passes are tried again: the machine may have been loaded.
+const STARTS: u32 = 16;
 
 /// Result for a kernel on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,6 +36,13 @@ pub enum Found {
     Right,
     /// How fast they are beside the CPU's.
     Products(Times),
+    /// Passes of a model with and without devices.
+    Passes {
+        /// Whether they are faster without.
+        left_out: Option<LeftOut>,
+        /// Starts that have begun with that.
+        starts: u32,
+    },
 }
 
 /// Times of products.
@@ -134,6 +145,9 @@ impl Found {
                 v.worst.is_finite() && time(v.copy) && all.all(speed)
             }
             Self::Products(times) => samples(&times.cpu) && samples(&times.device),
+            Self::Passes { left_out, .. } => {
+                left_out.is_none_or(|of| time(of.with_ms) && time(of.without_ms))
+            }
         }
     }
 }
@@ -206,6 +220,24 @@ impl Verdicts {
             }),
             found => Ok(found),
         }
+    }
+
+    /// The saved outcome of a trial of passes, unless they are to be tried again. Counts the start.
+    pub(crate) fn trial_before(&self, device: &Facts, of: &str) -> Option<Option<LeftOut>> {
+        match self.find(device, of) {
+            Ok(Some(Found::Passes { left_out, starts })) if starts < STARTS => {
+                let starts = starts + 1;
+                self.put(device, of, Found::Passes { left_out, starts });
+                Some(left_out)
+            }
+            _ => None,
+        }
+    }
+
+    /// Saves the outcome of a trial of passes.
+    pub(crate) fn save_trial(&self, device: &Facts, of: &str, left_out: Option<LeftOut>) {
+        let starts = 0;
+        self.put(device, of, Found::Passes { left_out, starts });
     }
 
     /// Saves a verdict. Where it cannot be saved, the next start measures again.
@@ -312,7 +344,7 @@ mod tests {
         for (from, to) in [
             ("0.001", "-1.0"),
             ("1e-6", "0"),
-            ("\"version\": 6", "\"version\": 5"),
+            ("\"version\": 7", "\"version\": 6"),
             ("\"sums\": {", "\"other\": {"),
         ] {
             let changed = text.replace(from, to);
@@ -357,6 +389,35 @@ mod tests {
             };
             assert!(Found::Sums(verdict).is_sound(), "{:?}", verdict.speed);
         }
+    }
+
+    /// A machine is not always as loaded as in the first run.
+    #[test]
+    fn the_outcome_of_a_trial_is_used_for_some_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = Verdicts::at(dir.path().join("devices.json"));
+        let (facts, m) = (facts(), "a model");
+        let left_out = Some(LeftOut {
+            prompt: false,
+            rows: 1,
+            with_ms: 70.0,
+            without_ms: 38.0,
+        });
+        for outcome in [left_out, None] {
+            assert_eq!(file.trial_before(&facts, m), None);
+            file.save_trial(&facts, m, outcome);
+            for _ in 0..STARTS {
+                assert_eq!(file.trial_before(&facts, m), Some(outcome));
+            }
+        }
+        assert_eq!(file.trial_before(&facts, "another"), None);
+        // Another driver is another device.
+        let updated = Facts {
+            driver: "2".into(),
+            ..facts.clone()
+        };
+        file.save_trial(&facts, m, left_out);
+        assert_eq!(file.trial_before(&updated, m), None);
     }
 
     #[test]

@@ -28,6 +28,12 @@ impl DeviceLane {
             None => prefixes(hold.clusters, &clusters, &clusters),
         };
         self.set.set_tracer(hold.tracer);
+        if let Some(verdicts) = &self.outcomes {
+            // Eighths: what a device is worth changes with the bytes that the CPU has to read.
+            let memory = (8.0 * hold.resident).round();
+            let of = format!("{}, {memory}/8 of the FFN in memory", self.model);
+            self.trials.save_to(verdicts, self.set.devices(), &of);
+        }
         self.parts = vec![None; prefix.len()];
         self.uploaded = prefix.iter().map(|&n| vec![false; n as usize]).collect();
         (self.widths, self.at_once) = (hold.widths, hold.at_once);

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::{DeviceLane, GroupCounts, GroupLane};
 use crate::check::Speed;
 use crate::in_use::InUse;
+use crate::left_out::LeftOut;
 use crate::tiers::RouteCounts;
-use crate::trials::LeftOut;
 
 /// A run's devices, since the engine was opened.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub struct DeviceReport {
     pub gates_share: f64,
     /// Why the device stores no neurons, if so.
     pub idle: Option<String>,
-    /// Decoding passes that run without the devices, because they were measured to be faster so.
+    /// Passes that run without the devices, because they were measured to be faster so.
     pub left_out: Vec<LeftOut>,
     /// Milliseconds for which the compute threads waited for the device.
     pub wait_ms: f64,
