@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::cli::ExportArgs;
 use crate::interrupt::Unfinished;
-use crate::model::open_container;
+use crate::model::open_packed;
 use crate::packed::Packed;
 use crate::{Failure, atomic, print_json, progress, size};
 
@@ -26,7 +26,7 @@ pub fn command(args: &ExportArgs) -> Result<(), Failure> {
     } else {
         atomic::may_create_folder(&args.output)?;
     }
-    let container = open_container(&args.model)?;
+    let container = open_packed(&args.model)?;
     let bar = progress::bytes("exporting", 0);
     let mut tell = |done, total| {
         bar.set_length(total);

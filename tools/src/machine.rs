@@ -89,7 +89,7 @@ pub fn load_or_measure(model: &Model, file: Option<&Path>) -> Result<(), Failure
         true => Vec::new(),
         false => wanted,
     };
-    let file = file.filter(|file| needs_reads(file));
+    let file = file.filter(|file| file.is_file() && needs_reads(file));
     if wanted.is_empty() && file.is_none() {
         return Ok(());
     }

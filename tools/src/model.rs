@@ -37,6 +37,16 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     }
 }
 
+/// [`open_container`] for a command that changes or converts neurons in bundles.
+pub fn open_packed(arg: &ModelArg) -> Result<Container, Failure> {
+    let container = open_container(arg)?;
+    if container.is_outside() {
+        let (path, what) = (container.path().to_path_buf(), "this command");
+        return Err(emberflow_engine::Error::Unpacked { path, what }.into());
+    }
+    Ok(container)
+}
+
 fn looks_like_checkpoint(path: &Path) -> bool {
     let mut magic = [0; 4];
     // Opening a pipe would block until something writes to it.

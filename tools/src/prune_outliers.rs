@@ -15,7 +15,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::cli::PruneOutliersArgs;
-use crate::model::{open_container, open_model, open_reserving};
+use crate::model::{open_model, open_packed, open_reserving};
 use crate::perplexity::{self, WINDOW};
 use crate::rewrite::{self, Changed};
 use crate::tell::tell;
@@ -67,7 +67,7 @@ pub fn command(args: &PruneOutliersArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
     let reads = [args.model.file(), Some(args.file.as_path())];
     atomic::may_create(&args.output, args.force, &reads)?;
-    let container = open_container(&args.model)?;
+    let container = open_packed(&args.model)?;
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     if !has_rows_with_one_scale(&container, &meta.config) {
         return Err(Failure::usage(format!(

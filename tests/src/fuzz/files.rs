@@ -3,8 +3,10 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use emberflow_engine::Model;
 use emberflow_models::tokenizer::Tokenizer;
 
+use super::formats::next_tokens;
 use super::{Form, Target};
 use crate::fixtures;
 
@@ -35,15 +37,45 @@ pub(super) fn gguf() -> Target {
         "mistral4/model.gguf",
         "deepseek_v4_release/model-converted.gguf",
     ];
+    gguf_of(&models, Form::BINARY, use_checkpoint)
+}
+
+/// Models that run as they lie.
+pub(super) fn unpacked() -> Target {
+    let models = [
+        "relu/model.gguf",
+        "llama2/model-q4_0.gguf",
+        "smallthinker/model.gguf",
+        "gpt_oss/model.gguf",
+        "qwen3_5_moe/model.gguf",
+        "gemma4_inputs/model.gguf",
+        "deepseek_v4_release/model-converted.gguf",
+    ];
+    // The buffers of a pass.
+    let form = Form {
+        room: 16 << 20,
+        ..Form::BINARY
+    };
+    gguf_of(&models, form, |path| {
+        let opened = Model::of_checkpoint(path);
+        opened.is_ok_and(|model| {
+            // weights may be any numbers
+            let _ = next_tokens(model);
+            true
+        })
+    })
+}
+
+fn gguf_of(models: &[&str], form: Form, run: fn(&Path) -> bool) -> Target {
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::write(dir.path().join("model.gguf"), b" ").expect("a file");
     Target {
-        seeds: models.map(fixture).to_vec(),
-        form: Form::BINARY,
+        seeds: models.iter().map(|name| fixture(name)).collect(),
+        form,
         run: Box::new(move |bytes| {
             let path = dir.path().join("model.gguf");
             overwrite(&path, bytes);
-            use_checkpoint(&path)
+            run(&path)
         }),
     }
 }

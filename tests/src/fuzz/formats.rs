@@ -267,7 +267,7 @@ fn use_model(bytes: &[u8]) -> bool {
 }
 
 /// Passes two tokens through a model, if it opens: its weights may be any numbers.
-fn next_tokens(model: Model) -> Result<(), emberflow_engine::Error> {
+pub(super) fn next_tokens(model: Model) -> Result<(), emberflow_engine::Error> {
     let options = Options {
         threads: 1,
         budget: Budget::Bytes(256 << 20),

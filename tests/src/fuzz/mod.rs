@@ -75,6 +75,7 @@ pub const TARGETS: &[Named] = &[
     ("predictor", formats::predictor),
     ("trace", formats::trace),
     ("gguf", files::gguf),
+    ("unpacked", files::unpacked),
     ("safetensors", files::safetensors),
     ("blocks", files::blocks),
     ("config", files::config),

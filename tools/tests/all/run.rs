@@ -389,6 +389,51 @@ fn sampling_is_seeded() {
     assert_ne!(a["text"], c["text"]);
 }
 
+const RELU_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/relu");
+const RELU_GGUF: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tests/fixtures/models/relu/model.gguf"
+);
+
+/// A checkpoint runs as it lies, and other commands read it as well.
+#[test]
+fn a_checkpoint_runs_as_it_lies() {
+    for model in [RELU_FOLDER, RELU_GGUF] {
+        let run = |threads: &str| {
+            let done = common::json(&[
+                "run",
+                model,
+                "-p",
+                "a b",
+                "-n",
+                "4",
+                "--threads",
+                threads,
+                "--json",
+            ]);
+            assert_eq!(done["memory"]["ffn_resident_share"], 1.0, "{done}");
+            assert_eq!(done["sparsity"]["active_share"], 1.0, "{done}");
+            done["logits_hash"].clone()
+        };
+        assert_eq!(run("1"), run("2"));
+        let seen = common::json(&["inspect", model, "--tensors", "--json"]);
+        assert!(seen["bundle"].is_null(), "{seen}");
+        let tensors = seen["tensors"].as_array().unwrap();
+        assert!(
+            tensors.iter().any(|of| of["name"] == "layers.0.ffn.0.down"),
+            "{seen}"
+        );
+        let verified = common::json(&["verify", model, "--json"]);
+        assert_eq!(verified["checksums"], false, "{verified}");
+        assert_eq!(
+            common::json(&["plan", model, "--json"])["model"].is_null(),
+            false
+        );
+        let small = call(&["run", model, "-p", "a", "--memory", "1MiB"]);
+        assert_eq!(small.status.code(), Some(1));
+    }
+}
+
 #[test]
 fn wrong_use_is_refused_with_what_to_do() {
     let cases: [(&[&str], i32, &str); 10] = [
@@ -404,27 +449,14 @@ fn wrong_use_is_refused_with_what_to_do() {
         (&["run", "--sparsity", "exakt"], 2, "exact"),
         (&["runn"], 2, "run"),
         (
-            &[
-                "run",
-                concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/relu"),
-                "-p",
-                "a",
-            ],
-            2,
-            "pack it first",
+            &["run", RELU_FOLDER, "-p", "a", "--sparsity", "exact"],
+            1,
+            "emberflow pack",
         ),
         (
-            &[
-                "run",
-                concat!(
-                    env!("CARGO_MANIFEST_DIR"),
-                    "/../tests/fixtures/models/relu/model.gguf"
-                ),
-                "-p",
-                "a",
-            ],
-            2,
-            "pack it first",
+            &["export", RELU_GGUF, "-o", "/nowhere/model.gguf"],
+            1,
+            "emberflow pack",
         ),
         (
             &["run", "-p", "a", "-n", "4", "--context", "1"],
