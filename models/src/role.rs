@@ -193,12 +193,6 @@ roles! {
     Conv: Layer Conv "conv.weight",
     /// Its output projection, `[d_model × d_model]`.
     ConvOut: Layer Projection "conv.out",
-    /// Projection of a moving average to its gates, `[d_model × d_model]`.
-    AverageGate: Layer Projection "average.gate",
-    /// Projection to the averaged values, `[d_model × d_model]`.
-    AverageIn: Layer Projection "average.in",
-    /// Its output projection, `[d_model × d_model]`.
-    AverageOut: Layer Projection "average.out",
     /// Output gates of attention, `[heads·head_dim × d_model]`, of latent attention, `[heads × d_model]`, or
     /// of Kimi Delta Attention with a full-rank projection, `[heads·dim × d_model]`.
     QGate: Layer Projection "attn.q_gate",

@@ -14,8 +14,6 @@ pub enum Kind {
     Attention,
     /// With short convolutions: a fixture.
     ShortConv,
-    /// With gated moving averages: a fixture.
-    MovingAverage,
     /// With gated DeltaNets: a fixture.
     DeltaNet,
     /// With Kimi Delta Attention and latent attention: a fixture.
@@ -43,10 +41,9 @@ pub enum Kind {
 }
 
 /// All of them.
-pub const KINDS: [Kind; 15] = [
+pub const KINDS: [Kind; 14] = [
     Kind::Attention,
     Kind::ShortConv,
-    Kind::MovingAverage,
     Kind::DeltaNet,
     Kind::Kda,
     Kind::BoundedKda,
@@ -73,7 +70,6 @@ impl Kind {
         match self {
             Self::Attention => open_model(&ModelArg { model: None }).expect("a model"),
             Self::ShortConv => fixture("lfm2"),
-            Self::MovingAverage => fixture("ema_lm"),
             Self::DeltaNet => fixture("qwen3_5"),
             Self::Kda => fixture("kimi_linear"),
             Self::BoundedKda => fixture("bailing_hybrid"),

@@ -15,7 +15,6 @@ mod layer_pass;
 mod mamba;
 mod mamba1;
 mod mix;
-mod moving_average;
 mod needs;
 mod pooled;
 mod short_conv;
@@ -39,7 +38,6 @@ pub(crate) use layer_pass::LayerPass;
 use mamba::Mamba;
 use mamba1::Mamba1;
 use mix::Mix;
-use moving_average::MovingAverage;
 pub(crate) use needs::{Matrices, MatrixSpec, Needs};
 use pooled::PooledAttention;
 use short_conv::ShortConv;
@@ -52,7 +50,6 @@ pub(crate) fn needs(c: &ModelConfig, layer: u32) -> Needs {
         MixerKind::Latent(shape) => latent::needs(c, shape),
         MixerKind::Pooled(shape) => pooled::needs(c, shape),
         MixerKind::ShortConv { taps } => short_conv::needs(c, taps as usize),
-        MixerKind::MovingAverage => moving_average::needs(c),
         MixerKind::DeltaNet(shape) => delta_net::needs(c, shape),
         MixerKind::Kda(shape) => kda::needs(c, shape),
         MixerKind::Mamba(shape) => mamba::needs(c, shape),
@@ -93,7 +90,6 @@ impl Mixer {
                 let taps = taps as usize;
                 Box::new(ShortConv::load(from, c, layer, taps, part)?)
             }
-            MixerKind::MovingAverage => Box::new(MovingAverage::new(c, part)),
             MixerKind::DeltaNet(shape) => Box::new(DeltaNet::load(from, layer, shape, part)?),
             MixerKind::Kda(shape) => Box::new(Kda::load(from, layer, shape, part)?),
             MixerKind::Mamba(shape) => Box::new(Mamba::load(from, layer, shape, part)?),

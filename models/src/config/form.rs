@@ -6,8 +6,8 @@ use super::{
     Activation, GlobalHeads, HyperConnections, LayerInputs, Mixing, NGrams, Rope, Streams,
 };
 use crate::mixers::{
-    DeltaNets, KdaLayers, LatentShape, Mamba1Layers, MambaLayers, MixerLayers, MovingAverages,
-    PooledAttention, ShortConvs,
+    DeltaNets, KdaLayers, LatentShape, Mamba1Layers, MambaLayers, MixerLayers, PooledAttention,
+    ShortConvs,
 };
 
 /// Order of attention and FFN in a layer.
@@ -97,9 +97,6 @@ pub struct Form {
     /// Layers with a short convolution instead of attention (LFM2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_conv: Option<ShortConvs>,
-    /// Layers with gated moving averages instead of attention.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub moving_average: Option<MovingAverages>,
     /// Layers with a gated DeltaNet instead of attention (Qwen3-Next, Qwen3.5).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNets>,
@@ -227,7 +224,6 @@ impl Default for Form {
             gate_top: Vec::new(),
             activations: Vec::new(),
             short_conv: None,
-            moving_average: None,
             delta_net: None,
             kda: None,
             latent: None,
@@ -296,7 +292,6 @@ mixers! {
     kda: KdaLayers,
     pooled: PooledAttention,
     short_conv: ShortConvs,
-    moving_average: MovingAverages,
     delta_net: DeltaNets,
     latent: LatentShape,
 }

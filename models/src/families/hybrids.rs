@@ -6,7 +6,7 @@ use super::{
     Arch, Check, Family, OPTIONAL_BIAS, PLAIN, PLAIN_ARCH, QkNorm, Quirk, Windows, gguf_names,
     hf_names,
 };
-use crate::mixers::{delta_net, mamba, mamba1, moving_average};
+use crate::mixers::{delta_net, mamba, mamba1};
 use crate::names::{ExpertNames, NameTable, Role, Spellings};
 
 /// Norms and FFN of a layer.
@@ -189,42 +189,7 @@ const JAMBA: Family = Family {
     ..PLAIN
 };
 
-/// Gated moving averages and layers of attention.
-const EMA_LM: Family = Family {
-    name: "ema_lm",
-    class: Some("EmaForCausalLM"),
-    names: &NameTable {
-        layers: &[
-            hf_names::ATTENTION,
-            hf_names::NORMS,
-            hf_names::FFN,
-            moving_average::HF_NAMES,
-        ],
-        experts: hf_names::NO_EXPERTS,
-        ..hf_names::PLAIN
-    },
-    gguf: Some(Arch {
-        name: "ema-lm",
-        names: &NameTable {
-            layers: &[
-                gguf_names::ATTENTION,
-                gguf_names::NORMS,
-                gguf_names::FFN,
-                moving_average::GGUF_NAMES,
-            ],
-            experts: gguf_names::NO_EXPERTS,
-            ..gguf_names::PLAIN
-        },
-        ..PLAIN_ARCH
-    }),
-    act_default: Some("silu"),
-    one_act: true,
-    windows: Windows::None,
-    mixers: &[&moving_average::EMA_LM],
-    ..PLAIN
-};
-
-pub(super) const FAMILIES: [Family; 5] = [BAMBA, FALCON_H1, OLMO_HYBRID, JAMBA, EMA_LM];
+pub(super) const FAMILIES: [Family; 4] = [BAMBA, FALCON_H1, OLMO_HYBRID, JAMBA];
 
 #[cfg(test)]
 mod tests {

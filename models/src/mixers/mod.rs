@@ -12,7 +12,6 @@ pub(crate) mod latent;
 pub(crate) mod layers;
 pub(crate) mod mamba;
 pub(crate) mod mamba1;
-pub(crate) mod moving_average;
 pub(crate) mod pooled;
 pub(crate) mod short_conv;
 pub(crate) mod sublayers;
@@ -23,7 +22,6 @@ pub(crate) use self::keys::{MixerLayers, RoleShape, Sizes};
 pub use self::latent::{LatentShape, LatentSizes};
 pub use self::mamba::{MambaLayers, MambaShape};
 pub use self::mamba1::{Mamba1Layers, Mamba1Shape};
-pub use self::moving_average::MovingAverages;
 pub use self::pooled::{PooledAttention, PooledShape};
 pub use self::short_conv::ShortConvs;
 
@@ -41,8 +39,6 @@ pub enum MixerKind {
         /// Number of tokens, including the current one.
         taps: u32,
     },
-    /// A gated moving average.
-    MovingAverage,
     /// A gated DeltaNet.
     DeltaNet(DeltaNetShape),
     /// Kimi Delta Attention.
@@ -75,7 +71,6 @@ impl MixerKind {
             Self::Latent(shape) => shape.tensors(of),
             Self::Pooled(shape) => shape.tensors(of),
             Self::ShortConv { taps } => short_conv::tensors(taps, of),
-            Self::MovingAverage => moving_average::tensors(of),
             Self::DeltaNet(shape) => shape.tensors(of),
             Self::Kda(shape) => shape.tensors(of),
             Self::Mamba(shape) | Self::Beside(shape) => shape.tensors(of),

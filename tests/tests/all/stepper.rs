@@ -448,7 +448,6 @@ fn the_ledger_counts_pages_blocks_and_snapshots() {
     for (kind, floats) in [
         (Kind::Attention, 0),
         (Kind::ShortConv, 3 * 2 * 36),
-        (Kind::MovingAverage, 3 * 36),
         (Kind::DeltaNet, of_delta_nets),
         (Kind::Kda, 4 * (3 * 90 + 30 * 5)),
         (Kind::BoundedKda, 4 * (3 * 90 + 30 * 5)),

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::common::{cache, call, json, save_rates};
 
 /// The families with a mixer or a mixture of their own, and checkpoints in FP8 and FP4.
-const MODELS: [&str; 34] = [
+const MODELS: [&str; 33] = [
     "afmoe",
     "bailing_hybrid",
     "bamba",
@@ -17,7 +17,6 @@ const MODELS: [&str; 34] = [
     "deepseek_v3_fp8",
     "deepseek_v4",
     "deepseek_v4_release",
-    "ema_lm",
     "ernie4_5_moe",
     "falcon_h1",
     "gemma4",

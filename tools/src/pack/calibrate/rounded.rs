@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{Failure, atomic};
 
 /// Roles of a layer's matrices, in the order of rounding.
-pub const ROLES: [Role; 22] = [
+pub const ROLES: [Role; 19] = [
     Role::Q,
     Role::K,
     Role::V,
@@ -27,9 +27,6 @@ pub const ROLES: [Role; 22] = [
     Role::O,
     Role::ConvIn,
     Role::ConvOut,
-    Role::AverageGate,
-    Role::AverageIn,
-    Role::AverageOut,
     Role::DeltaIn,
     Role::DeltaGate,
     Role::DeltaGateIn,
@@ -43,7 +40,7 @@ pub const ROLES: [Role; 22] = [
 ];
 
 /// Those whose input is that of a layer's mixer.
-pub const INPUTS: [Role; 14] = [
+pub const INPUTS: [Role; 12] = [
     Role::Q,
     Role::K,
     Role::V,
@@ -51,8 +48,6 @@ pub const INPUTS: [Role; 14] = [
     Role::LatentQ,
     Role::LatentKv,
     Role::ConvIn,
-    Role::AverageGate,
-    Role::AverageIn,
     Role::DeltaIn,
     Role::DeltaGate,
     Role::DeltaGateIn,
@@ -61,13 +56,7 @@ pub const INPUTS: [Role; 14] = [
 ];
 
 /// Those that compute the output of a mixer.
-pub const OUTPUTS: [Role; 5] = [
-    Role::O,
-    Role::ConvOut,
-    Role::AverageOut,
-    Role::DeltaOut,
-    Role::MambaOut,
-];
+pub const OUTPUTS: [Role; 4] = [Role::O, Role::ConvOut, Role::DeltaOut, Role::MambaOut];
 
 /// A matrix as stored in a container.
 #[derive(Debug, Clone)]
