@@ -1,5 +1,7 @@
 //! Devices behind the engine's trait `Lane`: whatever they take of a layer, and whenever they fail, no bit changes.
 
+mod second_cpu;
+
 use std::time::Duration;
 
 use emberflow_devices::{
