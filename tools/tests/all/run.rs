@@ -400,7 +400,7 @@ const RELU_GGUF: &str = concat!(
 fn a_checkpoint_runs_as_it_lies() {
     for model in [RELU_FOLDER, RELU_GGUF] {
         let run = |threads: &str| {
-            let done = common::json(&[
+            let done = json(&[
                 "run",
                 model,
                 "-p",
@@ -416,19 +416,16 @@ fn a_checkpoint_runs_as_it_lies() {
             done["logits_hash"].clone()
         };
         assert_eq!(run("1"), run("2"));
-        let seen = common::json(&["inspect", model, "--tensors", "--json"]);
+        let seen = json(&["inspect", model, "--tensors", "--json"]);
         assert!(seen["bundle"].is_null(), "{seen}");
         let tensors = seen["tensors"].as_array().unwrap();
         assert!(
             tensors.iter().any(|of| of["name"] == "layers.0.ffn.0.down"),
             "{seen}"
         );
-        let verified = common::json(&["verify", model, "--json"]);
+        let verified = json(&["verify", model, "--json"]);
         assert_eq!(verified["checksums"], false, "{verified}");
-        assert_eq!(
-            common::json(&["plan", model, "--json"])["model"].is_null(),
-            false
-        );
+        assert_eq!(json(&["plan", model, "--json"])["model"].is_null(), false);
         let small = call(&["run", model, "-p", "a", "--memory", "1MiB"]);
         assert_eq!(small.status.code(), Some(1));
     }
