@@ -138,6 +138,7 @@ fn check_tiles(options: &Options, path: &std::path::Path) -> Result<(), Error> {
     let mapped = options.lab.ablation.policy().mapped;
     let what = what.or(mapped.then_some("--policy mmap"));
     let what = what.or(options.lab.observe.then_some("observing neurons"));
+    let what = what.or(options.lane.as_ref().map(|_| "a device"));
     match what {
         Some(what) => Err(Error::Unpacked {
             path: path.to_path_buf(),

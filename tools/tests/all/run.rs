@@ -433,7 +433,7 @@ fn a_checkpoint_runs_as_it_lies() {
 
 #[test]
 fn wrong_use_is_refused_with_what_to_do() {
-    let cases: [(&[&str], i32, &str); 10] = [
+    let cases: [(&[&str], i32, &str); 11] = [
         (&["run", "--temp=-1", "-p", "a"], 2, "temperature"),
         (&["run", "--memory", "2cats"], 2, "unknown unit"),
         (
@@ -447,6 +447,11 @@ fn wrong_use_is_refused_with_what_to_do() {
         (&["runn"], 2, "run"),
         (
             &["run", RELU_FOLDER, "-p", "a", "--sparsity", "exact"],
+            1,
+            "emberflow pack",
+        ),
+        (
+            &["run", RELU_GGUF, "-p", "a", "--device", "cpu"],
             1,
             "emberflow pack",
         ),
