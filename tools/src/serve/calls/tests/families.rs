@@ -342,17 +342,17 @@ fn only_calls_are_part_of_the_format() {
     assert_eq!([&frame.open[..], &frame.close], ["", ""]);
 }
 
-/// End tokens before the calls, and several after them.
+/// End tokens before the calls, and others after them.
 #[test]
 fn a_sample_ends_at_the_first_end_token_after_its_calls() {
     let json = "{{ f.arguments | tojson }}";
     let call = format!("<c>{{{{ f.name }}}}:{json}</c>");
-    let template = template("<|eom|>", &call, "", "<|eot|><|eom|>");
+    let template = template("<|eom|>", &call, "", "<|eot|>");
     let render = |asked: &Conversation| template.render(asked).ok();
-    let ends = ["<|eom|>", "<|eot|>", "<|end|>"].map(str::to_owned);
+    let ends = ["<|eom|>", "<|eot|>"].map(str::to_owned);
     let format = CallFormat::of(template.source(true), &ends, &render);
     let [frame] = &format.frames[..] else {
         panic!("{format:?}");
     };
-    assert_eq!([&frame.open[..], &frame.close], ["<|eom|>", ""]);
+    assert!(!frame.texts().concat().contains("<|eot|>"), "{frame:?}");
 }
