@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn times_that_do_not_fit_are_those_of_the_bytes() {
         let [short_bytes, bytes] = [SHORT, LONG].map(|n| DType::Q4.row_bytes(n) as f64);
-        let fitted = |short, long| fit(DType::Q4, short, &long, &[1, 2]);
+        let fitted = |short, long: [f64; 2]| fit(DType::Q4, short, &long, &[1, 2]);
         let plain = [(1, bytes / 1000.0), (2, bytes / 1600.0)];
         // Other load made the short rows slow, or the long ones were faster afterwards.
         for short in [501.0, 999.999, 1000.0, 5000.0] {
