@@ -175,9 +175,9 @@ fn brief(formats: &[DType], disk: Option<&Path>) -> Result<MachineFacts, Failure
         // The plan assumes a value and says so.
         found.disk = reads(path)
             .map_err(|e| tracing::info!("the disk is not measured: {e}"))
-            .ok()
-            .filter(|profile| !is_poorer(profile));
-        found.disk.iter().for_each(save_disk);
+            .ok();
+        let fuller = found.disk.iter().filter(|profile| !is_poorer(profile));
+        fuller.for_each(save_disk);
     }
     Ok(found)
 }

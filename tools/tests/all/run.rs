@@ -390,6 +390,7 @@ fn sampling_is_seeded() {
 }
 
 const RELU_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/relu");
+const EXPORTED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/never-written.gguf");
 const RELU_GGUF: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../tests/fixtures/models/relu/model.gguf"
@@ -455,11 +456,7 @@ fn wrong_use_is_refused_with_what_to_do() {
             1,
             "emberflow pack",
         ),
-        (
-            &["export", RELU_GGUF, "-o", "/nowhere/model.gguf"],
-            1,
-            "emberflow pack",
-        ),
+        (&["export", RELU_GGUF, "-o", EXPORTED], 1, "emberflow pack"),
         (
             &["run", "-p", "a", "-n", "4", "--context", "1"],
             1,
