@@ -186,7 +186,7 @@ fn a_call_cut_by_the_length_limit_is_the_same_whole_and_streamed() {
     );
     let tokens = uncut["usage"]["completion_tokens"].as_u64().unwrap();
     let mut partial = 0;
-    for most in 1..tokens {
+    for most in (1..tokens).step_by(5) {
         body["max_tokens"] = most.into();
         body["stream"] = false.into();
         let whole = server.post(CHAT, &body).json()["choices"][0].take();
@@ -216,7 +216,7 @@ fn a_call_cut_by_the_length_limit_is_the_same_whole_and_streamed() {
         );
         partial += usize::from(!arguments.is_empty() && !complete);
     }
-    assert!(partial > 10, "{partial}");
+    assert!(partial > 2, "{partial}");
 }
 
 /// Ollama's API has no grammars: a schema whose only text is a call, and a stop string that ends it within the call.

@@ -521,18 +521,6 @@ fn strings_between_tags_are_those_of_json() {
     }
 }
 
-/// Long strings whose length is limited, between tags as in JSON.
-#[test]
-fn long_strings_stay_within_the_limits_of_the_lexer() {
-    let schema = json!({"type": "string", "maxLength": 1000});
-    let most = "< word > ".repeat(111);
-    for template in [HERMES, CODER] {
-        assert!(allows(template, &schema, &most), "{template}");
-        let more = most.clone() + "and more";
-        assert!(!allows(template, &schema, &more), "{template}");
-    }
-}
-
 /// Refusals of schemas that the notation of a format does not express.
 #[test]
 fn what_cannot_be_enforced_is_refused_by_name_if_it_is_strict() {
