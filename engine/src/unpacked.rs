@@ -48,7 +48,7 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
         });
     };
     meta.quant = formats(tensors.tensors());
-    let (file, offsets) = tables(path, &tensors, &c)?;
+    let (file, offsets) = tables(path, tensors.as_ref(), &c)?;
     let spec = Spec {
         geometry: geometry(&c, path)?,
         bundle_dtype: NO_BUNDLES.code(),
@@ -74,7 +74,7 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
 
 /// Reads tensors of a checkpoint.
 #[derive(Debug)]
-struct Lying(StoredTensors);
+struct Lying(Box<dyn StoredTensors>);
 
 impl OutsideTensors for Lying {
     fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()> {
@@ -94,7 +94,7 @@ fn spec(of: &StoredTensor) -> TensorSpec {
 /// The file that has the tables of which a token reads rows, and the first byte of each tensor in it.
 fn tables(
     path: &Path,
-    tensors: &StoredTensors,
+    tensors: &dyn StoredTensors,
     c: &ModelConfig,
 ) -> Result<(File, Vec<Option<u64>>), Error> {
     let mut chosen: Option<&Path> = None;
@@ -113,8 +113,7 @@ fn tables(
         };
         offsets[number] = Some(offset);
     }
-    let first = tensors.files().map(|(file, _)| file.as_path()).next();
-    let name = chosen.or(first).unwrap_or(path);
+    let name = chosen.or(tensors.first_file()).unwrap_or(path);
     let file = File::open(name).map_err(|source| emberflow_storage::Error::File {
         path: name.to_path_buf(),
         what: "open it",

@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::names::TensorId;
 use crate::rules::TextRules;
-use crate::store::stored::StoredTensors;
+use crate::stored_tensors::StoredTensors;
 
 /// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +158,7 @@ pub trait Checkpoint {
     fn fingerprint(&self) -> u64;
 
     /// The tensors alone, for products with the rows as they lie; `None` if the source is not files.
-    fn into_stored(self: Box<Self>) -> Option<StoredTensors> {
+    fn into_stored(self: Box<Self>) -> Option<Box<dyn StoredTensors>> {
         None
     }
 }

@@ -30,6 +30,7 @@ mod rules;
 mod special;
 mod stacked;
 mod store;
+mod stored_tensors;
 mod tensor_id;
 pub mod tokenizer;
 
@@ -40,7 +41,7 @@ pub use hf::Description;
 pub use hf::write::{Folder, RowSink, write_folder};
 pub use open::{describe, describe_text, files_of, open};
 pub use rules::TextRules;
-pub use store::stored::{StoredTensor, StoredTensors};
+pub use stored_tensors::{StoredTensor, StoredTensors};
 
 #[cfg(test)]
 mod testing;

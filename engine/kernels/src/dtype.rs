@@ -38,18 +38,11 @@
 //! ignored on reading.
 
 use crate::blocks::Block;
+pub(crate) use crate::groups::{CHUNK, CHUNK_GROUPS, E2M1_DOUBLED, HALF, MXFP4_SCALES};
+pub use crate::groups::{GROUP, SUPER_GROUPS, mxfp4_scale};
 
 /// Elements of the longest row of q8c or q4c: its sum fits in 32 bits.
 pub const LONGEST: usize = 1 << 17;
-
-/// Elements that share one scale in the block formats.
-pub const GROUP: usize = 32;
-/// Half of a group: the elements in the low or high nibbles of a q4 group.
-pub(crate) const HALF: usize = GROUP / 2;
-/// Groups of a chunk, and chains of an integer dot product.
-pub(crate) const CHUNK_GROUPS: usize = 16;
-/// Elements of a chunk.
-pub(crate) const CHUNK: usize = CHUNK_GROUPS * GROUP;
 
 /// Elements of a q4c row for each of its outliers.
 const PER_OUTLIER: usize = 64;
@@ -73,8 +66,6 @@ pub const fn outliers(n: usize) -> usize {
 const Q4_GROUP_BYTES: usize = GROUP / 2;
 const SCALE_BYTES: usize = 2;
 
-/// Groups of a whole super-block.
-pub const SUPER_GROUPS: usize = 8;
 /// Bytes of its two f16 numbers.
 pub(crate) const SUPER_HEAD: usize = 4;
 /// Bytes of a whole super-block.
@@ -90,33 +81,6 @@ pub(crate) const fn super_bytes(groups: usize) -> usize {
     };
     whole.saturating_mul(SUPER_BYTES).saturating_add(short)
 }
-
-/// Twice the values of the nibbles of mxfp4, exact as integers.
-pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// The factor of such an integer in a group of mxfp4 with the exponent `e`: 2^(e − 128), exact. 255
-/// stands for NaN.
-#[inline(always)]
-pub const fn mxfp4_scale(e: u8) -> f32 {
-    match e {
-        // below the smallest normal number
-        0 => f32::from_bits(1 << 21),
-        1 => f32::from_bits(1 << 22),
-        255 => f32::NAN,
-        _ => f32::from_bits((e as u32 - 1) << 23),
-    }
-}
-
-/// [`mxfp4_scale`] of every exponent.
-pub(crate) static MXFP4_SCALES: [f32; 256] = {
-    let mut scales = [0.0; 256];
-    let mut e = 0;
-    while e < scales.len() {
-        scales[e] = mxfp4_scale(e as u8);
-        e += 1;
-    }
-    scales
-};
 
 // The kernels process two groups per step of the lane rule, and codes are stored in files.
 const _: () = assert!(crate::LANES == 2 * GROUP);

@@ -112,6 +112,7 @@ mod elementwise;
 mod error;
 mod excess;
 mod gate;
+mod groups;
 pub mod math;
 mod matrix;
 mod narrow;

@@ -5,7 +5,6 @@ use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::{Role, TensorId, bundled};
 use emberflow_storage::container::Container;
 
-use super::both;
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
@@ -50,8 +49,13 @@ impl TileBank {
         gates: &mut [f32],
         ups: &mut [f32],
     ) {
-        let up = self.up.as_ref().map(|up| (up, ups));
-        both(on, input, scratch, (&self.gate, gates), up);
+        match &self.up {
+            Some(up) => {
+                let both = &mut [(&self.gate, gates), (up, ups)];
+                Matrix::matmul_all(on, both, input, scratch);
+            }
+            None => self.gate.matmul(on, input, scratch, gates),
+        }
     }
 }
 

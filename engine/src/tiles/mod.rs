@@ -21,7 +21,6 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, LayerInput, Rows};
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
 use bank::TileBank;
 pub(crate) use bank::{Visited, visited};
 pub(crate) use room::{TileRoom, TileSizes};
@@ -163,19 +162,5 @@ impl TileFfn {
 fn add(values: &mut [f32], bias: &[f32]) {
     for (value, bias) in values.iter_mut().zip(bias) {
         *value += bias;
-    }
-}
-
-/// Products of Gate and Up.
-fn both(
-    on: &Compute,
-    input: Input<'_>,
-    scratch: &mut [Vec<f32>],
-    gate: (&Matrix, &mut [f32]),
-    up: Option<(&Matrix, &mut [f32])>,
-) {
-    match up {
-        Some(up) => Matrix::matmul_all(on, &mut [gate, up], input, scratch),
-        None => gate.0.matmul(on, input, scratch, gate.1),
     }
 }

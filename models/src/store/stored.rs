@@ -4,7 +4,7 @@
 //! format, and everything else becomes f32.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use emberflow_kernels::DType;
 use half::{bf16, f16};
@@ -13,63 +13,28 @@ use super::{Layout, READ_BYTES, Store};
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::names::{Role, TensorId};
+use crate::stored_tensors::{StoredTensor, StoredTensors};
 
-/// A tensor and the format of its rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoredTensor {
-    /// Which tensor.
-    pub id: TensorId,
-    /// Rows; of Down `d_model`, as all other matrices have the rows that are multiplied.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-    /// Format of a row.
-    pub dtype: DType,
-    /// Whether rows are the file's bytes; otherwise they are converted when they are read.
-    pub as_it_lies: bool,
-}
-
-impl StoredTensor {
-    /// Bytes of all rows.
-    pub fn bytes(&self) -> u64 {
-        (self.dtype.row_bytes(self.cols) as u64).saturating_mul(self.rows as u64)
-    }
-}
-
-/// The tensors of a checkpoint, without its configuration and texts.
-pub struct StoredTensors {
+/// The tensors of a store, without its configuration and texts.
+struct Stored {
     store: Store,
     tensors: Vec<StoredTensor>,
 }
 
-impl std::fmt::Debug for StoredTensors {
+impl std::fmt::Debug for Stored {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("StoredTensors")
+        f.debug_tuple("Stored")
             .field(&self.store.about.path)
             .finish()
     }
 }
 
-impl StoredTensors {
-    pub(super) fn new(mut store: Store) -> Self {
-        let about = &mut store.about;
-        about.tokenizer_json = String::new();
-        (about.chat_template, about.tool_template) = (None, None);
-        let tensors = (0..store.infos.len()).map(|at| store.stored(at)).collect();
-        Self { store, tensors }
-    }
-
-    /// All tensors, in the order of [`Checkpoint::tensors`].
-    pub fn tensors(&self) -> &[StoredTensor] {
+impl StoredTensors for Stored {
+    fn tensors(&self) -> &[StoredTensor] {
         &self.tensors
     }
 
-    /// Fills `out` with the rows of tensor number `tensor` from row `first` on.
-    ///
-    /// # Errors
-    /// [`Error::RowRange`] if `out` is not whole rows of the tensor, [`Error::Truncated`] or [`Error::Io`] if the file
-    /// cannot be read, [`Error::NotFinite`] for a number that is NaN or infinite, of what is converted.
-    pub fn read(&self, tensor: usize, first: usize, out: &mut [u8]) -> Result<(), Error> {
+    fn read(&self, tensor: usize, first: usize, out: &mut [u8]) -> Result<(), Error> {
         let of = self.tensors.get(tensor).copied();
         let rows = of.filter(|of| {
             let row_bytes = of.dtype.row_bytes(of.cols).max(1);
@@ -91,8 +56,7 @@ impl StoredTensors {
         }
     }
 
-    /// File and first byte of a tensor whose rows lie one after another as they are multiplied.
-    pub fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)> {
+    fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)> {
         let of = self.tensors.get(tensor).filter(|of| of.as_it_lies)?;
         let place = &self.store.places[tensor];
         let in_order = match place.layout {
@@ -104,9 +68,8 @@ impl StoredTensors {
         (in_order && place.rest.is_empty()).then(|| (&*file.path, file.reader(), place.offset))
     }
 
-    /// The files.
-    pub fn files(&self) -> impl Iterator<Item = (&PathBuf, u64)> {
-        self.store.files.iter().map(|file| (&file.path, file.len))
+    fn first_file(&self) -> Option<&Path> {
+        self.store.files.first().map(|file| &*file.path)
     }
 }
 
@@ -119,6 +82,18 @@ fn is_multiplied(role: Role) -> bool {
 }
 
 impl Store {
+    /// Its tensors alone.
+    pub(super) fn into_rows(mut self) -> Box<dyn StoredTensors> {
+        let about = &mut self.about;
+        about.tokenizer_json = String::new();
+        (about.chat_template, about.tool_template) = (None, None);
+        let tensors = (0..self.infos.len()).map(|at| self.stored(at)).collect();
+        Box::new(Stored {
+            store: self,
+            tensors,
+        })
+    }
+
     /// The rows of tensor `at` as products read them.
     fn stored(&self, at: usize) -> StoredTensor {
         let (info, place) = (&self.infos[at], &self.places[at]);

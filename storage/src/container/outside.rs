@@ -3,23 +3,14 @@
 //! Nothing in such files has a checksum, so reads are not compared with any.
 
 use std::fs::File;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::error::{Error, Result};
 use super::format::{Section, SectionEntry, Superblock, TensorEntry, xxh3};
 use super::layout::{Extent, Layout, Spec};
+use super::outside_tensors::OutsideTensors;
 use super::reader::Container;
-
-/// Reads tensors that lie in other files.
-pub trait OutsideTensors: std::fmt::Debug + Send + Sync {
-    /// Fills `dst` with tensor number `tensor` of the specification.
-    ///
-    /// # Errors
-    /// If the files cannot be read, or have changed.
-    fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()>;
-}
 
 /// What [`Container::outside`] is made of.
 pub struct Outside {

@@ -11,7 +11,7 @@ use super::format::{
 };
 use super::geometry::BundleGeometry;
 use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
-use super::outside::OutsideTensors;
+use super::outside_tensors::OutsideTensors;
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
 

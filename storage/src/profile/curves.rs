@@ -26,6 +26,15 @@ impl DeviceProfile {
         *remembered = Some(self);
     }
 
+    /// Whether a saved profile says more, so that this one must not replace it: it was measured thoroughly, or has points of
+    /// the same device that this one lacks.
+    #[must_use]
+    pub fn is_poorer_than(&self, saved: &Self) -> bool {
+        let has = |point: &Point| self.points.iter().any(|p| p.subject() == point.subject());
+        let lacks = self.is_of(&saved.file) && !saved.points.iter().all(has);
+        self.brief && (!saved.brief || lacks)
+    }
+
     pub(super) fn is_of(&self, facts: &FileFacts) -> bool {
         self.file.device == facts.device && self.file.fs == facts.fs
     }

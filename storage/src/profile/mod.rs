@@ -221,15 +221,6 @@ impl DeviceProfile {
         self.conditions?.doubt()
     }
 
-    /// Whether a saved profile says more, so that this one must not replace it: it was measured thoroughly, or has points of
-    /// the same device that this one lacks.
-    #[must_use]
-    pub fn is_poorer_than(&self, saved: &Self) -> bool {
-        let has = |point: &Point| self.points.iter().any(|p| p.subject() == point.subject());
-        let lacks = self.is_of(&saved.file) && !saved.points.iter().all(has);
-        self.brief && (!saved.brief || lacks)
-    }
-
     /// Highest random throughput of the best engine over the widest range, by bytes per read,
     /// ascending: (bytes, 10^6 bytes per second).
     #[must_use]

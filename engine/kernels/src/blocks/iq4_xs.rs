@@ -15,7 +15,7 @@ use super::{
     vector::{half_of, nibble},
 };
 use crate::{
-    dtype::{GROUP, HALF, SUPER_GROUPS},
+    groups::{GROUP, HALF, SUPER_GROUPS},
     math::f16_to_f32,
 };
 

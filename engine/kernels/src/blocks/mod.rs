@@ -38,7 +38,7 @@ mod q8_0;
 mod six_bits;
 mod vector;
 
-use crate::dtype::{CHUNK, CHUNK_GROUPS, GROUP, HALF};
+use crate::groups::{CHUNK, CHUNK_GROUPS, GROUP, HALF};
 
 pub use format::Block;
 pub(crate) use vector::Vector;

@@ -8,7 +8,7 @@
 //! ```
 
 use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
-use crate::dtype::{E2M1_DOUBLED, GROUP, HALF, MXFP4_SCALES};
+use crate::groups::{E2M1_DOUBLED, GROUP, HALF, MXFP4_SCALES};
 
 /// A stored block.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

@@ -10,7 +10,7 @@
 
 use super::{Block, Blocks, Format, Group, Vector, vector::nibble};
 use crate::{
-    dtype::{GROUP, HALF},
+    groups::{GROUP, HALF},
     math::f16_to_f32,
 };
 

@@ -12,7 +12,7 @@
 
 use super::{Block, Blocks, Format, Group, Vector, six_bits::six_bits, vector::half_of};
 use crate::{
-    dtype::{GROUP, SUPER_GROUPS},
+    groups::{GROUP, SUPER_GROUPS},
     math::f16_to_f32,
 };
 

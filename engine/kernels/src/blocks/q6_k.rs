@@ -13,7 +13,7 @@
 
 use super::{Block, Blocks, Format, Group, Vector, vector::half_of};
 use crate::{
-    dtype::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
+    groups::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
     math::f16_to_f32,
 };
 

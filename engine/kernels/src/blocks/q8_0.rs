@@ -8,7 +8,7 @@
 //! ```
 
 use super::{Block, Blocks, Format, Group, Vector, vector::half_of};
-use crate::{dtype::GROUP, math::f16_to_f32};
+use crate::{groups::GROUP, math::f16_to_f32};
 
 /// A stored block.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

@@ -1,6 +1,6 @@
 //! What an instruction set offers to the unpacking of blocks.
 
-use crate::dtype::{CHUNK_GROUPS, HALF};
+use crate::groups::{CHUNK_GROUPS, HALF};
 
 /// Vector operations on lanes of 16 bytes, each half of a group. Nothing needs an alignment.
 pub(crate) trait Vector {

@@ -1,0 +1,50 @@
+//! The interface for reading a checkpoint's matrices without changing their bytes.
+
+use std::fs::File;
+use std::path::Path;
+
+use emberflow_kernels::DType;
+
+use crate::error::Error;
+use crate::names::TensorId;
+
+/// A tensor and the format of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Which tensor.
+    pub id: TensorId,
+    /// Rows; of Down `d_model`, as all other matrices have the rows that are multiplied.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Format of a row.
+    pub dtype: DType,
+    /// Whether rows are the file's bytes; otherwise they are converted when they are read.
+    pub as_it_lies: bool,
+}
+
+impl StoredTensor {
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> u64 {
+        (self.dtype.row_bytes(self.cols) as u64).saturating_mul(self.rows as u64)
+    }
+}
+
+/// The tensors of a checkpoint, without its configuration and texts.
+pub trait StoredTensors: std::fmt::Debug + Send + Sync {
+    /// All tensors, in the order of [`Checkpoint::tensors`](crate::Checkpoint::tensors).
+    fn tensors(&self) -> &[StoredTensor];
+
+    /// Fills `out` with the rows of tensor number `tensor` from row `first` on.
+    ///
+    /// # Errors
+    /// [`Error::RowRange`] if `out` is not whole rows of the tensor, [`Error::Truncated`] or [`Error::Io`] if the file
+    /// cannot be read, [`Error::NotFinite`] for a number that is NaN or infinite, of what is converted.
+    fn read(&self, tensor: usize, first: usize, out: &mut [u8]) -> Result<(), Error>;
+
+    /// File and first byte of a tensor whose rows lie one after another as they are multiplied.
+    fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)>;
+
+    /// The first file.
+    fn first_file(&self) -> Option<&Path>;
+}
