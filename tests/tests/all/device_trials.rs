@@ -106,12 +106,12 @@ fn a_device_is_left_out_of_prompts_that_it_slows() {
 #[test]
 fn the_next_run_begins_without_a_device_that_slowed_the_last_one() {
     let dir = tempfile::tempdir().unwrap();
-    let left_out = |file: &str, share: f64, tokens: usize| {
+    let left_out = |file: &str, threads: usize, tokens: usize| {
         let devices = OnDevices::new(vec![fast_products(&plain_devices()[0])]);
         let devices = devices.pass_seconds(Some([0.070, 0.038]));
         let verdicts = Verdicts::at(dir.path().join(file));
         let options = Options {
-            budget: Budget::FfnShare(share),
+            threads,
             lane: devices.saving_to(Some(verdicts)).lane(),
             ..options(Vec::new(), None)
         };
@@ -119,11 +119,11 @@ fn the_next_run_begins_without_a_device_that_slowed_the_last_one() {
         generated(&mut engine, tokens);
         device_report(&engine).unwrap().left_out
     };
-    let first = left_out("devices.json", 1.0, 48);
+    let first = left_out("devices.json", 2, 48);
     assert_eq!(first.len(), 1);
-    assert_eq!(left_out("devices.json", 1.0, 2), first);
-    assert_eq!(left_out("devices.json", 0.5, 2), [], "other memory");
-    assert_eq!(left_out("others.json", 1.0, 2), [], "nothing is known");
+    assert_eq!(left_out("devices.json", 2, 2), first);
+    assert_eq!(left_out("devices.json", 1, 2), [], "another thread count");
+    assert_eq!(left_out("others.json", 2, 2), [], "nothing is known");
 }
 
 /// A device that was given a size has its part whatever it costs.
