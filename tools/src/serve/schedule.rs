@@ -2,7 +2,7 @@
 //! (`emberflow-lab serve --simulate`).
 //!
 //! Interactive (*reactive*) requests run first, the shortest prompt before longer ones, and a quarter of the sequences is
-//! reserved for them. Long requests leave one of them to short ones. Background (*proactive*) requests use what is left
+//! reserved for them. Long prompts leave one of them to short ones. Background (*proactive*) requests use what is left
 //! (Agent.xpu §4.5, Algorithm 2):
 //!
 //! - No reactive request running: as many proactive ones as have the highest throughput (`Costs`), in order of
@@ -49,8 +49,6 @@ pub struct Waiting {
     pub texts: usize,
     /// Prompt tokens.
     pub prompt: usize,
-    /// Maximum tokens of each text.
-    pub answer: usize,
     /// Arrival time.
     pub arrived: Duration,
 }
@@ -64,8 +62,6 @@ pub struct Running {
     pub arrived: Duration,
     /// Prompt tokens.
     pub prompt: usize,
-    /// Maximum tokens.
-    pub answer: usize,
     /// Generated tokens; 0 during prefill.
     pub tokens: usize,
 }
@@ -82,21 +78,12 @@ fn overdue(arrived: Duration, now: Duration) -> bool {
 
 /// Reactive requests that may start before an older one because their prompts are shorter. This decides who has a sequence;
 /// among those that have one, the engine's `Turns` divide the rows of each pass. Neither can do the other's part: a request
-/// that waits here has no rows, and a sequence is not taken back in the middle of an answer. So both let the oldest be
-/// overtaken for a limited time, each in its own unit.
+/// that waits here has no rows, and a sequence is not taken back in the middle of an answer.
 const PASSED_OVER: usize = 4;
-/// Tokens of a short request's prompt, at most.
+/// Tokens of a short prompt, at most.
 const SHORT: usize = 512;
-/// Tokens of a short request's answer, at most: one that is generated takes several times as long as one of a prompt. Nobody
-/// knows how long an answer without a limit becomes.
-const SHORT_ANSWER: usize = 128;
-/// Sequences from which on long requests leave one to short ones.
+/// Sequences from which on long prompts leave one to short ones.
 const LEAVES_ONE: usize = 4;
-
-/// Whether a request keeps a sequence for long.
-fn is_long(prompt: usize, answer: usize) -> bool {
-    prompt > SHORT || answer > SHORT_ANSWER
-}
 
 /// The scheduler.
 #[derive(Debug)]
@@ -161,7 +148,7 @@ impl Schedule {
             (self.oldest, self.passed_over) = (oldest.arrived, 0);
         }
         if self.passed_over >= PASSED_OVER {
-            // It waits for sequences, which nobody else takes, or for other long requests, beside which short ones start.
+            // It waits for sequences, which nobody else takes, or for other long prompts, beside which short ones start.
             if self.may_start(&oldest, running) {
                 return Some(at);
             }
@@ -177,12 +164,11 @@ impl Schedule {
 
     /// Whether there is room for a reactive request.
     fn may_start(&self, one: &Waiting, running: &[Running]) -> bool {
+        let long = |prompt: usize| prompt > SHORT && self.most >= LEAVES_ONE;
         let beside = running.iter().filter(|text| !text.proactive);
-        let beside = beside.filter(|text| is_long(text.prompt, text.answer));
+        let beside = beside.filter(|text| long(text.prompt)).count();
         let most_long = (self.most - 1).max(one.texts);
-        let leaves_one = self.most < LEAVES_ONE
-            || !is_long(one.prompt, one.answer)
-            || beside.count() + one.texts <= most_long;
+        let leaves_one = !long(one.prompt) || beside + one.texts <= most_long;
         running.len() + one.texts <= self.most && leaves_one
     }
 
@@ -248,7 +234,6 @@ mod tests {
             proactive,
             arrived: NOW,
             prompt,
-            answer: SHORT_ANSWER,
             tokens,
         }
     }
@@ -258,7 +243,6 @@ mod tests {
             proactive,
             texts: 1,
             prompt: 9,
-            answer: SHORT_ANSWER,
             arrived: NOW,
         }
     }
@@ -379,29 +363,6 @@ mod tests {
         let mut few = Schedule::new(Scheduling::Classes, LEAVES_ONE - 1);
         let queue = [long].into_iter();
         assert_eq!(few.next(NOW, queue, &runs(LEAVES_ONE - 2)), Some(0));
-    }
-
-    /// Answers count as well as prompts.
-    #[test]
-    fn long_answers_leave_a_sequence_to_short_ones() {
-        let mut schedule = Schedule::new(Scheduling::Classes, 4);
-        let mut next = |answers: [usize; 3], answer: usize| {
-            let running = answers.map(|answer| Running {
-                answer,
-                ..running(false, 9, 3)
-            });
-            let one = Waiting {
-                answer,
-                ..waiting(false)
-            };
-            schedule.next(NOW, [one].into_iter(), &running)
-        };
-        let without_limit = usize::MAX;
-        for answer in [SHORT_ANSWER + 1, 400, without_limit] {
-            assert_eq!(next([answer; 3], answer), None);
-            assert_eq!(next([answer; 3], SHORT_ANSWER), Some(0));
-            assert_eq!(next([answer, answer, SHORT_ANSWER], answer), Some(0));
-        }
     }
 
     /// The sequence of the short ones stays theirs if a long one has been overtaken often.

@@ -102,7 +102,6 @@ struct Live<'t> {
     tokens: usize,
     tail: Tail,
     prompt: usize,
-    answer: usize,
     proactive: bool,
     arrived: Instant,
     /// Time of the first token.
@@ -249,7 +248,6 @@ impl<'t> Worker<'_, 't> {
             proactive: live.proactive,
             arrived: self.time_of(live.arrived),
             prompt: live.prompt,
-            answer: live.answer,
             tokens: live.tokens,
         };
         self.live.iter().map(seen).collect()
@@ -263,7 +261,6 @@ impl<'t> Worker<'_, 't> {
                 proactive: job.proactive,
                 texts: job.samples,
                 prompt: job.prompt.len(),
-                answer: job.request.max_tokens,
                 arrived: self.time_of(job.arrived),
             });
             let waiting: Vec<_> = waiting.collect();
@@ -332,7 +329,6 @@ impl<'t> Worker<'_, 't> {
                 tokens: 0,
                 tail: Tail::default(),
                 prompt: job.prompt.len(),
-                answer: job.request.max_tokens,
                 proactive: job.proactive,
                 arrived: job.arrived,
                 first: None,

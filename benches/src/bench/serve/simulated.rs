@@ -102,7 +102,6 @@ impl World<'_> {
             proactive: text.arrival.proactive,
             arrived: text.arrival.at,
             prompt: PROMPT,
-            answer: ANSWER,
             tokens: text.tokens,
         };
         self.live.iter().map(seen).collect()
@@ -114,7 +113,6 @@ impl World<'_> {
                 proactive: one.proactive,
                 texts: 1,
                 prompt: PROMPT,
-                answer: ANSWER,
                 arrived: one.at,
             });
             let next = self.schedule.next(self.now, waiting, &self.running());
