@@ -8,9 +8,9 @@ use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy};
 /// Largest difference allowed to the reference, at every position.
 const TOLERANCE: f32 = 1e-3;
 
-/// Largest difference of a model in blocks, as a share of the largest logit: products of blocks read activations of 8 bits, and
-/// near ties choose other experts.
-const BLOCKS: f32 = 0.06;
+/// Largest mean difference of a model in blocks, as a share of the largest logit: products of blocks read activations of 8
+/// bits, and where experts nearly tie, a row may choose another one, which changes its logits much more.
+const BLOCKS: f32 = 0.03;
 
 /// Models that need `pack`: their table of n-grams is stored in parts.
 const LEFT_OUT: [&str; 4] = [
@@ -51,15 +51,19 @@ fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
     assert!(bits(&together) == bits(&single), "{checkpoint:?}");
     let expected = golden.logits(case);
     assert_eq!(together.len(), expected.len());
-    let pairs = together.iter().zip(&expected);
-    let found = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let differences = together.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let most = differences.clone().fold(0.0, f32::max);
+    let mean = differences.sum::<f32>() / expected.len() as f32;
     assert!(together.iter().all(|x| x.is_finite()), "{checkpoint:?}");
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let quant = &engine.text().meta().quant;
     let formats = [&quant.ffn, &quant.attention, &quant.embedding];
     let blocks = formats.iter().any(|name| name.starts_with(['Q', 'M']));
-    let most = if blocks { BLOCKS * largest } else { TOLERANCE };
-    if found <= most { 0.0 } else { found }
+    let (found, allowed) = match blocks {
+        true => (mean, BLOCKS * largest),
+        false => (most, TOLERANCE),
+    };
+    if found <= allowed { 0.0 } else { found }
 }
 
 /// The folders' floats, and the same weights as stored by llama.cpp, agree with transformers.
