@@ -25,7 +25,7 @@ impl SparsityChoice {
     pub fn unpacked() -> Self {
         Self {
             sparsity: Sparsity::Dense,
-            reason: "the file's matrices are computed as they lie".into(),
+            reason: "an unpacked model's matrices are computed whole".into(),
         }
     }
 }

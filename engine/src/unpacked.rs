@@ -1,4 +1,4 @@
-//! A checkpoint as a model, without packing: matrices are read and multiplied as they lie in its files.
+//! A checkpoint as a model, without packing: matrices are read from its files and multiplied in its own block formats.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_models::{StoredTensor, StoredTensors};
 use emberflow_storage::container::{
-    BundleGeometry, Container, Outside, OutsideTensors, Prefer, Spec, TensorSpec,
+    BundleGeometry, Container, Outside, OutsideTensors, Prefer, TensorSpec,
 };
 
 use crate::error::Error;
@@ -26,8 +26,7 @@ impl Model {
     /// Nothing is copied or written.
     ///
     /// # Errors
-    /// What [`emberflow_models::open`] returns, a checkpoint whose tables are not in one file, or an error of
-    /// [`Model::open`].
+    /// What [`emberflow_models::open`] returns, or an error of [`Model::open`].
     pub fn of_checkpoint(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open(unpacked(path.as_ref())?)
     }
@@ -49,34 +48,32 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
     };
     meta.quant = formats(tensors.tensors());
     let (file, offsets) = tables(path, tensors.as_ref(), &c)?;
-    let spec = Spec {
+    let meta = serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
+        path: path.to_path_buf(),
+        reason: e.to_string(),
+    })?;
+    let mut len = 0;
+    for (name, file) in tensors.files() {
+        len += file.metadata().map_err(failed(name))?.len();
+    }
+    let specs = tensors.tensors().iter().map(spec);
+    Ok(Container::outside(Outside {
+        path: path.to_path_buf(),
+        meta,
         geometry: geometry(&c, path)?,
         bundle_dtype: NO_BUNDLES.code(),
-        meta: serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
-            path: path.to_path_buf(),
-            reason: e.to_string(),
-        })?,
-        stats: Vec::new(),
-        predictor_len: 0,
-        tensors: tensors.tensors().iter().map(spec).collect(),
-        banks: Vec::new(),
-        source: String::new(),
-    };
-    drop(meta);
-    Ok(Container::outside(Outside {
-        spec,
-        path: path.to_path_buf(),
         file,
-        offsets,
-        tensors: Arc::new(Lying(tensors)),
+        len,
+        tensors: specs.zip(offsets).collect(),
+        reader: Arc::new(Unpacked(tensors)),
     })?)
 }
 
 /// Reads tensors of a checkpoint.
 #[derive(Debug)]
-struct Lying(Box<dyn StoredTensors>);
+struct Unpacked(Box<dyn StoredTensors>);
 
-impl OutsideTensors for Lying {
+impl OutsideTensors for Unpacked {
     fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()> {
         self.0.read(tensor, 0, dst).map_err(io::Error::other)
     }
@@ -91,35 +88,45 @@ fn spec(of: &StoredTensor) -> TensorSpec {
     }
 }
 
-/// The file that has the tables of which a token reads rows, and the first byte of each tensor in it.
+/// The file from which rows of tables are read, one that has a table, and the first byte of each table in it. A table that is
+/// in another file, in parts or converted has none; it is resident.
 fn tables(
     path: &Path,
     tensors: &dyn StoredTensors,
     c: &ModelConfig,
 ) -> Result<(File, Vec<Option<u64>>), Error> {
-    let mut chosen: Option<&Path> = None;
+    let mut chosen: Option<(&Path, &File)> = None;
     let mut offsets = vec![None; tensors.tensors().len()];
     for (number, tensor) in tensors.tensors().iter().enumerate() {
-        if !tensor.id.role.is_table(c.tied_head) {
-            continue;
-        }
-        let place = tensors.place(number);
-        let place = place.filter(|(file, ..)| *chosen.get_or_insert(file) == *file);
-        let Some((_, _, offset)) = place else {
-            return Err(Error::Unpacked {
-                path: path.to_path_buf(),
-                what: "a model whose tables are not whole in one file",
-            });
+        let place = match tensor.id.role.is_table(c.tied_head) {
+            true => tensors.place(number),
+            false => None,
         };
-        offsets[number] = Some(offset);
+        offsets[number] = place.and_then(|(name, file, offset)| {
+            let (of_rows, _) = *chosen.get_or_insert((name, file));
+            (of_rows == name).then_some(offset)
+        });
     }
-    let name = chosen.or(tensors.first_file()).unwrap_or(path);
-    let file = File::open(name).map_err(|source| emberflow_storage::Error::File {
-        path: name.to_path_buf(),
+    let files = tensors.files();
+    let Some((name, file)) = chosen.or(files.first().copied()) else {
+        return Err(Error::Unpacked {
+            path: path.to_path_buf(),
+            what: "a checkpoint without files",
+        });
+    };
+    // Not by its name, which may be another file's by now.
+    let file = file.try_clone().map_err(failed(name))?;
+    Ok((file, offsets))
+}
+
+/// The error of a file that cannot be opened.
+fn failed(name: &Path) -> impl FnOnce(io::Error) -> emberflow_storage::Error {
+    let path = name.to_path_buf();
+    move |source| emberflow_storage::Error::File {
+        path,
         what: "open it",
         source,
-    })?;
-    Ok((file, offsets))
+    }
 }
 
 /// The most frequent formats by weight class, by bytes.

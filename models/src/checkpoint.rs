@@ -157,7 +157,7 @@ pub trait Checkpoint {
     /// file its length and its first and last MiB. Equal for equal checkpoints at any path.
     fn fingerprint(&self) -> u64;
 
-    /// The tensors alone, for products with the rows as they lie; `None` if the source is not files.
+    /// The tensors alone, in the format in which they are multiplied; `None` if the source is not files.
     fn into_stored(self: Box<Self>) -> Option<Box<dyn StoredTensors>> {
         None
     }

@@ -11,7 +11,7 @@ pub(crate) enum DType {
     F32,
     F16,
     Bf16,
-    /// Blocks that products read as they lie.
+    /// Blocks that products read without repacking.
     Block(Block),
     Q2K,
     /// MXFP4 in the order of safetensors, with exponents stored separately.
@@ -42,7 +42,7 @@ impl DType {
         }
     }
 
-    /// The format in which rows are multiplied as they lie; `None` if there are no products for it, or its
+    /// The format in which rows are multiplied without conversion; `None` if there are no products for it, or its
     /// scales lie elsewhere.
     pub(crate) fn multiplied(self) -> Option<emberflow_kernels::DType> {
         use emberflow_kernels::DType as Format;

@@ -153,6 +153,12 @@ pub enum Error {
         /// Length of the file, in bytes.
         len: u64,
     },
+    /// The file was written while it was in use.
+    #[error("{path}: the file has changed since it was opened: start again when it is complete", path = path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The binary header of a container is inconsistent.
     #[error("{path}: bad header at byte {offset}: {what} is {found}; expected {expected}", path = path.display())]
     Header {

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::error::Error;
 
@@ -14,6 +15,8 @@ use crate::error::Error;
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
     pub(crate) len: u64,
+    /// Time of the last change at opening, if the file system has it.
+    changed: Option<SystemTime>,
     file: File,
 }
 
@@ -52,6 +55,7 @@ impl DataFile {
         let this = Self {
             path: path.to_owned(),
             len: meta.len(),
+            changed: meta.modified().ok(),
             file,
         };
         if this.len < LFS_LIMIT {
@@ -65,6 +69,19 @@ impl DataFile {
     /// The file, for reading once from its start.
     pub(crate) fn reader(&self) -> &File {
         &self.file
+    }
+
+    /// Fails if the file has been written or cut since it was opened. One that was replaced by another of its name is
+    /// still the open one.
+    pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
+        let now = self.file.metadata();
+        let now = now.map_err(Error::io("inspect", &self.path))?;
+        match now.len() == self.len && now.modified().ok() == self.changed {
+            true => Ok(()),
+            false => Err(Error::Changed {
+                path: self.path.clone(),
+            }),
+        }
     }
 
     /// Fills `out` from byte `offset`; `what` names the bytes in errors.

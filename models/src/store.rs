@@ -299,6 +299,26 @@ impl Store {
         Ok(())
     }
 
+    /// Refuses rows of `cols` elements of tensor `at`, from `first` on, with a number that is NaN or infinite.
+    fn check_finite(
+        &self,
+        at: usize,
+        first: usize,
+        cols: usize,
+        rows: &[f32],
+    ) -> Result<(), Error> {
+        match rows.iter().position(|value| !value.is_finite()) {
+            None => Ok(()),
+            Some(index) => Err(Error::NotFinite {
+                path: self.files[self.places[at].file].path.clone(),
+                tensor: self.infos[at].source_name.clone(),
+                row: first + index / cols,
+                col: index % cols,
+                found: rows[index],
+            }),
+        }
+    }
+
     fn compute_fingerprint(&self) -> Result<u64, Error> {
         let mut hash = Xxh3::new();
         let mut part = |bytes: &[u8]| {
@@ -441,16 +461,7 @@ impl Checkpoint for Store {
             Layout::EveryElement(place) => self.read_every_element(at, first, out, place)?,
         }
         self.places[at].apply_gains(first, cols, out);
-        match out.iter().position(|value| !value.is_finite()) {
-            None => Ok(()),
-            Some(index) => Err(Error::NotFinite {
-                path: self.files[self.places[at].file].path.clone(),
-                tensor: self.infos[at].source_name.clone(),
-                row: first + index / cols,
-                col: index % cols,
-                found: out[index],
-            }),
-        }
+        self.check_finite(at, first, cols, out)
     }
 
     fn read_q4_k(&self, id: TensorId, row: usize, out: &mut Vec<u8>) -> Result<bool, Error> {

@@ -20,7 +20,7 @@ pub struct StoredTensor {
     /// Format of a row.
     pub dtype: DType,
     /// Whether rows are the file's bytes; otherwise they are converted when they are read.
-    pub as_it_lies: bool,
+    pub verbatim: bool,
 }
 
 impl StoredTensor {
@@ -39,12 +39,13 @@ pub trait StoredTensors: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::RowRange`] if `out` is not whole rows of the tensor, [`Error::Truncated`] or [`Error::Io`] if the file
-    /// cannot be read, [`Error::NotFinite`] for a number that is NaN or infinite, of what is converted.
+    /// cannot be read, [`Error::Changed`] if it has changed since it was opened, [`Error::NotFinite`] for a number that is NaN or infinite,
+    /// of what is converted.
     fn read(&self, tensor: usize, first: usize, out: &mut [u8]) -> Result<(), Error>;
 
-    /// File and first byte of a tensor whose rows lie one after another as they are multiplied.
+    /// File and first byte of a tensor whose rows are stored one after another as they are multiplied.
     fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)>;
 
-    /// The first file.
-    fn first_file(&self) -> Option<&Path>;
+    /// The files.
+    fn files(&self) -> Vec<(&Path, &File)>;
 }

@@ -16,7 +16,7 @@ use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget, machine};
 
-/// Opens the container that `arg` names, a checkpoint as it lies, or a bundled container.
+/// Opens the container that `arg` names, an unpacked checkpoint, or a bundled container.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     match arg.named() {
         Named::File(path) => {

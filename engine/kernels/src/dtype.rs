@@ -120,7 +120,7 @@ pub enum DType {
     /// 4-bit integers with one f32 scale per row, and one element of 64 in 8 bits instead, with
     /// another (PowerInfer-2 §7.6).
     Q4c,
-    /// Blocks of GGUF files. Rows are read as they lie and never written.
+    /// Blocks of GGUF files. Rows are read in this form and never written.
     Block(Block),
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Embedding {
     reads: RowReads,
     /// All rows, if resident.
     held: Option<Slot>,
+    /// Rows cannot be read one by one, so all are resident.
+    whole: bool,
 }
 
 /// (rows, elements per row) of a table; `None` if the model has none, or uses it as head.
@@ -85,13 +87,16 @@ impl Embedding {
         let (entry, dtype) = Loader { container }.table(TensorId::global(role), rows, d)?;
         let rows = container.rows(entry, rows, dtype.row_bytes(d))?;
         let table = ROLES.iter().take_while(|&&other| other != role).count() as u32;
-        Ok(Some(Self {
+        let mut table = Self {
             entry: entry.clone(),
             dtype,
             d,
             reads: RowReads::new(layout, table, rows, at_once(role))?,
             held: None,
-        }))
+            whole: !container.has_rows(entry),
+        };
+        table.hold(container, false)?;
+        Ok(Some(table))
     }
 
     /// Sizes of all tables of a model.
@@ -111,7 +116,11 @@ impl Embedding {
         let stored_len = row_len + ROW_CHECKSUM;
         let always = TensorRows::bytes_for(entry, rows as u64, row_len)
             + RowReads::bytes_for(layout, stored_len, at_once(role));
-        Some([always, Arena::charge(1, entry.len as usize)])
+        let all = Arena::charge(1, entry.len as usize);
+        Some(match layout.container.has_rows(entry) {
+            true => [always, all],
+            false => [always + all, 0],
+        })
     }
 
     /// Whether all rows are resident.
@@ -119,8 +128,9 @@ impl Embedding {
         self.held.is_some()
     }
 
-    /// Loads all rows, or frees them.
+    /// Loads all rows, or frees them unless they must be resident.
     pub fn hold(&mut self, container: &Container, hold: bool) -> Result<(), Error> {
+        let hold = hold || self.whole;
         if !hold {
             self.held = None;
         } else if self.held.is_none() {

@@ -12,6 +12,7 @@ use crate::ffn::{
 use crate::input::Input;
 use crate::norm::Norm;
 use crate::tiles::TileFfn;
+use crate::trace;
 
 /// Which units of the layer a step computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +117,7 @@ impl Feed {
         match &self.tiles {
             None => ffn.layer(at.on, &layer, out)?,
             Some(tiles) => {
+                at.tracer.section(&trace::FFN, [self.place as u64, 0]);
                 let out = &mut out[..from.len()];
                 tiles.run(at.on, &layer, &mut s.tiles, &mut s.rows, out);
                 add_down_biases(units, from.len() / rows, out);

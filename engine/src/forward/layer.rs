@@ -71,7 +71,7 @@ impl Layer {
         })
     }
 
-    /// Bytes of weights read per token, without those of FFNs.
+    /// Bytes of resident weights read per token.
     pub fn bytes_per_token(&self) -> u64 {
         let steps = self.mixing.iter().chain(&self.feeding);
         steps.map(Step::bytes_per_token).sum()

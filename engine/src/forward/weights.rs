@@ -1,4 +1,4 @@
-//! The resident weights: everything outside the FFNs.
+//! The resident weights: everything outside the FFNs, and FFNs whose matrices are stored by rows.
 
 use std::thread::{Builder, ScopedJoinHandle};
 

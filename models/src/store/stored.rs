@@ -1,7 +1,7 @@
-//! Tensors as they lie in a checkpoint's files: whole rows in their own block format, without rounding.
+//! Tensors of a checkpoint in the format in which they are multiplied: whole rows of its files, copied without decoding.
 //!
-//! What products cannot read as it lies is converted without rounding: transposed floats keep their
-//! format, and everything else becomes f32.
+//! What products cannot read is converted without rounding: transposed floats keep their format, and everything else
+//! becomes f32.
 
 use std::fs::File;
 use std::path::Path;
@@ -49,15 +49,19 @@ impl StoredTensors for Stored {
                 expected: format!("whole rows of tensor {tensor}"),
             });
         };
-        if of.as_it_lies {
-            self.store.read_bytes(tensor, first, out)
+        if of.verbatim {
+            self.store.read_bytes(tensor, first, out)?;
         } else {
-            self.store.read_converted(of, first, out)
+            self.store.read_converted(tensor, of, first, out)?;
         }
+        let place = &self.store.places[tensor];
+        let later = place.rest.iter().map(|part| part.file);
+        let mut files = later.chain([place.file]);
+        files.try_for_each(|file| self.store.files[file].check_unchanged())
     }
 
     fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)> {
-        let of = self.tensors.get(tensor).filter(|of| of.as_it_lies)?;
+        let of = self.tensors.get(tensor).filter(|of| of.verbatim)?;
         let place = &self.store.places[tensor];
         let in_order = match place.layout {
             Layout::AsIs => of.id.role != Role::Down,
@@ -68,8 +72,9 @@ impl StoredTensors for Stored {
         (in_order && place.rest.is_empty()).then(|| (&*file.path, file.reader(), place.offset))
     }
 
-    fn first_file(&self) -> Option<&Path> {
-        self.store.files.first().map(|file| &*file.path)
+    fn files(&self) -> Vec<(&Path, &File)> {
+        let files = self.store.files.iter();
+        files.map(|file| (&*file.path, file.reader())).collect()
     }
 }
 
@@ -128,7 +133,7 @@ impl Store {
             rows,
             cols,
             dtype,
-            as_it_lies: in_rows && own.is_some(),
+            verbatim: in_rows && own.is_some(),
         }
     }
 
@@ -163,35 +168,96 @@ impl Store {
         Ok(())
     }
 
-    /// Reads rows of `of` as numbers and stores them in its format, exactly.
-    fn read_converted(&self, of: StoredTensor, first: usize, out: &mut [u8]) -> Result<(), Error> {
-        let (id, row_bytes) = (of.id, of.dtype.row_bytes(of.cols));
-        let rows = out.len() / row_bytes;
-        if id.role == Role::Down {
-            // Presented transposed: each of its rows is an element of all presented rows.
-            let (neurons, d) = (of.cols, of.rows);
-            let size = row_bytes / of.cols;
-            let at_once = (READ_BYTES / (4 * d)).max(1);
-            let mut values = vec![0.0; at_once * d];
-            for neuron in (0..neurons).step_by(at_once) {
-                let count = at_once.min(neurons - neuron);
-                let values = &mut values[..count * d];
-                self.read_rows(id, neuron, count, values)?;
-                for (n, row) in (neuron..).zip(values.chunks_exact(d)) {
-                    for (k, &value) in row[first..first + rows].iter().enumerate() {
-                        let to = &mut out[k * row_bytes + n * size..][..size];
-                        encode(of.dtype, &[value], to);
+    /// Reads rows of `of`, tensor `at`, as numbers and stores them in its format, exactly.
+    fn read_converted(
+        &self,
+        at: usize,
+        of: StoredTensor,
+        first: usize,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let down = of.id.role == Role::Down;
+        match self.places[at].layout {
+            // Stored as it is multiplied.
+            Layout::Transposed if down => self.read_numbers(at, of, first, out),
+            // A stored row is a column.
+            Layout::AsIs if down => self.read_columns(at, of, [1, 0], first, out),
+            Layout::Transposed => self.read_columns(at, of, [1, 0], first, out),
+            Layout::TransposedEvery(begin) => self.read_columns(at, of, [2, begin], first, out),
+            Layout::TransposedPart { first: begin, .. } => {
+                self.read_columns(at, of, [1, begin], first, out)
+            }
+            _ => self.read_presented(of, first, out),
+        }
+    }
+
+    /// Stored rows that are those of `of`.
+    fn read_numbers(
+        &self,
+        at: usize,
+        of: StoredTensor,
+        first: usize,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let row_bytes = of.dtype.row_bytes(of.cols);
+        let at_once = (READ_BYTES / (4 * of.cols)).max(1);
+        let mut values = vec![0.0; at_once.min(of.rows) * of.cols];
+        for (n, out) in out.chunks_mut(at_once * row_bytes).enumerate() {
+            let first = first + n * at_once;
+            let values = &mut values[..out.len() / row_bytes * of.cols];
+            self.read_stored(at, first, values)?;
+            for row in values.chunks_exact_mut(of.cols) {
+                self.places[at].apply_gains(0, 1, row);
+            }
+            self.check_finite(at, first, of.cols, values)?;
+            encode(of.dtype, values, out);
+        }
+        Ok(())
+    }
+
+    /// Rows of a matrix that is stored transposed, strip by strip: row r is element `step · r + begin` of every stored
+    /// row.
+    fn read_columns(
+        &self,
+        at: usize,
+        of: StoredTensor,
+        [step, begin]: [usize; 2],
+        first: usize,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let (place, row_bytes) = (&self.places[at], of.dtype.row_bytes(of.cols));
+        let size = row_bytes / of.cols;
+        let at_once = (READ_BYTES / (4 * place.cols)).clamp(1, of.cols);
+        let mut strip = vec![0.0; at_once * place.cols];
+        for start in (0..of.cols).step_by(at_once) {
+            let width = at_once.min(of.cols - start);
+            let strip = &mut strip[..width * place.cols];
+            self.read_stored(at, start, strip)?;
+            if of.id.role == Role::Down {
+                place.apply_gains(start, place.cols, strip);
+            }
+            self.check_finite(at, start, place.cols, strip)?;
+            for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+                for (k, stored) in strip.chunks_exact(place.cols).enumerate() {
+                    let mut value = [stored[step * row + begin]];
+                    if of.id.role != Role::Down {
+                        place.apply_gains(row, 1, &mut value);
                     }
+                    encode(of.dtype, &value, &mut out[(start + k) * size..][..size]);
                 }
             }
-            return Ok(());
         }
+        Ok(())
+    }
+
+    /// Rows that are read as presented.
+    fn read_presented(&self, of: StoredTensor, first: usize, out: &mut [u8]) -> Result<(), Error> {
+        let row_bytes = of.dtype.row_bytes(of.cols);
         let at_once = (READ_BYTES / (4 * of.cols)).max(1);
-        let mut values = vec![0.0; at_once.min(rows) * of.cols];
+        let mut values = vec![0.0; at_once.min(of.rows) * of.cols];
         for (n, out) in out.chunks_mut(at_once * row_bytes).enumerate() {
-            let count = out.len() / row_bytes;
-            let values = &mut values[..count * of.cols];
-            self.read_rows(id, first + n * at_once, count, values)?;
+            let values = &mut values[..out.len() / row_bytes * of.cols];
+            self.read_rows(of.id, first + n * at_once, out.len() / row_bytes, values)?;
             encode(of.dtype, values, out);
         }
         Ok(())

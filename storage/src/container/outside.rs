@@ -1,6 +1,7 @@
 //! A model whose tensors lie in files of another format: a container without bundles.
 //!
-//! Nothing in such files has a checksum, so reads are not compared with any.
+//! Nothing in such files has a checksum, so reads are not compared with any. Metadata and geometry are those that a
+//! container would have; there are no sections.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -8,43 +9,52 @@ use std::sync::Arc;
 
 use super::error::{Error, Result};
 use super::format::{Section, SectionEntry, Superblock, TensorEntry, xxh3};
-use super::layout::{Extent, Layout, Spec};
-use super::outside_tensors::OutsideTensors;
+use super::geometry::BundleGeometry;
+use super::layout::{Extent, Layout, Spec, TensorSpec};
+use super::outside_tensors::{OutsideFiles, OutsideTensors};
 use super::reader::Container;
 
 /// What [`Container::outside`] is made of.
 pub struct Outside {
-    /// Metadata, geometry and tensors; without banks.
-    pub spec: Spec,
     /// Name of the model's file in messages.
     pub path: PathBuf,
+    /// JSON metadata, as in [`Spec::meta`].
+    pub meta: Vec<u8>,
+    /// Geometry and format of the bundles that it does not have.
+    pub geometry: BundleGeometry,
+    /// See `geometry`.
+    pub bundle_dtype: u32,
     /// The file from which rows of tables are read.
     pub file: File,
-    /// First byte of each tensor in it; `None` if the tensor is not in it row after row.
-    pub offsets: Vec<Option<u64>>,
+    /// Bytes of all files.
+    pub len: u64,
+    /// Every tensor, and its first byte in `file`; `None` if its rows are not stored there one after another.
+    pub tensors: Vec<(TensorSpec, Option<u64>)>,
     /// Reads whole tensors.
-    pub tensors: Arc<dyn OutsideTensors>,
+    pub reader: Arc<dyn OutsideTensors>,
 }
 
 impl Container {
     /// A container whose tensors lie in other files.
     ///
     /// # Errors
-    /// If the specification has banks, or exceeds a limit.
+    /// Metadata that exceed a limit, or a file that cannot be inspected.
     pub fn outside(of: Outside) -> Result<Self> {
-        let (spec, path) = (of.spec, of.path);
+        let path = of.path;
+        let spec = Spec {
+            geometry: of.geometry,
+            bundle_dtype: of.bundle_dtype,
+            meta: of.meta,
+            stats: Vec::new(),
+            predictor_len: 0,
+            tensors: Vec::new(),
+            banks: Vec::new(),
+            source: String::new(),
+        };
         let layout = match Layout::compute(&spec) {
             Ok(layout) => layout,
             Err(source) => return Err(Error::Layout { path, source }),
         };
-        if let Some(bank) = spec.banks.first() {
-            return Err(Error::Index {
-                path,
-                what: "bank of a model outside containers",
-                index: u64::from(bank.layer),
-                count: 0,
-            });
-        }
         let empty = SectionEntry {
             extent: Extent::default(),
             xxh3: xxh3(&[]),
@@ -55,21 +65,29 @@ impl Container {
             xxh3: xxh3(&spec.meta),
         };
         let superblock = Superblock {
-            file_len: layout.file_len,
+            file_len: of.len,
             geometry: spec.geometry,
             bundle_dtype: spec.bundle_dtype,
             sections,
         };
-        let tensors = spec.tensors.iter().zip(&of.offsets).map(|(tensor, at)| {
-            let place = Extent {
-                offset: at.unwrap_or(u64::MAX),
+        let (tensors, places): (Vec<_>, Vec<_>) = of.tensors.into_iter().unzip();
+        let entries = tensors.iter().zip(&places).map(|(tensor, place)| {
+            let extent = Extent {
+                offset: place.unwrap_or(0),
                 len: tensor.len,
             };
-            TensorEntry::new(tensor, place, 0)
+            TensorEntry::new(tensor, extent, 0)
         });
-        let tensors = tensors.collect();
+        let entries = entries.collect();
+        let files = match OutsideFiles::new(of.reader, places, of.len, &of.file) {
+            Ok(files) => files,
+            Err(source) => {
+                let what = "inspect it";
+                return Err(Error::File { path, what, source });
+            }
+        };
         Ok(Self::of_parts(
-            of.file, path, superblock, layout, spec.meta, tensors, of.tensors,
+            of.file, path, superblock, layout, spec.meta, entries, files,
         ))
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::error::{Error, Part, Result};
 use super::format::{
@@ -11,7 +10,7 @@ use super::format::{
 };
 use super::geometry::BundleGeometry;
 use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
-use super::outside_tensors::OutsideTensors;
+use super::outside_tensors::OutsideFiles;
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
 
@@ -35,8 +34,8 @@ pub struct Container {
     banks: Vec<BankEntry>,
     /// crc32 of Gate part and Up/Down part, all neurons of all banks in order.
     checksums: Vec<[u32; 2]>,
-    /// Reads the tensors, if they lie in other files.
-    outside: Option<Arc<dyn OutsideTensors>>,
+    /// The files of the tensors, if they lie in others.
+    outside: Option<OutsideFiles>,
 }
 
 /// Use of a section's bytes.
@@ -135,7 +134,7 @@ impl Container {
         })
     }
 
-    /// A container without banks whose tensors are read by `outside`.
+    /// A container without banks whose tensors are in the files `outside`.
     pub(super) fn of_parts(
         file: File,
         path: PathBuf,
@@ -143,7 +142,7 @@ impl Container {
         layout: Layout,
         meta: Vec<u8>,
         tensors: Vec<TensorEntry>,
-        outside: Arc<dyn OutsideTensors>,
+        outside: OutsideFiles,
     ) -> Self {
         Self {
             file,
@@ -157,6 +156,22 @@ impl Container {
             banks: Vec::new(),
             checksums: Vec::new(),
             outside: Some(outside),
+        }
+    }
+
+    /// Whether the rows of a tensor can be read one by one: [`Container::rows`].
+    #[must_use]
+    pub fn has_rows(&self, entry: &TensorEntry) -> bool {
+        let number = self.by_name.get(&entry.name);
+        let place = |files: &OutsideFiles| files.places.get(*number?).copied().flatten();
+        (self.outside.as_ref()).is_none_or(|files| place(files).is_some())
+    }
+
+    /// Fails if tensors lie in a file of another format that has been written since it was opened.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        match &self.outside {
+            Some(files) => files.check_unchanged(&self.file, &self.path),
+            None => Ok(()),
         }
     }
 
@@ -269,7 +284,7 @@ impl Container {
     pub fn read_tensor(&self, entry: &TensorEntry, dst: &mut [u8]) -> Result<()> {
         let what = || format!("tensor {}", entry.name);
         if let Some(outside) = &self.outside {
-            return self.read_outside(outside.as_ref(), entry, dst);
+            return self.read_outside(outside, entry, dst);
         }
         self.read_exact_len(
             what,
@@ -294,7 +309,7 @@ impl Container {
 
     fn read_outside(
         &self,
-        outside: &dyn OutsideTensors,
+        outside: &OutsideFiles,
         entry: &TensorEntry,
         dst: &mut [u8],
     ) -> Result<()> {
@@ -308,11 +323,14 @@ impl Container {
                 found: dst.len() as u64,
             });
         };
-        outside.read(number, dst).map_err(|source| Error::File {
-            path: self.path.clone(),
-            what: "read it",
-            source,
-        })
+        outside
+            .reader
+            .read(number, dst)
+            .map_err(|source| Error::File {
+                path: self.path.clone(),
+                what: "read it",
+                source,
+            })
     }
 
     /// Reads the resident scales of a bank, `neurons × scales_per_neuron` bytes, and checks them.
@@ -540,10 +558,11 @@ impl Container {
         self.base
     }
 
-    /// Bytes of the container.
+    /// Bytes of the container, or of all files if the tensors lie in others.
     #[must_use]
     pub fn file_len(&self) -> u64 {
-        self.layout.file_len
+        let outside = self.outside.as_ref();
+        outside.map_or(self.layout.file_len, |files| files.len)
     }
 
     /// Bytes of RAM for directories, metadata and checksums.

@@ -64,7 +64,8 @@ impl TensorEntry {
 
 impl Container {
     /// The rows of a tensor of `rows` rows of `row_len` bytes. Does not read a table; reads a matrix
-    /// once, checks it, and stores a crc32 of each row to check later reads of single rows.
+    /// once, checks it, and stores a crc32 of each row to check later reads of single rows. A tensor in a file of another
+    /// format has no checksums; see [`Container::has_rows`].
     ///
     /// # Errors
     /// If the tensor does not have that many rows of that length, reading fails, or the data are
@@ -86,17 +87,6 @@ impl Container {
             stride,
             checksums: Vec::new(),
         };
-        if entry.offset == u64::MAX {
-            return Err(Error::Length {
-                path: self.path().to_path_buf(),
-                what: format!(
-                    "rows of tensor {} one after another in the file",
-                    entry.name
-                ),
-                expected: entry.len,
-                found: 0,
-            });
-        }
         if stride == row_len && !self.is_outside() {
             of.checksums = self.checksums_of(entry, &of)?;
         }
@@ -144,7 +134,7 @@ impl Container {
         }
         let (of_row, stored) = bytes.split_at(rows.row_len);
         if self.is_outside() {
-            return Ok(of_row);
+            return self.check_unchanged().map(|()| of_row);
         }
         let stored = stored.first_chunk().map(|sum| u32::from_le_bytes(*sum));
         let expected = stored.or_else(|| rows.checksums.get(row).copied());

@@ -40,7 +40,7 @@ pub(super) fn gguf() -> Target {
     gguf_of(&models, Form::BINARY, use_checkpoint)
 }
 
-/// Models that run as they lie.
+/// Models that run without packing.
 pub(super) fn unpacked() -> Target {
     let models = [
         "relu/model.gguf",

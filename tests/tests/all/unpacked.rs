@@ -1,8 +1,11 @@
-//! Checkpoints that run as they lie: against transformers, and against the same weights packed.
+//! Checkpoints that run without packing, beside transformers.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use emberflow_engine::{Budget, Engine, Lab, Model, Options};
+use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options};
+use emberflow_kernels::{Cpu, Row};
+use emberflow_models::names::Role;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy};
 
 /// Largest difference allowed to the reference, at every position.
@@ -11,14 +14,6 @@ const TOLERANCE: f32 = 1e-3;
 /// Largest mean difference of a model in blocks, as a share of the largest logit: products of blocks read activations of 8
 /// bits, and where experts nearly tie, a row may choose another one, which changes its logits much more.
 const BLOCKS: f32 = 0.03;
-
-/// Models that need `pack`: their table of n-grams is stored in parts.
-const LEFT_OUT: [&str; 4] = [
-    "qwen4_exp",
-    "qwen4_exp_fp8",
-    "qwen4_exp_plain",
-    "qwen4_exp_streams",
-];
 
 /// Files of a fixture, and their references.
 const FILES: [(&str, &str); 6] = [
@@ -68,19 +63,12 @@ fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
 
 /// The folders' floats, and the same weights as stored by llama.cpp, agree with transformers.
 #[test]
-fn every_family_runs_as_it_lies() {
+fn every_family_runs_unpacked() {
     let (mut seen, mut failed) = (0, Vec::new());
     for case in cases() {
         for (name, golden) in FILES {
             let checkpoint = case.join(name);
             if !checkpoint.exists() {
-                continue;
-            }
-            if let Err(error) = Model::of_checkpoint(&checkpoint) {
-                let text = error.to_string();
-                assert!(text.contains("emberflow pack"), "{checkpoint:?}: {text}");
-                let known = LEFT_OUT.iter().any(|name| case.ends_with(name));
-                assert!(known, "{checkpoint:?}: {text}");
                 continue;
             }
             let found = difference(&checkpoint, &case, golden);
@@ -123,4 +111,104 @@ fn only_the_weights_decide_a_bit() {
             assert!(run(threads, chunk, Budget::Auto) == expected, "{name}");
         }
     }
+}
+
+/// What products read are the numbers that `pack` reads, whatever the file's format and layout.
+#[test]
+fn converted_rows_are_those_of_the_checkpoint() {
+    let (cpu, mut converted) = (Cpu::detect(), 0);
+    for case in cases() {
+        for (name, _) in FILES {
+            let path = case.join(name);
+            if !path.exists() {
+                continue;
+            }
+            let checkpoint = emberflow_models::open(&path).unwrap();
+            let stored = emberflow_models::open(&path).unwrap().into_stored();
+            let stored = stored.unwrap();
+            for (number, of) in stored.tensors().iter().enumerate() {
+                let row_bytes = of.dtype.row_bytes(of.cols);
+                let mut bytes = vec![0; of.rows * row_bytes];
+                stored.read(number, 0, &mut bytes).unwrap();
+                // some rows alone
+                let some = of.rows / 3..of.rows / 3 + of.rows.div_ceil(2);
+                let mut part = vec![0; some.len() * row_bytes];
+                stored.read(number, some.start, &mut part).unwrap();
+                assert!(part == bytes[some.start * row_bytes..some.end * row_bytes]);
+                let mut found = vec![0.0; of.rows * of.cols];
+                let rows = bytes.chunks_exact(row_bytes);
+                for (row, out) in rows.zip(found.chunks_exact_mut(of.cols)) {
+                    cpu.dequantize(Row::inline(of.dtype, of.cols, row), out);
+                }
+                let mut expected = vec![0.0; found.len()];
+                let down = of.id.role == Role::Down;
+                let rows = if down { of.cols } else { of.rows };
+                (checkpoint.read_rows(of.id, 0, rows, &mut expected)).unwrap();
+                let same = (0..found.len()).all(|at| {
+                    let (row, col) = (at / of.cols, at % of.cols);
+                    let of_row = if down { col * of.rows + row } else { at };
+                    found[at] == expected[of_row]
+                });
+                assert!(same, "{path:?}: {}", of.id);
+                converted += usize::from(!of.verbatim && !of.id.role.is_vector());
+            }
+        }
+    }
+    assert!(converted > 300, "{converted}");
+}
+
+/// A copy of a fixture's GGUF whose embedding is a table, in a folder of its own.
+fn copied() -> (tempfile::TempDir, PathBuf, Vec<u32>) {
+    let case = fixtures().join("models/relu");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::copy(case.join("model.gguf"), &path).unwrap();
+    (dir, path, Golden::load(&case, "golden.json").tokens)
+}
+
+fn append(path: &Path) {
+    let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+    file.write_all(b"more").unwrap();
+}
+
+#[test]
+fn a_file_that_is_written_while_it_loads_is_an_error() {
+    let (_dir, path, tokens) = copied();
+    let model = Model::of_checkpoint(&path).unwrap();
+    append(&path);
+    let error = Engine::open(model, roomy(tokens.len())).err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains("has changed since it was opened"), "{text}");
+}
+
+#[test]
+fn a_file_that_is_written_while_it_runs_is_an_error() {
+    let (_dir, path, tokens) = copied();
+    let mut engine = open(&path, roomy(tokens.len()));
+    // rows of the embedding are read from the file
+    let least = engine.needs().smallest_budget();
+    engine.set_budget(least).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    let next = |engine: &mut Engine, sequence: &mut _, token| {
+        engine.forward(sequence, &[token], Logits::Last)
+    };
+    next(&mut engine, &mut sequence, tokens[0]).unwrap();
+    append(&path);
+    let error = next(&mut engine, &mut sequence, tokens[1]).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("has changed since it was opened"), "{text}");
+}
+
+#[test]
+fn a_file_that_is_replaced_stays_in_use() {
+    let (dir, path, tokens) = copied();
+    let expected = all_logits(&mut open(&path, roomy(tokens.len())), &tokens, 4);
+    let model = Model::of_checkpoint(&path).unwrap();
+    let other = dir.path().join("other");
+    std::fs::write(&other, b"another file").unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    let mut engine = Engine::open(model, roomy(tokens.len())).unwrap();
+    let least = engine.needs().smallest_budget();
+    engine.set_budget(least).unwrap();
+    assert!(bits(&all_logits(&mut engine, &tokens, 4)) == bits(&expected));
 }

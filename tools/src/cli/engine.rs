@@ -11,7 +11,7 @@ use super::{DeviceArg, parse_budget, parse_share};
 /// The model argument.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArg {
-    /// A packed model (.ember), a checkpoint as it lies (GGUF, .safetensors, a Hugging Face folder), or a bundled model: demo
+    /// A packed model (.ember), a checkpoint (GGUF, .safetensors, a Hugging Face folder), or a bundled model: demo
     /// (the default) or demo-moe (mixture of experts).
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,

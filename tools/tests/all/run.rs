@@ -396,9 +396,9 @@ const RELU_GGUF: &str = concat!(
     "/../tests/fixtures/models/relu/model.gguf"
 );
 
-/// A checkpoint runs as it lies, and other commands read it as well.
+/// A checkpoint runs without packing, and other commands read it as well.
 #[test]
-fn a_checkpoint_runs_as_it_lies() {
+fn a_checkpoint_runs_unpacked() {
     for model in [RELU_FOLDER, RELU_GGUF] {
         let run = |threads: &str| {
             let done = json(&[

@@ -1,4 +1,4 @@
-//! The blocks of GGUF files, multiplied as they lie.
+//! The blocks of GGUF files, multiplied without repacking.
 //!
 //! A row is a whole number of blocks, one after the other; a block is 32 or 256 weights with the
 //! scales they share. Each format is one file: its block, byte for byte as ggml defines it; the
