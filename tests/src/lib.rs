@@ -168,6 +168,20 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
+/// Reduces an open engine so that all neurons are resident and the embedding's rows are read from the file, independently
+/// of the memory that other tests of the process have used before.
+pub fn table_on_flash(engine: &mut Engine) {
+    let needs = Needs {
+        process_peak: 0,
+        ..*engine.needs()
+    };
+    let all = needs.plan(needs.full_budget()).expect("plan");
+    let less = all.ledger.used() - needs.tables[0] / 2;
+    engine.set_budget(less).expect("budget");
+    assert_eq!(engine.memory().ledger.held("embedding"), 0);
+    assert_eq!(engine.memory().hot_clusters, engine.needs().clusters);
+}
+
 /// Reduces an open engine to `share` of its FFN, independently of the memory that other tests of
 /// the process have used before.
 pub fn squeeze(engine: &mut Engine, share: f64) {

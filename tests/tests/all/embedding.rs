@@ -5,13 +5,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use emberflow::pack::{PackOptions, pack};
-use emberflow_engine::memory::Needs;
 use emberflow_engine::{Engine, Lab, Logits, Model, Options, compute};
 use emberflow_kernels::{Activations, DType};
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::container::{Container, ROW_CHECKSUM, Writer};
 use emberflow_storage::io::{Faults, IoChoice, Profile, SimOptions};
-use emberflow_tests::{all_logits, bits, case, fixtures, open, packed, roomy, squeeze};
+use emberflow_tests::{
+    all_logits, bits, case, fixtures, open, packed, roomy, squeeze, table_on_flash,
+};
 
 /// More rows than can be in flight at once, with some tokens twice.
 const TOKENS: usize = 80;
@@ -92,18 +93,7 @@ fn rows_from_flash_are_those_from_memory() {
         (IoChoice::Sim(faulty), 1),
     ] {
         let mut engine = open(&path, options(io, chunk));
-        // too little for the table, enough for all neurons
-        let needs = Needs {
-            process_peak: 0,
-            ..*engine.needs()
-        };
-        let all = needs.plan(needs.full_budget()).unwrap();
-        let less = all.ledger.used() - needs.tables[0] / 2;
-        engine.set_budget(less).unwrap();
-        assert_eq!(
-            (held(&engine), engine.memory().hot_clusters),
-            (0, engine.needs().clusters)
-        );
+        table_on_flash(&mut engine);
         let before = engine.counters();
         assert_eq!(bits(&all_logits(&mut engine, &tokens, chunk)), expected);
         let read = engine.counters().since(before);

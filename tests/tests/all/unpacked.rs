@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options};
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::names::Role;
-use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy};
+use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy, table_on_flash};
 
 /// Largest difference allowed to the reference, at every position.
 const TOLERANCE: f32 = 1e-3;
@@ -185,9 +185,7 @@ fn a_file_that_is_written_while_it_loads_is_an_error() {
 fn a_file_that_is_written_while_it_runs_is_an_error() {
     let (_dir, path, tokens) = copied();
     let mut engine = open(&path, roomy(tokens.len()));
-    // rows of the embedding are read from the file
-    let least = engine.needs().smallest_budget();
-    engine.set_budget(least).unwrap();
+    table_on_flash(&mut engine);
     let mut sequence = engine.new_sequence().unwrap();
     let next = |engine: &mut Engine, sequence: &mut _, token| {
         engine.forward(sequence, &[token], Logits::Last)
@@ -208,7 +206,6 @@ fn a_file_that_is_replaced_stays_in_use() {
     std::fs::write(&other, b"another file").unwrap();
     std::fs::rename(&other, &path).unwrap();
     let mut engine = Engine::open(model, roomy(tokens.len())).unwrap();
-    let least = engine.needs().smallest_budget();
-    engine.set_budget(least).unwrap();
+    table_on_flash(&mut engine);
     assert!(bits(&all_logits(&mut engine, &tokens, 4)) == bits(&expected));
 }
