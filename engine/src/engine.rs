@@ -7,6 +7,7 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
 
+use crate::ablation::Policy;
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
 use crate::error::Error;
@@ -32,8 +33,9 @@ use crate::room::{LongChunk, Rooms, thread_floats};
 use crate::rope::Ropes;
 use crate::sparsity::SparsityChoice;
 use crate::state::{Sequence, Span, StatePool};
-use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup};
+use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup, region_memory};
 use crate::thread_buffer;
+use crate::tiles::{TileLayout, TileStore};
 
 /// Rows whose logits the caller wants. A pass has one row per token, span after span.
 pub enum Logits<'a> {
@@ -381,11 +383,18 @@ impl Engine {
     /// Totals since the engine was opened, including warm-up.
     pub fn counters(&self) -> Counters {
         let times = self.decoder.times;
+        let ffn = self.decoder.ffn.counters();
+        let tiles = self.decoder.tiles.as_ref().map(TileStore::stats);
+        let tiles = tiles.unwrap_or_default();
         Counters {
+            hits: ffn.hits + tiles.hits,
+            looked_up: ffn.looked_up + tiles.hits + tiles.misses,
+            misses: ffn.misses + tiles.misses,
+            evictions: ffn.evictions + tiles.evictions,
             attention_ns: nanoseconds(times.attention),
             ffn_ns: nanoseconds(times.ffn),
             head_ns: nanoseconds(times.head),
-            ..self.decoder.ffn.counters()
+            ..ffn
         }
     }
 
@@ -483,6 +492,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         shape,
         naming,
         layout,
+        tiles,
         source,
         planner,
         known,
@@ -491,11 +501,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let (tracer, rows) = (tracer(&options, lane.as_deref()), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
-    let mut weights = Weights::load(&layout.container, text.meta())?;
+    let mut weights = Weights::load(&layout.container, tiles.as_deref(), text.meta())?;
     let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
-    let mut scratch = ScratchRoom::of(&options, rows, shape.tiles).scratch(&c);
+    let mut scratch = ScratchRoom::of(&options, rows, tiles.is_some()).scratch(&c);
     let mut sharing = Sharing {
         on: &on,
         scratch: &mut scratch.rows,
@@ -518,7 +528,11 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         naming,
         buffers: division.needs.stream_most.max(LEAST_BUFFERS),
         known: &known,
-        policy: planner.policy,
+        policy: Policy {
+            reads_inline: planner.policy.reads_inline
+                && tiles.as_deref().is_none_or(TileLayout::is_small),
+            ..planner.policy
+        },
         options: &options,
         tracer: tracer.clone(),
     })?;
@@ -531,6 +545,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut tables = [embedding.as_mut(), inputs, ngrams];
     let container = &store.layout.container;
     hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
+    let lock = region_memory(options.lock);
     Ok(Decoder {
         embedding,
         specials,
@@ -539,6 +554,8 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
         rope: Ropes::new(&c, rows, options.context),
         scratch,
         ffn: Ffn::new(shape, store, lane, predictors, room).with_layers(&c, rows),
+        tiles: (tiles.map(|of| TileStore::new(of, division.memory.tile_slots, lock)))
+            .transpose()?,
         ahead: RouterAhead::new(&c, options.threads),
         weights,
         times: Times::default(),

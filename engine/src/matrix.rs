@@ -5,7 +5,7 @@ mod beside;
 use std::ops::Range;
 use std::sync::Arc;
 
-use emberflow_kernels::{Columns, Compute, DType, Row, matmul_scratch, matmul_scratch_q};
+use emberflow_kernels::{Columns, Compute, Cpu, DType, Row, matmul_scratch, matmul_scratch_q};
 use emberflow_storage::arena::{ArenaPages, Slot};
 
 use crate::input::Input;
@@ -111,11 +111,6 @@ impl Matrix {
         }
     }
 
-    /// Whether products use activations quantised to 8 bits.
-    fn reads_8_bits(&self) -> bool {
-        self.dtype.is_grouped() || self.dtype.is_blocks()
-    }
-
     /// Products of a range of rows; `y` is `[tokens × rows]` for all rows.
     pub(crate) fn matmul_rows(
         &self,
@@ -128,7 +123,7 @@ impl Matrix {
         let (cpu, workers) = (on.cpu, &on.workers);
         let (rows, cols, stride) = (self.rows, self.cols, self.stride());
         let (x, tokens) = (input.x, input.tokens());
-        let quantized = self.reads_8_bits();
+        let quantized = reads_8_bits(self.dtype);
         let bytes = &self.bytes.as_slice()[range.start * stride..range.end * stride];
         if range.is_empty() {
             return;
@@ -148,12 +143,8 @@ impl Matrix {
         let y = Columns::new(&mut y[range.start..], tokens, rows, range.len());
         workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
             let bytes = &bytes[first * stride..(first + block.width()) * stride];
-            if quantized {
-                let x = input.quantized;
-                cpu.matmul_q(self.dtype, bytes, stride, x, &mut block, scratch);
-            } else {
-                cpu.matmul_columns(self.dtype, bytes, stride, cols, x, &mut block, scratch);
-            }
+            let of = (self.dtype, cols);
+            multiply(cpu, of, bytes, input, &mut block, scratch);
         });
     }
 
@@ -168,24 +159,21 @@ impl Matrix {
         scratch: &mut [Vec<f32>],
         y: &mut [f32],
     ) {
-        let (cpu, cols, stride) = (on.cpu, self.cols, self.stride());
+        let stride = self.stride();
         let (tokens, rows) = (input.tokens() / blocks, self.rows / blocks);
-        let quantized = self.reads_8_bits();
         let y = Columns::new(y, tokens, self.rows, self.rows);
         let bytes = self.bytes.as_slice();
         (on.workers).for_each_column_block(y, rows, scratch, &|scratch, first, mut y| {
             let bytes = &bytes[first * stride..(first + rows) * stride];
             let input = input.range(first / rows * tokens, tokens);
-            match (quantized, tokens) {
-                (true, 1) => cpu.matvec_q(self.dtype, bytes, stride, input.quantized, y.row_mut(0)),
-                (false, 1) => cpu.matvec(self.dtype, bytes, stride, cols, input.x, y.row_mut(0)),
-                (true, _) => {
-                    cpu.matmul_q(self.dtype, bytes, stride, input.quantized, &mut y, scratch);
-                }
-                (false, _) => {
-                    cpu.matmul_columns(self.dtype, bytes, stride, cols, input.x, &mut y, scratch);
-                }
-            }
+            multiply(
+                on.cpu,
+                (self.dtype, self.cols),
+                bytes,
+                input,
+                &mut y,
+                scratch,
+            );
         });
     }
 
@@ -197,5 +185,29 @@ impl Matrix {
     /// Scratch elements per thread for rows of `cols` elements.
     pub(crate) fn scratch_len(cols: usize) -> usize {
         matmul_scratch(cols).max(matmul_scratch_q(cols))
+    }
+}
+
+/// Whether products use activations quantised to 8 bits.
+fn reads_8_bits(dtype: DType) -> bool {
+    dtype.is_grouped() || dtype.is_blocks()
+}
+
+/// Products of the rows in `bytes`, of a format and a number of columns, with all tokens of `input`: `y` is
+/// `[tokens × rows]`.
+pub(crate) fn multiply(
+    cpu: Cpu,
+    (dtype, cols): (DType, usize),
+    bytes: &[u8],
+    input: Input<'_>,
+    y: &mut Columns<'_, f32>,
+    scratch: &mut [f32],
+) {
+    let stride = dtype.row_bytes(cols);
+    match (reads_8_bits(dtype), input.tokens()) {
+        (true, 1) => cpu.matvec_q(dtype, bytes, stride, input.quantized, y.row_mut(0)),
+        (false, 1) => cpu.matvec(dtype, bytes, stride, cols, input.x, y.row_mut(0)),
+        (true, _) => cpu.matmul_q(dtype, bytes, stride, input.quantized, y, scratch),
+        (false, _) => cpu.matmul_columns(dtype, bytes, stride, cols, input.x, y, scratch),
     }
 }

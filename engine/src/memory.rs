@@ -64,6 +64,12 @@ pub struct Needs {
     pub hot_clusters: u64,
     /// Clusters of layers that need all neurons for every token, while other layers are sparse.
     pub always: u64,
+    /// Tiles of a model whose FFNs lie in tiles; it has no neurons in bundles.
+    pub tiles: u64,
+    /// Bytes of a slot for a tile, and the fewest slots that allow progress.
+    pub tile_slot: u64,
+    /// See `tile_slot`.
+    pub least_tiles: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
     /// Fewest cold slots that allow progress.
@@ -129,6 +135,10 @@ pub struct MemoryPlan {
     pub hot_clusters: u64,
     /// Capacity of the cold region in neurons.
     pub slots: u64,
+    /// Slots for tiles, of the model's `tiles`.
+    pub tile_slots: u64,
+    /// See `tile_slots`.
+    pub tiles: u64,
     /// Stream buffers: whole clusters in flight at once.
     pub stream_buffers: u32,
     /// The resident ones of [`Needs::tables`]; none unless all neurons are resident.
@@ -184,6 +194,7 @@ impl MemoryPlan {
             "gates",
             "hot",
             "cold",
+            "tiles",
         ];
         let parts = parts.iter().chain(&TABLES);
         parts.map(|part| self.ledger.held(part)).sum()
@@ -232,6 +243,12 @@ impl MemoryPlan {
         self
     }
 
+    /// Share of the tiles that have no slot, 0 to 1.
+    pub fn tiles_missing(&self) -> f64 {
+        let held = self.tile_slots as f64 / (self.tiles as f64).max(1.0);
+        if self.tiles > 0 { 1.0 - held } else { 0.0 }
+    }
+
     /// Clusters that are resident as a whole: in the hot region, or outside the store.
     pub fn whole_clusters(&self, needs: &Needs) -> u64 {
         self.hot_clusters + needs.lane_clusters
@@ -240,8 +257,7 @@ impl MemoryPlan {
     /// Resident share of the FFN's weights, 0 to 1, without padding and duplicates.
     pub fn ffn_resident_share(&self, needs: &Needs) -> f64 {
         if needs.neurons == 0 {
-            // Matrices that lie by rows.
-            return 1.0;
+            return 1.0 - self.tiles_missing();
         }
         // The last cluster of a bank may be partial.
         let hot = self.whole_clusters(needs) as f64 / (needs.clusters as f64).max(1.0);
@@ -312,6 +328,7 @@ impl Needs {
         } else {
             streaming
         };
+        let least = least.saturating_add(self.tile_bytes(self.least_tiles));
         let budget = with_kernel(self.base().saturating_add(least));
         budget.max(self.process_peak.saturating_add(RUNTIME_MARGIN))
     }
@@ -358,6 +375,7 @@ impl Needs {
         let ffn = all.max(self.min_slots.saturating_mul(self.rest_slot));
         let rest = gates
             .saturating_add(ffn)
+            .saturating_add(self.tile_bytes(self.tiles))
             .saturating_add(self.tables.iter().sum());
         with_kernel(self.base().saturating_add(rest)).max(self.smallest_budget())
     }
@@ -415,8 +433,10 @@ impl Needs {
         }
         let left = ledger.left();
         let r = self.regions(left);
+        let tile_slots = self.tiles.min(left / self.tile_slot.max(1));
         let ffn = r.gates + r.hot + r.cold + u64::from(r.buffers) * self.stream_len;
-        let room = if r.hot_clusters == self.host_clusters() {
+        let ffn = ffn.saturating_add(self.tile_bytes(tile_slots));
+        let room = if r.hot_clusters == self.host_clusters() && tile_slots == self.tiles {
             left.saturating_sub(ffn)
         } else {
             0
@@ -430,6 +450,7 @@ impl Needs {
             ("stream", u64::from(r.buffers) * self.stream_len),
             ("hot", r.hot),
             ("cold", r.cold),
+            ("tiles", self.tile_bytes(tile_slots)),
         ];
         for (what, bytes) in regions.into_iter().chain(named) {
             ledger
@@ -442,9 +463,16 @@ impl Needs {
             banks: self.banks,
             hot_clusters: r.hot_clusters,
             slots: r.slots,
+            tile_slots,
+            tiles: self.tiles,
             stream_buffers: LEAST_BUFFERS + r.buffers,
             tables: tables.map(|bytes| bytes > 0),
         })
+    }
+
+    /// Bytes of `slots` slots for tiles.
+    fn tile_bytes(&self, slots: u64) -> u64 {
+        slots.saturating_mul(self.tile_slot)
     }
 
     /// The bytes of the tables that `room` bytes hold, one after the other; 0 for those that they do not.

@@ -1,6 +1,7 @@
 //! First stage of opening a model, before memory is allocated: sparsity mode, banks, planner.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use emberflow_kernels::{Compute, DType, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
@@ -23,6 +24,7 @@ use crate::options::{Budget, Options, Sparsity};
 use crate::planner::{Opened, Planner, longest_pass};
 use crate::sparsity::{SparsityChoice, choose};
 use crate::store::{Known, Layout, Naming};
+use crate::tiles::TileLayout;
 
 /// Inputs of the planner and the engine.
 pub(crate) struct Parts {
@@ -33,6 +35,8 @@ pub(crate) struct Parts {
     pub shape: FfnShape,
     pub naming: Naming,
     pub layout: Layout,
+    /// The tiles, if the model has no neurons in bundles.
+    pub tiles: Option<Arc<TileLayout>>,
     pub source: FileSource,
     pub planner: Planner,
     /// The lane, if the options have one and it knows the model.
@@ -85,12 +89,15 @@ impl Parts {
             format,
             kind: c.ffn_kind,
             dense,
-            tiles,
         };
         let (mut layout, source) = Layout::new(container, format, c.ffn_layers())?;
-        if !tiles {
-            check_banks(&layout, c)?;
-        }
+        let tiles = match tiles {
+            true => Some(Arc::new(TileLayout::of(&layout, c))),
+            false => {
+                check_banks(&layout, c)?;
+                None
+            }
+        };
         if let Some(mixture) = &c.mixture {
             layout.set_visited(mixture.chosen as usize, mixture.shared_bank() > 0);
         }
@@ -106,6 +113,7 @@ impl Parts {
             config: c,
             quant,
             ffn: &shape,
+            tiles: tiles.as_deref(),
             naming,
             stored: stored.as_ref(),
             options: &options,
@@ -117,6 +125,7 @@ impl Parts {
             shape,
             naming,
             layout,
+            tiles,
             source,
             planner,
             lane,
@@ -164,6 +173,7 @@ impl Parts {
             config: self.text.config(),
             quant: &self.text.meta().quant,
             ffn: &self.shape,
+            tiles: self.tiles.as_deref(),
             naming: self.naming,
             lane: self.lane.as_deref(),
             stored: self.stored.as_ref(),

@@ -13,8 +13,6 @@ use emberflow_storage::trim_heap;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::FfnRoom;
-use crate::forward::Decoder;
-use crate::forward::embedding::{Embedding, hold_tables};
 use crate::forward::pass::Pass;
 use crate::forward::scratch_room::{ScratchRoom, product_room};
 use crate::forward::streams;
@@ -69,7 +67,7 @@ impl Engine {
             return Ok(());
         };
         tracing::info!(tokens, chunk = division.chunk, "memory for a prompt");
-        self.decoder.ffn.set_plan(&division.memory)?;
+        self.decoder.set_plan(&division.memory)?;
         let usual = std::mem::replace(&mut self.division, division);
         self.usual = Some(Box::new(usual));
         if !self.set_rows(false)? {
@@ -94,7 +92,7 @@ impl Engine {
         self.set_rows(true)?;
         // Freed heap memory would count in addition to the cache.
         trim_heap();
-        self.decoder.ffn.set_plan(&self.division.memory)
+        self.decoder.set_plan(&self.division.memory)
     }
 
     /// Buffers for the division's chunk. False if the lane has no memory for them, unless it `must`; all others are allocated.
@@ -112,7 +110,7 @@ impl Engine {
         *pass = Pass::default();
         *pass = Pass::new(rows, c.d_model as usize, streams::aux_width(c));
         decoder.rope = Ropes::new(c, rows, context);
-        let tiles = decoder.ffn.shape().tiles;
+        let tiles = decoder.tiles.is_some();
         ScratchRoom::of(&self.options, rows, tiles).resize(c, &mut decoder.scratch);
         decoder.specials.set_rows(c, rows);
         decoder.ffn.set_room(c, &ffn);
@@ -140,22 +138,11 @@ impl Engine {
 /// A failed read.
 fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     engine.end_prompt()?;
-    let hold = division.memory.tables;
-    let Decoder {
-        embedding,
-        specials,
-        ffn,
-        ..
-    } = &mut engine.decoder;
-    let [inputs, ngrams] = specials.tables_mut();
-    let mut tables = [embedding.as_mut(), inputs, ngrams];
+    let (hold, decoder) = (division.memory.tables, &mut engine.decoder);
     // Free first, then allocate.
-    let still = |number: usize, table: &Embedding| hold[number] && table.is_held();
-    hold_tables(&mut tables, &ffn.store.layout.container, still)?;
-    ffn.set_plan(&division.memory)?;
-    hold_tables(&mut tables, &ffn.store.layout.container, |number, _| {
-        hold[number]
-    })?;
+    decoder.hold_tables(|number, table| hold[number] && table.is_held())?;
+    decoder.set_plan(&division.memory)?;
+    decoder.hold_tables(|number, _| hold[number])?;
     engine.division = division;
     Ok(())
 }

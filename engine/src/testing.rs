@@ -222,6 +222,8 @@ impl World {
             slots,
             // As many as the store has.
             stream_buffers: u32::MAX,
+            tile_slots: 0,
+            tiles: 0,
             tables: [false; 3],
         }
     }

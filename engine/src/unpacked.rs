@@ -47,24 +47,32 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
         });
     };
     meta.quant = formats(tensors.tensors());
-    let (file, offsets) = tables(path, tensors.as_ref(), &c)?;
     let meta = serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
         path: path.to_path_buf(),
         reason: e.to_string(),
     })?;
-    let mut len = 0;
-    for (name, file) in tensors.files() {
-        len += file.metadata().map_err(failed(name))?.len();
-    }
-    let specs = tensors.tensors().iter().map(spec);
+    let again = |(name, file): (&Path, &File)| {
+        // Not by its name, which may be another file's by now.
+        let file = file.try_clone().map_err(|source| {
+            Error::from(emberflow_storage::Error::File {
+                path: name.to_path_buf(),
+                what: "open it",
+                source,
+            })
+        });
+        file.map(|file| (name.to_path_buf(), file))
+    };
+    let files = tensors.files().into_iter().map(again);
+    let files = files.collect::<Result<_, Error>>()?;
+    let specs = tensors.tensors().iter().enumerate();
+    let specs = specs.map(|(number, of)| (spec(of), tensors.place(number)));
     Ok(Container::outside(Outside {
         path: path.to_path_buf(),
         meta,
         geometry: geometry(&c, path)?,
         bundle_dtype: NO_BUNDLES.code(),
-        file,
-        len,
-        tensors: specs.zip(offsets).collect(),
+        files,
+        tensors: specs.collect(),
         reader: Arc::new(Unpacked(tensors)),
     })?)
 }
@@ -85,47 +93,6 @@ fn spec(of: &StoredTensor) -> TensorSpec {
         dtype: of.dtype.code(),
         dims: vec![of.rows as u64, of.cols as u64],
         len: of.bytes(),
-    }
-}
-
-/// The file from which rows of tables are read, one that has a table, and the first byte of each table in it. A table that is
-/// in another file, in parts or converted has none; it is resident.
-fn tables(
-    path: &Path,
-    tensors: &dyn StoredTensors,
-    c: &ModelConfig,
-) -> Result<(File, Vec<Option<u64>>), Error> {
-    let mut chosen: Option<(&Path, &File)> = None;
-    let mut offsets = vec![None; tensors.tensors().len()];
-    for (number, tensor) in tensors.tensors().iter().enumerate() {
-        let place = match tensor.id.role.is_table(c.tied_head) {
-            true => tensors.place(number),
-            false => None,
-        };
-        offsets[number] = place.and_then(|(name, file, offset)| {
-            let (of_rows, _) = *chosen.get_or_insert((name, file));
-            (of_rows == name).then_some(offset)
-        });
-    }
-    let files = tensors.files();
-    let Some((name, file)) = chosen.or(files.first().copied()) else {
-        return Err(Error::Unpacked {
-            path: path.to_path_buf(),
-            what: "a checkpoint without files",
-        });
-    };
-    // Not by its name, which may be another file's by now.
-    let file = file.try_clone().map_err(failed(name))?;
-    Ok((file, offsets))
-}
-
-/// The error of a file that cannot be opened.
-fn failed(name: &Path) -> impl FnOnce(io::Error) -> emberflow_storage::Error {
-    let path = name.to_path_buf();
-    move |source| emberflow_storage::Error::File {
-        path,
-        what: "open it",
-        source,
     }
 }
 

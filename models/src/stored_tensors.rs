@@ -43,9 +43,9 @@ pub trait StoredTensors: std::fmt::Debug + Send + Sync {
     /// of what is converted.
     fn read(&self, tensor: usize, first: usize, out: &mut [u8]) -> Result<(), Error>;
 
-    /// File and first byte of a tensor whose rows are stored one after another as they are multiplied.
-    fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)>;
+    /// Number of the file, and first byte in it, of a tensor whose rows are stored one after another as they are multiplied.
+    fn place(&self, tensor: usize) -> Option<(usize, u64)>;
 
-    /// The files.
+    /// The files, in the order of their numbers.
     fn files(&self) -> Vec<(&Path, &File)>;
 }

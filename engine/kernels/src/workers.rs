@@ -415,6 +415,33 @@ impl Workers {
             f(state, first, block);
         });
     }
+
+    /// As [`for_each_column_block`](Workers::for_each_column_block) for some of the blocks, by their numbers, which
+    /// ascend.
+    ///
+    /// # Panics
+    /// The same, and if the numbers do not ascend or there is no such block.
+    pub fn for_each_block_of<T: Send, S: Send>(
+        &self,
+        blocks: &[u32],
+        matrix: Columns<'_, T>,
+        width: usize,
+        states: &mut [S],
+        f: &(dyn Fn(&mut S, usize, Columns<'_, T>) + Sync),
+    ) {
+        assert!(
+            blocks.is_sorted_by(|a, b| a < b),
+            "blocks must be in ascending order, each once"
+        );
+        let columns = matrix.width();
+        self.for_each_chunk_with(states, blocks.len(), &|state, index| {
+            let first = blocks[index] as usize * width;
+            // SAFETY: each index is handed out once and blocks differ, so no two blocks share a column.
+            // `matrix` outlives the run; a block beyond it panics.
+            let block = unsafe { matrix.block(first, width.min(columns.saturating_sub(first))) };
+            f(state, first, block);
+        });
+    }
 }
 
 impl Workers {

@@ -11,6 +11,4 @@ pub(crate) struct FfnShape {
     pub kind: FfnKind,
     /// Compute every neuron, even if its gate does not fire.
     pub dense: bool,
-    /// The matrices lie by rows in files of another format, and no bank is in the store.
-    pub tiles: bool,
 }

@@ -199,11 +199,6 @@ impl Ffn {
         self.counts.fired += pairs;
     }
 
-    /// Properties shared by all banks.
-    pub fn shape(&self) -> &FfnShape {
-        &self.shape
-    }
-
     /// Resizes the buffers for passes of up to `room.rows` rows; the rest of `room` must not
     /// change.
     pub fn set_room(&mut self, c: &ModelConfig, room: &FfnRoom) {

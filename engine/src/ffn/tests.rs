@@ -32,7 +32,6 @@ fn world(dtype: DType) -> World {
 
 fn ffn(world: &World, plan: &MemoryPlan, options: &StoreOptions, threads: usize) -> Ffn {
     let shape = FfnShape {
-        tiles: false,
         format: world.format,
         kind: FfnKind {
             activation: Activation::Relu,

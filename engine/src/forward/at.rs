@@ -12,6 +12,7 @@ use crate::ffn::Ffn;
 use crate::rope::Ropes;
 use crate::scratch::Scratch;
 use crate::state::Span;
+use crate::tiles::TileStore;
 
 /// A layer of a pass.
 pub(crate) struct At<'a, 's, 'h, 'o> {
@@ -26,6 +27,8 @@ pub(crate) struct At<'a, 's, 'h, 'o> {
     pub scratch: &'a mut Scratch,
     pub specials: &'a mut Specials,
     pub ffn: &'a mut Ffn,
+    /// The tiles, if FFNs lie in tiles.
+    pub tiles: &'a mut Option<TileStore>,
     /// Guesses the next layer's experts; `None` without experts.
     pub ahead: &'a mut Option<RouterAhead>,
     pub rope: &'a Ropes,

@@ -119,7 +119,11 @@ impl Feed {
             Some(tiles) => {
                 at.tracer.section(&trace::FFN, [self.place as u64, 0]);
                 let out = &mut out[..from.len()];
-                tiles.run(at.on, &layer, &mut s.tiles, &mut s.rows, out);
+                let Some(store) = at.tiles else {
+                    return Ok(());
+                };
+                let serve = (store, &mut ffn.store);
+                tiles.run(at.on, &layer, serve, &mut s.tiles, &mut s.rows, out)?;
                 add_down_biases(units, from.len() / rows, out);
                 ffn.count_all(tiles.pairs(units));
             }

@@ -15,7 +15,7 @@ use crate::matrix::Matrix;
 use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::router::Router;
-use crate::tiles::TileFfn;
+use crate::tiles::{TileFfn, TileLayout};
 
 /// The mixer of a layer, its norms, its router and its FFN's biases, from which its steps are made.
 #[derive(Debug)]
@@ -75,7 +75,12 @@ impl ParallelNorms {
 
 impl LayerWeights {
     /// Reads the weights of layer `l`.
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, l: u32) -> Result<Self, Error> {
+    pub fn load(
+        from: &Loader<'_>,
+        tiles: Option<&TileLayout>,
+        c: &ModelConfig,
+        l: u32,
+    ) -> Result<Self, Error> {
         Ok(Self {
             attn_norm: if c.norms_of(l).before {
                 Some(norm(from, Role::AttnNorm, Some(Role::AttnNormBias), l, c)?.into())
@@ -99,9 +104,9 @@ impl LayerWeights {
             } else {
                 1.0
             },
-            tiles: match from.container.banks() {
-                [] => TileFfn::load(from, c, l)?,
-                _ => None,
+            tiles: match tiles {
+                Some(tiles) => TileFfn::load(from, tiles, c, l)?,
+                None => None,
             },
         })
     }

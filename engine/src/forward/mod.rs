@@ -37,13 +37,15 @@ use emberflow_storage::trace::Tracer;
 use crate::error::Error;
 use crate::ffn::Ffn;
 use crate::input::Input;
+use crate::memory::MemoryPlan;
 use crate::norm::{add_rows, rows_or_copy, scale_logits};
 use crate::rope::Ropes;
 use crate::scratch::Scratch;
 use crate::state::Span;
+use crate::tiles::TileStore;
 use crate::trace;
 use at::At;
-use embedding::Embedding;
+use embedding::{Embedding, hold_tables};
 pub use hooks::{AttentionObserver, AttentionSeen, FfnObserver, StreamRows};
 pub(crate) use hooks::{Between, Hooks};
 use pass::Pass;
@@ -61,6 +63,8 @@ pub(crate) struct Decoder {
     pub embedding: Option<Embedding>,
     pub specials: Specials,
     pub ffn: Ffn,
+    /// The tiles, if FFNs lie in tiles.
+    pub tiles: Option<TileStore>,
     /// Guesses the next layer's experts; `None` without experts.
     pub ahead: Option<RouterAhead>,
     pub rope: Ropes,
@@ -93,6 +97,22 @@ impl Decoder {
         self.scratch.logits.len() / self.config.vocab as usize
     }
 
+    /// Loads the tables for which `hold` is true and frees the others.
+    pub fn hold_tables(&mut self, hold: impl Fn(usize, &Embedding) -> bool) -> Result<(), Error> {
+        let [inputs, ngrams] = self.specials.tables_mut();
+        let mut tables = [self.embedding.as_mut(), inputs, ngrams];
+        hold_tables(&mut tables, &self.ffn.store.layout.container, hold)
+    }
+
+    /// Divides the memory for weights as `plan` says, between two passes.
+    pub fn set_plan(&mut self, plan: &MemoryPlan) -> Result<(), Error> {
+        if let Some(tiles) = &mut self.tiles {
+            tiles.settle(&mut self.ffn.store)?;
+            tiles.set_slots(plan.tile_slots);
+        }
+        self.ffn.set_plan(plan)
+    }
+
     /// Runs a pass over `spans`, whose tokens are valid and fit their sequences, through all layers
     /// and advances the sequences. False if it yields; the same call resumes it. A row's result
     /// depends only on its own sequence.
@@ -105,6 +125,9 @@ impl Decoder {
         let fresh = pass.layers.is_none();
         if fresh {
             self.ffn.store.step_border()?;
+            if let Some(tiles) = &mut self.tiles {
+                tiles.begin_pass();
+            }
         }
         let rows = spans.iter().map(|span| span.tokens.len());
         self.ffn.begin_pass(rows, fresh);
@@ -221,6 +244,7 @@ impl Decoder {
             scratch: &mut self.scratch,
             specials: &mut self.specials,
             ffn: &mut self.ffn,
+            tiles: &mut self.tiles,
             ahead: &mut self.ahead,
             rope: &self.rope,
             hooks,

@@ -16,6 +16,7 @@ use crate::matrix::Matrix;
 use crate::meta::ContainerMeta;
 use crate::mixer::Mixer;
 use crate::norm::Norm;
+use crate::tiles::{TileLayout, is_tiled};
 
 /// Threads that load layers: enough reads at once to keep storage busy.
 const LOADERS: usize = 4;
@@ -41,13 +42,17 @@ pub(crate) struct Weights {
 impl Weights {
     /// Reads and verifies all weights, several layers at once: single reads would leave most of the
     /// device idle.
-    pub fn load(container: &Container, meta: &ContainerMeta) -> Result<Self, Error> {
+    pub fn load(
+        container: &Container,
+        tiles: Option<&TileLayout>,
+        meta: &ContainerMeta,
+    ) -> Result<Self, Error> {
         let (from, c) = (Loader { container }, &meta.config);
         let d = c.d_model as usize;
         let vocab = c.vocab as usize;
         let load = |first: usize| {
             let numbers = (first as u32..c.layers).step_by(LOADERS);
-            let layers = numbers.map(|l| LayerWeights::load(&from, c, l));
+            let layers = numbers.map(|l| LayerWeights::load(&from, tiles, c, l));
             layers.collect::<Result<Vec<_>, Error>>()
         };
         let load = &load;
@@ -131,6 +136,7 @@ impl Weights {
             .tensors()
             .iter()
             .filter(|t| !is_predictor(t.name()) && !on_flash(t.name()))
+            .filter(|t| !is_tiled(container, t))
             .map(|t| Arena::charge(1, t.len as usize))
             .sum()
     }

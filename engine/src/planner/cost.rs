@@ -13,6 +13,7 @@
 //! layer's time is the mean over the number of missing experts.
 
 use emberflow_kernels::DType;
+use emberflow_storage::profile::Pattern;
 
 use super::firing::Absent;
 use super::pass::{CostModel, Forecast, Limit};
@@ -22,6 +23,7 @@ use crate::cluster::CLUSTER;
 use crate::ffn::GATE_PIECES;
 use crate::matrix::ROWS_PER_CHUNK;
 use crate::memory::MemoryPlan;
+use crate::tiles::TileSizes;
 
 /// A matrix: number of rows, and their bytes.
 struct MatrixSize {
@@ -122,10 +124,11 @@ impl CostModel<'_> {
         } else {
             1.0
         };
+        self.add_tiles(&mut sum, plan.tiles_missing());
         sum.tokens_per_s = 1e3 * tokens as f64 / sum.ms.max(1e-9);
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
-        let streams = self.mode(plan, s.layers - 1, tokens, positions).streams;
+        let streams = self.mode(plan, s.layers - 1, tokens, positions).streams || plan.tiles > 0;
         sum.limit = match () {
             () if sum.wait_ms > 0.25 * sum.ms && streams => Limit::SequentialReads,
             () if sum.wait_ms > 0.25 * sum.ms => Limit::RandomReads,
@@ -133,6 +136,38 @@ impl CostModel<'_> {
             () => Limit::Compute,
         };
         sum
+    }
+
+    /// Adds the reads of tiles, of which a share is `missing`. What every token visits is read ahead, during the whole pass;
+    /// experts are read once the layer's router has chosen them.
+    fn add_tiles(&self, sum: &mut Forecast, missing: f64) {
+        let (of, tokens) = (self.shape.tiles, sum.tokens as f64);
+        let blocks = (tokens / TileSizes::ROWS as f64).ceil();
+        let [always, experts] = [
+            of.always * blocks,
+            of.experts * (1.0 - (1.0 - of.visited).powf(tokens)),
+        ];
+        let bytes = (always + experts) * missing;
+        if bytes <= 0.0 {
+            return;
+        }
+        let count = bytes / of.len.max(1) as f64;
+        let io_ms = count * self.stream.read_ns(of.len, Pattern::Sequential) * 1e-6;
+        let beside = match of.experts > 0.0 {
+            // The FFN's part of the pass, by bytes.
+            true => {
+                let visited = of.always + of.experts * of.visited;
+                let all = self.shape.attention_bytes * self.shape.layers as f64;
+                sum.ms * (visited / all.max(1.0)).min(1.0)
+            }
+            false => sum.ms,
+        };
+        let wait = (io_ms - beside).max(0.0);
+        sum.ms += wait;
+        sum.wait_ms += wait;
+        sum.io_ms += io_ms;
+        sum.bytes_read += bytes;
+        sum.reads += count;
     }
 
     fn mode(&self, plan: &MemoryPlan, layer: usize, tokens: usize, positions: usize) -> Mode {

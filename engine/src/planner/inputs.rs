@@ -36,7 +36,7 @@ use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
-use crate::tiles::{Visited, visited as visited_of};
+use crate::tiles::{TileLayout, Visited, visited as visited_of};
 
 /// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
@@ -54,6 +54,8 @@ pub(crate) struct Opened<'a> {
     pub config: &'a ModelConfig,
     pub quant: &'a Quant,
     pub ffn: &'a FfnShape,
+    /// The tiles, if the model has no neurons in bundles.
+    pub tiles: Option<&'a TileLayout>,
     pub naming: Naming,
     /// The lane, if any.
     pub lane: Option<&'a dyn Lane>,
@@ -309,7 +311,7 @@ impl Opened<'_> {
             let apart = apart.map(|[rows, cols]| (rows, (rows * attention.row_bytes(cols)) as u64));
             mixer.chain(apart)
         };
-        let visited = (0..c.layers).filter(|_| ffn.tiles);
+        let visited = (0..c.layers).filter(|_| self.tiles.is_some());
         let visited: Vec<Visited> =
             (visited.map(|layer| visited_of(container, c, layer))).collect();
         let rows: usize = (0..c.layers).flat_map(of_layer).map(|(rows, _)| rows).sum();
@@ -343,6 +345,7 @@ impl Opened<'_> {
             cluster_read: self.layout.stream_len() as u64,
             stride: g.stride.into(),
             dense: self.naming == Naming::All,
+            tiles: (self.tiles.map(|tiles| tiles.reads(c))).unwrap_or_default(),
         }
     }
 
@@ -378,7 +381,7 @@ impl Opened<'_> {
                 batch: o.batch,
                 context: o.context,
                 threads: self.threads,
-                tiles: self.ffn.tiles,
+                tiles: self.tiles.is_some(),
             }
             .bytes(self.config),
             // The residual stream; a second one if a pass can be preempted.
@@ -396,6 +399,7 @@ impl Opened<'_> {
                 0
             },
             RouterAhead::bytes_for(self.config, self.threads),
+            self.tiles.map_or(0, TileLayout::bytes),
             io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation.policy().mapped),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
@@ -459,6 +463,9 @@ impl Opened<'_> {
             lane,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
             always: 0,
+            tiles: self.tiles.map_or(0, TileLayout::tiles),
+            tile_slot: self.tiles.map_or(0, TileLayout::slot_charge),
+            least_tiles: self.tiles.map_or(0, TileLayout::least_slots),
             two_phases: sparse && two_phases,
             min_slots: layout.min_slots(),
             stream_len: Arena::charge(1, layout.stream_len()),

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::firing::Firing;
 use super::rates::{Rates, ThreadRates};
 use crate::lane::LanePart;
+use crate::tiles::TileReads;
 
 /// Costs and precision of a predictor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -60,6 +61,8 @@ pub struct Shape {
     pub stride: u64,
     /// Compute every neuron, firing or not.
     pub dense: bool,
+    /// FFNs that lie in tiles, whose rows are among those of attention.
+    pub tiles: TileReads,
 }
 
 /// The bottleneck of a pass.

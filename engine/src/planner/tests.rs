@@ -18,6 +18,7 @@ use crate::forward::scratch_room::ScratchRoom;
 use crate::lane::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, LaneTimes, Widths};
 use crate::memory::{Needs, SlotContents};
 use crate::mixer::state_shape;
+use crate::tiles::TileReads;
 
 /// A 7B model with Bamboo's shape in q4, 4096-byte sectors.
 const D: usize = 4096;
@@ -56,6 +57,9 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
             banks: LAYERS as u64,
             hot_clusters: 28 * LAYERS as u64,
             always: 0,
+            tiles: 0,
+            tile_slot: 0,
+            least_tiles: 0,
             two_phases: false,
             min_slots: 256,
             stream_len: (CLUSTER * 8192) as u64,
@@ -161,6 +165,7 @@ fn shape() -> Shape {
         cluster_read: 128 * 12288,
         stride: 12288,
         dense: false,
+        tiles: TileReads::default(),
     }
 }
 
@@ -444,11 +449,11 @@ fn published_needs(c: &ModelConfig) -> Needs {
     let kv = state_shape(c, DType::F16, 1024).bytes_for(1024);
     let runtime = 300 << 20;
     let room = ScratchRoom {
-        tiles: false,
         rows: 128,
         batch: 1,
         context: 1024,
         threads: 4,
+        tiles: false,
     };
     let scratch = room.bytes(c);
     Needs {
@@ -475,6 +480,9 @@ fn published_needs(c: &ModelConfig) -> Needs {
         clusters: banks * (ffn / CLUSTER) as u64,
         hot_clusters: 0,
         always: 0,
+        tiles: 0,
+        tile_slot: 0,
+        least_tiles: 0,
         two_phases: true,
         min_slots: 2 * CLUSTER as u64,
         stream_len: CLUSTER as u64 * u64::from(g.stride),

@@ -172,6 +172,7 @@ impl Layout {
     pub fn cover_of(&self, from: u64, len: usize) -> Cover {
         let low = from & !(self.align.offset as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
+        let high = high.min(self.container.end_of_file(from));
         Cover {
             offset: low,
             len: (high - low) as u32,
@@ -273,6 +274,11 @@ fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
         })
     };
     let label = container.path().display().to_string();
+    if let Some(source) = container.outside_source() {
+        let source = source?;
+        let align = align_of(&source);
+        return Ok((source, align));
+    }
     let direct = FileSource::from_file(again()?, label.clone(), container.base());
     let stride = container.geometry().stride;
     let fits =
@@ -289,15 +295,18 @@ fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
         }
         _ => direct,
     };
-    let align = source.dio_align().map_or(
-        Align {
-            offset: 1,
-            memory: 1,
-        },
-        |a| Align {
-            offset: a.offset as usize,
-            memory: a.mem as usize,
-        },
-    );
+    let align = align_of(&source);
     Ok((source, align))
+}
+
+/// Alignment of direct reads; none if reads are buffered.
+fn align_of(source: &FileSource) -> Align {
+    let none = Align {
+        offset: 1,
+        memory: 1,
+    };
+    source.dio_align().map_or(none, |a| Align {
+        offset: a.offset as usize,
+        memory: a.mem as usize,
+    })
 }

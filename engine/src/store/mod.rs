@@ -38,7 +38,8 @@ pub(crate) use job::Step;
 #[cfg(test)]
 pub(crate) use layout::Cover;
 pub(crate) use layout::Layout;
-pub(crate) use neurons::{NeuronStore, RowReads, StoreSetup, io_bytes};
+pub(crate) use neurons::{NeuronStore, RowReads, StoreSetup, io_bytes, region_memory};
 pub use prefetch::foresight::Foreseen;
+pub(crate) use reads::SMALL;
 pub use residency::LayerResidency;
 pub(crate) use residency::{Known, Naming, Resident, region};

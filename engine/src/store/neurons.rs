@@ -9,6 +9,7 @@ mod items;
 mod layer;
 mod report;
 mod rows;
+mod tiles;
 
 pub(crate) use rows::RowReads;
 
@@ -39,7 +40,7 @@ use crate::options::Options;
 
 /// The regions use huge pages: reads of 64 KiB and more are up to 2 times as fast, random bundles
 /// 1.1 to 1.3 times (benches/README.md). Huge pages end at the arena's limit, so the budget holds.
-fn region_memory(lock: bool) -> ArenaOptions {
+pub(crate) fn region_memory(lock: bool) -> ArenaOptions {
     ArenaOptions {
         huge_pages: true,
         lock,

@@ -2,7 +2,7 @@
 //! does not interpret the bytes.
 //!
 //! ```text
-//! cluster, part, row ──► batch ──► I/O ──► next ──► Arrival
+//! cluster, part, row, tile ──► batch ──► I/O ──► next ──► Arrival
 //! a free buffer ──► coming ──► unclaimed ──► claim           whole clusters
 //! ```
 
@@ -33,7 +33,7 @@ const BATCH: usize = 256;
 
 /// Up to this many bytes of neurons per layer, the compute thread reads them itself. With layers of
 /// 1 MB this is up to 1.9 times as fast; with 19 MB it makes no difference.
-const SMALL: usize = 4 << 20;
+pub(crate) const SMALL: usize = 4 << 20;
 
 /// The thread that submits reads.
 pub(super) enum IoDriver {
@@ -109,6 +109,8 @@ pub(super) struct Reads {
     unclaimed: Vec<(u32, u32, Slot)>,
     /// Rows of tables that have arrived: (table, row, bytes).
     pub(super) rows: Vec<(u32, u32, Slot)>,
+    /// Tiles that have arrived: (bank, tile, bytes).
+    pub(super) tiles: Vec<(u32, u32, Slot)>,
     /// Time that computation was stalled on reads.
     waited: Duration,
     latch: Arc<Latch>,
@@ -140,6 +142,7 @@ impl Reads {
             coming: Vec::with_capacity(64),
             unclaimed: Vec::with_capacity(64),
             rows: Vec::new(),
+            tiles: Vec::new(),
             waited: Duration::ZERO,
             latch,
             tracer,

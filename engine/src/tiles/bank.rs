@@ -2,60 +2,113 @@
 
 use emberflow_kernels::Compute;
 use emberflow_models::config::{Bank, ModelConfig};
-use emberflow_models::names::{Role, TensorId, bundled};
+use emberflow_models::names::{Role, bundled};
 use emberflow_storage::container::Container;
 
+use super::layout::{TileLayout, TiledMatrix, id};
+use super::store::TileStore;
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
+use crate::store::NeuronStore;
+
+/// A matrix of a bank.
+#[derive(Debug)]
+enum BankMatrix {
+    /// Its rows are served by the [`TileStore`].
+    Tiled(TiledMatrix),
+    /// It cannot be read by rows, so it is resident.
+    Whole(Matrix),
+}
 
 /// The matrices of a dense FFN, or of an expert.
 #[derive(Debug)]
 pub(super) struct TileBank {
+    /// Its number among all banks.
+    pub number: u32,
+    pub neurons: usize,
     /// `[neurons × d]`.
-    gate: Matrix,
+    gate: BankMatrix,
     /// The same; `None` without a gate projection.
-    up: Option<Matrix>,
+    up: Option<BankMatrix>,
     /// `[d × neurons]`.
-    pub down: Matrix,
+    down: BankMatrix,
+}
+
+/// What a product needs besides the matrix and its input.
+pub(super) struct Served<'a> {
+    pub on: &'a Compute,
+    pub tiles: &'a mut TileStore,
+    pub io: &'a mut NeuronStore,
+    /// A buffer for each thread.
+    pub scratch: &'a mut [Vec<f32>],
+}
+
+impl BankMatrix {
+    fn matmul(&self, by: &mut Served<'_>, input: Input<'_>, y: &mut [f32]) -> Result<(), Error> {
+        match self {
+            Self::Tiled(of) => (by.tiles).matmul(by.io, *of, by.on, input, by.scratch, y),
+            Self::Whole(of) => {
+                of.matmul(by.on, input, by.scratch, y);
+                Ok(())
+            }
+        }
+    }
 }
 
 impl TileBank {
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, bank: Bank) -> Result<Self, Error> {
+    /// Bank `bank`, which is number `number` of `layout`; reads what is resident of it.
+    pub fn load(
+        from: &Loader<'_>,
+        layout: &TileLayout,
+        c: &ModelConfig,
+        number: u32,
+        bank: Bank,
+    ) -> Result<Self, Error> {
         let [d, neurons] = [c.bundle_width(), bank.neurons].map(|n| n as usize);
-        let read = |role, rows, cols| from.of_bank(id(role, bank), rows, cols);
+        let read = |which, role, rows, cols| {
+            let tiled = layout.matrix(number, which).map(BankMatrix::Tiled);
+            // Also checks the shape of what is not read here.
+            from.entry(id(role, bank), rows, cols)?;
+            let whole = || from.of_bank(id(role, bank), rows, cols);
+            tiled.map_or_else(|| whole().map(BankMatrix::Whole), Ok)
+        };
         Ok(Self {
-            gate: read(Role::Gate, neurons, d)?,
+            number,
+            neurons,
+            gate: read(0, Role::Gate, neurons, d)?,
             up: if c.ffn_kind.ungated {
                 None
             } else {
-                Some(read(Role::Up, neurons, d)?)
+                Some(read(1, Role::Up, neurons, d)?)
             },
-            down: read(Role::Down, d, neurons)?,
+            down: read(2, Role::Down, d, neurons)?,
         })
-    }
-
-    pub fn neurons(&self) -> usize {
-        self.gate.rows()
     }
 
     /// Products of Gate and Up.
     pub fn before(
         &self,
-        on: &Compute,
+        by: &mut Served<'_>,
         input: Input<'_>,
-        scratch: &mut [Vec<f32>],
         gates: &mut [f32],
         ups: &mut [f32],
-    ) {
-        match &self.up {
-            Some(up) => {
-                let both = &mut [(&self.gate, gates), (up, ups)];
-                Matrix::matmul_all(on, both, input, scratch);
-            }
-            None => self.gate.matmul(on, input, scratch, gates),
-        }
+    ) -> Result<(), Error> {
+        self.gate.matmul(by, input, gates)?;
+        self.up
+            .as_ref()
+            .map_or(Ok(()), |up| up.matmul(by, input, ups))
+    }
+
+    /// Products of Down.
+    pub fn after(
+        &self,
+        by: &mut Served<'_>,
+        input: Input<'_>,
+        sums: &mut [f32],
+    ) -> Result<(), Error> {
+        self.down.matmul(by, input, sums)
     }
 }
 
@@ -96,13 +149,5 @@ pub(crate) fn visited(container: &Container, c: &ModelConfig, layer: u32) -> Vis
     Visited {
         rows,
         bytes: bytes as u64,
-    }
-}
-
-fn id(role: Role, bank: Bank) -> TensorId {
-    TensorId {
-        role,
-        layer: bank.layer,
-        expert: bank.expert,
     }
 }

@@ -10,7 +10,9 @@
 //! exact zeros `ffn` computes fewer neurons, from a packed model.
 
 mod bank;
+mod layout;
 mod room;
+mod store;
 
 use emberflow_kernels::Compute;
 use emberflow_models::config::{Activation, FfnKind, ModelConfig};
@@ -21,13 +23,19 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, LayerInput, Rows};
 use crate::input::Input;
 use crate::loader::Loader;
-use bank::TileBank;
+use crate::store::NeuronStore;
+use bank::{Served, TileBank};
 pub(crate) use bank::{Visited, visited};
+pub use layout::TileReads;
+pub(crate) use layout::{TileLayout, is_tiled};
 pub(crate) use room::{TileRoom, TileSizes};
+pub(crate) use store::TileStore;
 
 /// The FFN of a layer.
 #[derive(Debug)]
 pub(crate) struct TileFfn {
+    /// Number of the FFN among those of the model.
+    place: usize,
     banks: Vec<TileBank>,
     kind: FfnKind,
     gating: Gating,
@@ -36,18 +44,25 @@ pub(crate) struct TileFfn {
 }
 
 impl TileFfn {
-    /// Reads the matrices of layer `layer`; `None` if it has no FFN.
-    pub fn load(from: &Loader<'_>, c: &ModelConfig, layer: u32) -> Result<Option<Self>, Error> {
+    /// The matrices of layer `layer`; `None` if it has no FFN. Reads what cannot be read in tiles.
+    pub fn load(
+        from: &Loader<'_>,
+        layout: &TileLayout,
+        c: &ModelConfig,
+        layer: u32,
+    ) -> Result<Option<Self>, Error> {
         if !c.has_ffn(layer) {
             return Ok(None);
         }
-        let banks = c
-            .banks_of(layer)
-            .map(|bank| TileBank::load(from, c, bank))
+        let place = c.ffn_place(layer);
+        let banks = (layout.first_bank(place)..)
+            .zip(c.banks_of(layer))
+            .map(|(number, bank)| TileBank::load(from, layout, c, number, bank))
             .collect::<Result<Vec<_>, _>>()?;
         let top = c.form.gate_top.get(layer as usize).copied();
-        let activation: Option<Activation> = c.form.activations.get(c.ffn_place(layer)).copied();
+        let activation: Option<Activation> = c.form.activations.get(place).copied();
         Ok(Some(Self {
+            place,
             banks,
             kind: c.ffn_kind,
             gating: Gating {
@@ -66,26 +81,41 @@ impl TileFfn {
 
     /// (Neuron, row) pairs of these units.
     pub fn pairs(&self, units: &[BankWork<'_>]) -> u64 {
-        let pairs =
-            |unit: &BankWork<'_>| self.banks[unit.bank as usize].neurons() * unit.rows.len();
+        let pairs = |unit: &BankWork<'_>| self.banks[unit.bank as usize].neurons * unit.rows.len();
         units.iter().map(pairs).sum::<usize>() as u64
     }
 
     /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases. `scratch`
     /// has a buffer for each thread.
+    ///
+    /// # Errors
+    /// A failed read, or a file that has changed.
     pub fn run(
         &self,
         on: &Compute,
         at: &LayerInput<'_>,
+        (tiles, io): (&mut TileStore, &mut NeuronStore),
         room: &mut TileRoom,
         scratch: &mut [Vec<f32>],
         out: &mut [f32],
-    ) {
+    ) -> Result<(), Error> {
         let d = at.input.n();
         out.fill(0.0);
+        let blocks = |rows: usize| (0..rows).step_by(TileSizes::ROWS);
+        let visits = at.units.iter().flat_map(|unit| {
+            let number = self.banks[unit.bank as usize].number;
+            blocks(unit.rows.len()).map(move |_| number)
+        });
+        tiles.begin_layer(io, self.place, visits)?;
+        let mut by = Served {
+            on,
+            tiles,
+            io,
+            scratch,
+        };
         for unit in at.units {
             let bank = &self.banks[unit.bank as usize];
-            for first in (0..unit.rows.len()).step_by(TileSizes::ROWS) {
+            for first in blocks(unit.rows.len()) {
                 let count = (unit.rows.len() - first).min(TileSizes::ROWS);
                 let TileRoom {
                     gathered,
@@ -93,8 +123,8 @@ impl TileFfn {
                     ups,
                     sums,
                     input,
-                } = room;
-                let neurons = bank.neurons();
+                } = &mut *room;
+                let neurons = bank.neurons;
                 let gates = &mut gates[..count * neurons];
                 let ups = match self.kind.ungated {
                     true => &mut [],
@@ -113,11 +143,12 @@ impl TileFfn {
                         Input::new(on.cpu, gathered, count, input)
                     }
                 };
-                bank.before(on, x, scratch, gates, ups);
+                bank.before(&mut by, x, gates, ups)?;
                 self.activate(on, unit.bias, neurons, gates, ups);
                 let hidden = Input::new(on.cpu, gates, count, input);
                 let sums = &mut sums[..count * d];
-                bank.down.matmul(on, hidden, scratch, sums);
+                bank.after(&mut by, hidden, sums)?;
+                by.tiles.end_visit();
                 for (sum, place) in sums.chunks_exact(d).zip(first..) {
                     let out = &mut out[unit.rows.row(place) * d..][..d];
                     let weight = unit.weights.map_or(1.0, |weights| weights[place]);
@@ -127,6 +158,7 @@ impl TileFfn {
                 }
             }
         }
+        Ok(())
     }
 
     /// Hidden values in place of `gates`, the products of Gate; `ups` are those of Up, `[rows × neurons]` each.

@@ -60,7 +60,7 @@ impl StoredTensors for Stored {
         files.try_for_each(|file| self.store.files[file].check_unchanged())
     }
 
-    fn place(&self, tensor: usize) -> Option<(&Path, &File, u64)> {
+    fn place(&self, tensor: usize) -> Option<(usize, u64)> {
         let of = self.tensors.get(tensor).filter(|of| of.verbatim)?;
         let place = &self.store.places[tensor];
         let in_order = match place.layout {
@@ -68,8 +68,7 @@ impl StoredTensors for Stored {
             Layout::Transposed => of.id.role == Role::Down,
             _ => false,
         };
-        let file = &self.store.files[place.file];
-        (in_order && place.rest.is_empty()).then(|| (&*file.path, file.reader(), place.offset))
+        (in_order && place.rest.is_empty()).then_some((place.file, place.offset))
     }
 
     fn files(&self) -> Vec<(&Path, &File)> {

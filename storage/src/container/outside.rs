@@ -4,6 +4,7 @@
 //! container would have; there are no sections.
 
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,8 +12,9 @@ use super::error::{Error, Result};
 use super::format::{Section, SectionEntry, Superblock, TensorEntry, xxh3};
 use super::geometry::BundleGeometry;
 use super::layout::{Extent, Layout, Spec, TensorSpec};
-use super::outside_tensors::{OutsideFiles, OutsideTensors};
+use super::outside_tensors::{OutsideFile, OutsideFiles, OutsideTensors};
 use super::reader::Container;
+use crate::io::FileSource;
 
 /// What [`Container::outside`] is made of.
 pub struct Outside {
@@ -24,12 +26,10 @@ pub struct Outside {
     pub geometry: BundleGeometry,
     /// See `geometry`.
     pub bundle_dtype: u32,
-    /// The file from which rows of tables are read.
-    pub file: File,
-    /// Bytes of all files.
-    pub len: u64,
-    /// Every tensor, and its first byte in `file`; `None` if its rows are not stored there one after another.
-    pub tensors: Vec<(TensorSpec, Option<u64>)>,
+    /// The files, of which there must be one.
+    pub files: Vec<(PathBuf, File)>,
+    /// Every tensor, and the file and byte at which it begins; `None` if its rows are not stored one after another.
+    pub tensors: Vec<(TensorSpec, Option<(usize, u64)>)>,
     /// Reads whole tensors.
     pub reader: Arc<dyn OutsideTensors>,
 }
@@ -38,9 +38,18 @@ impl Container {
     /// A container whose tensors lie in other files.
     ///
     /// # Errors
-    /// Metadata that exceed a limit, or a file that cannot be inspected.
+    /// Metadata that exceed a limit, no file, or one that cannot be inspected.
     pub fn outside(of: Outside) -> Result<Self> {
         let path = of.path;
+        let files = of.files.into_iter();
+        let files = files.map(|(path, file)| OutsideFile::new(path, file));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let Some(first) = files.first() else {
+            let source = io::Error::other("it has no files");
+            let what = "open it";
+            return Err(Error::File { path, what, source });
+        };
+        let first = first.again()?;
         let spec = Spec {
             geometry: of.geometry,
             bundle_dtype: of.bundle_dtype,
@@ -65,12 +74,16 @@ impl Container {
             xxh3: xxh3(&spec.meta),
         };
         let superblock = Superblock {
-            file_len: of.len,
+            file_len: files.iter().map(OutsideFile::len).sum(),
             geometry: spec.geometry,
             bundle_dtype: spec.bundle_dtype,
             sections,
         };
         let (tensors, places): (Vec<_>, Vec<_>) = of.tensors.into_iter().unzip();
+        let places = places.into_iter();
+        let places =
+            places.map(|place| place.and_then(|(file, at)| FileSource::offset_of(file, at)));
+        let places: Vec<_> = places.collect();
         let entries = tensors.iter().zip(&places).map(|(tensor, place)| {
             let extent = Extent {
                 offset: place.unwrap_or(0),
@@ -79,15 +92,13 @@ impl Container {
             TensorEntry::new(tensor, extent, 0)
         });
         let entries = entries.collect();
-        let files = match OutsideFiles::new(of.reader, places, of.len, &of.file) {
-            Ok(files) => files,
-            Err(source) => {
-                let what = "inspect it";
-                return Err(Error::File { path, what, source });
-            }
+        let files = OutsideFiles {
+            reader: of.reader,
+            places,
+            files,
         };
         Ok(Self::of_parts(
-            of.file, path, superblock, layout, spec.meta, entries, files,
+            first, path, superblock, layout, spec.meta, entries, files,
         ))
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::error::{Error, Result};
+use crate::io::FileSource;
 
 /// Reads tensors that lie in other files.
 pub trait OutsideTensors: std::fmt::Debug + Send + Sync {
@@ -21,42 +22,85 @@ pub trait OutsideTensors: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct OutsideFiles {
     pub reader: Arc<dyn OutsideTensors>,
-    /// First byte of each tensor in the container's file; `None` if its rows are not stored there one after another.
+    /// Where each tensor begins, as [`FileSource::offset_of`]; `None` if its rows are not stored one after another.
     pub places: Vec<Option<u64>>,
-    /// Bytes of all files.
-    pub len: u64,
-    /// Length and last change of the container's file when it was opened.
+    pub files: Vec<OutsideFile>,
+}
+
+/// A file, and its length and last change when it was opened.
+#[derive(Debug)]
+pub(super) struct OutsideFile {
+    path: PathBuf,
+    file: File,
     state: (u64, Option<SystemTime>),
 }
 
-impl OutsideFiles {
-    pub fn new(
-        reader: Arc<dyn OutsideTensors>,
-        places: Vec<Option<u64>>,
-        len: u64,
-        file: &File,
-    ) -> io::Result<Self> {
-        Ok(Self {
-            reader,
-            places,
-            len,
-            state: state(file)?,
+impl OutsideFile {
+    pub fn new(path: PathBuf, file: File) -> Result<Self> {
+        match state(&file) {
+            Ok(state) => Ok(Self { path, file, state }),
+            Err(source) => Err(Error::File {
+                path,
+                what: "inspect it",
+                source,
+            }),
+        }
+    }
+
+    /// Another handle of the file.
+    pub fn again(&self) -> Result<File> {
+        self.file.try_clone().map_err(|source| Error::File {
+            path: self.path.clone(),
+            what: "open it again",
+            source,
         })
     }
 
-    /// Fails if `file`, named `path`, has been written or cut since it was opened.
-    pub fn check_unchanged(&self, file: &File, path: &Path) -> Result<()> {
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.state.0
+    }
+
+    /// Fails if the file has been written or cut since it was opened.
+    fn check_unchanged(&self) -> Result<()> {
         let failed = |source| Error::File {
-            path: path.to_path_buf(),
+            path: self.path.clone(),
             what: "read it",
             source,
         };
-        match state(file).map_err(failed)? == self.state {
+        match state(&self.file).map_err(failed)? == self.state {
             true => Ok(()),
             false => Err(failed(io::Error::other(
                 "it has changed since it was opened: start again when it is complete",
             ))),
         }
+    }
+}
+
+impl OutsideFiles {
+    /// The files, for reading.
+    pub fn source(&self, label: &Path) -> Result<FileSource> {
+        let files = self.files.iter().map(|of| {
+            let name: Arc<str> = of.path.display().to_string().into();
+            of.again().map(|file| (file, name))
+        });
+        let files = files.collect::<Result<Vec<_>>>()?;
+        Ok(FileSource::of_files(files, label.display().to_string()))
+    }
+
+    /// The end of the file in which `offset` is.
+    pub fn end_of(&self, offset: u64) -> u64 {
+        let (number, _) = FileSource::place_of(offset);
+        let len = self.files.get(number).map_or(0, OutsideFile::len);
+        FileSource::offset_of(number, len).unwrap_or(u64::MAX)
+    }
+
+    /// Fails if the file in which `offset` is has been written or cut since it was opened.
+    pub fn check_unchanged(&self, offset: u64) -> Result<()> {
+        let (number, _) = FileSource::place_of(offset);
+        self.files
+            .get(number)
+            .map_or(Ok(()), OutsideFile::check_unchanged)
     }
 }
 

@@ -13,6 +13,7 @@ use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
 use super::outside_tensors::OutsideFiles;
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
+use crate::io::FileSource;
 
 /// An open container: directories, metadata and checksums in RAM, data on flash.
 ///
@@ -167,12 +168,29 @@ impl Container {
         (self.outside.as_ref()).is_none_or(|files| place(files).is_some())
     }
 
-    /// Fails if tensors lie in a file of another format that has been written since it was opened.
-    pub(super) fn check_unchanged(&self) -> Result<()> {
-        match &self.outside {
-            Some(files) => files.check_unchanged(&self.file, &self.path),
-            None => Ok(()),
-        }
+    /// Fails if `offset` is in a file of another format that has been written or cut since it was opened.
+    ///
+    /// # Errors
+    /// [`Error::File`], which names it.
+    pub fn check_unchanged(&self, offset: u64) -> Result<()> {
+        let files = self.outside.as_ref();
+        files.map_or(Ok(()), |files| files.check_unchanged(offset))
+    }
+
+    /// The files of the tensors, for reading, if they are of another format. Offsets are those of the directory.
+    ///
+    /// # Errors
+    /// A file that cannot be opened again.
+    pub fn outside_source(&self) -> Option<Result<FileSource>> {
+        let files = self.outside.as_ref();
+        files.map(|files| files.source(&self.path))
+    }
+
+    /// End of the file in which `offset` is, if it is of another format. A container's reads end within it.
+    #[must_use]
+    pub fn end_of_file(&self, offset: u64) -> u64 {
+        let files = self.outside.as_ref();
+        files.map_or(u64::MAX, |files| files.end_of(offset))
     }
 
     /// Whether the tensors lie in files of another format, without checksums.
@@ -562,7 +580,7 @@ impl Container {
     #[must_use]
     pub fn file_len(&self) -> u64 {
         let outside = self.outside.as_ref();
-        outside.map_or(self.layout.file_len, |files| files.len)
+        outside.map_or(self.layout.file_len, |_| self.superblock.file_len)
     }
 
     /// Bytes of RAM for directories, metadata and checksums.

@@ -134,7 +134,7 @@ impl Container {
         }
         let (of_row, stored) = bytes.split_at(rows.row_len);
         if self.is_outside() {
-            return self.check_unchanged().map(|()| of_row);
+            return self.check_unchanged(rows.offset).map(|()| of_row);
         }
         let stored = stored.first_chunk().map(|sum| u32::from_le_bytes(*sum));
         let expected = stored.or_else(|| rows.checksums.get(row).copied());

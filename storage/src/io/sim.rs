@@ -100,7 +100,8 @@ struct Bell {
 
 pub(crate) struct Sim {
     options: SimOptions,
-    fd: i32,
+    /// The source's descriptors.
+    files: Vec<i32>,
     random: Random,
     capacity: u32,
     pending: Vec<Scheduled>,
@@ -122,7 +123,7 @@ impl Sim {
         }
         Self {
             options,
-            fd: source.buffered_fd(),
+            files: source.descriptors(),
             random: Random(options.seed),
             capacity: depth.max(1),
             pending: Vec::with_capacity(depth as usize),
@@ -178,8 +179,10 @@ impl Sim {
         } else {
             total
         };
+        // Of the file's two the buffered one, as lengths are arbitrary.
+        let fd = self.files[command.file as usize | 1];
         // SAFETY: the contract of `start` holds until this outcome is reported.
-        let n = unsafe { sys::read_front(self.fd, command.offset, pieces, len) };
+        let n = unsafe { sys::read_front(fd, command.offset, pieces, len) };
         if n > 0 && self.happens(faults.flip) {
             let bit = self.random.below(n as u64 * 8);
             // SAFETY: as above; the bit is inside what was just read.

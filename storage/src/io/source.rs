@@ -1,4 +1,4 @@
-//! The file to read: a direct and a buffered descriptor of the same file.
+//! The files to read: a direct and a buffered descriptor of each.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,19 +14,40 @@ use super::trial;
 /// file systems on top of others): the logical block sizes in use. Trial reads decide.
 const FALLBACK_ALIGNS: [u32; 2] = [512, 4096];
 
-/// A file, or the part of one from a base offset on.
+/// Bytes of the offsets of one file: file n of several begins at n times as many.
+const OF_FILE: u64 = 1 << 44;
+
+/// A file, the part of one from a base offset on, or several files under one numbering of bytes.
 ///
 /// Aligned reads bypass the page cache. Others, and the unaligned rest of a short read, use the
 /// buffered descriptor. So alignment affects speed, never correctness.
 #[derive(Debug)]
 pub struct FileSource {
-    buffered: File,
-    direct: Option<(File, DioAlign)>,
-    /// Set when the kernel refused a properly aligned direct read. The descriptor stays open,
-    /// because commands in flight may still use its number.
-    direct_refused: bool,
+    files: Vec<OneFile>,
     label: Arc<str>,
     base: u64,
+    /// Set when the kernel refused a properly aligned direct read. The descriptors stay open,
+    /// because commands in flight may still use their numbers.
+    direct_refused: bool,
+}
+
+/// The descriptors of a file.
+#[derive(Debug)]
+struct OneFile {
+    label: Arc<str>,
+    buffered: File,
+    direct: Option<(File, DioAlign)>,
+}
+
+/// The descriptor for a command.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Picked {
+    pub fd: RawFd,
+    /// Its number among [`FileSource::descriptors`].
+    pub number: u32,
+    pub direct: bool,
+    /// Offset in its file.
+    pub offset: u64,
 }
 
 impl FileSource {
@@ -49,44 +70,67 @@ impl FileSource {
     /// descriptors refer to the same file even if its path was replaced.
     pub fn from_file(file: File, label: impl Into<Arc<str>>, base: u64) -> Self {
         let label = label.into();
-        sys::advise_random(&file);
-        let direct = match open_direct(&file) {
-            Ok((_, align)) if !base.is_multiple_of(u64::from(align.offset)) => {
-                tracing::warn!(
-                    file = %label, base, align = align.offset,
-                    "base offset is not aligned for direct i/o; reading through the page cache"
-                );
-                None
-            }
-            Ok(found) => Some(found),
-            Err(reason) => {
-                tracing::warn!(
-                    file = %label, %reason,
-                    "no direct i/o for this file; reading through the page cache, which \
-                     counts against memory limits"
-                );
-                None
-            }
-        };
-        Self {
-            buffered: file,
-            direct,
-            direct_refused: false,
-            label,
-            base,
+        let mut file = OneFile::open(file, Arc::clone(&label));
+        if let Some((_, align)) = &file.direct
+            && !base.is_multiple_of(u64::from(align.offset))
+        {
+            tracing::warn!(
+                file = %label, base, align = align.offset,
+                "base offset is not aligned for direct i/o; reading through the page cache"
+            );
+            file.direct = None;
         }
+        Self::of(vec![file], label, base)
+    }
+
+    /// Several open files. Byte b of file n has offset [`FileSource::offset_of`]`(n, b)`.
+    pub fn of_files(
+        files: impl IntoIterator<Item = (File, Arc<str>)>,
+        label: impl Into<Arc<str>>,
+    ) -> Self {
+        let files = files.into_iter();
+        // Slots are aligned to pages.
+        let small = |align: &DioAlign| align.mem.max(align.offset) <= 4096;
+        let files = files.map(|(file, label)| {
+            let file = OneFile::open(file, label);
+            let direct = file.direct.filter(|(_, align)| small(align));
+            OneFile { direct, ..file }
+        });
+        Self::of(files.collect(), label.into(), 0)
     }
 
     /// The same file without direct I/O, for comparison and for file systems where it misbehaves.
     pub fn buffered_only(file: File, label: impl Into<Arc<str>>, base: u64) -> Self {
         sys::advise_random(&file);
-        Self {
+        let label = label.into();
+        let file = OneFile {
+            label: Arc::clone(&label),
             buffered: file,
             direct: None,
-            direct_refused: false,
-            label: label.into(),
+        };
+        Self::of(vec![file], label, base)
+    }
+
+    fn of(files: Vec<OneFile>, label: Arc<str>, base: u64) -> Self {
+        Self {
+            files,
+            label,
             base,
+            direct_refused: false,
         }
+    }
+
+    /// Offset of byte `byte` of file `file`; `None` if there are no such offsets.
+    #[must_use]
+    pub fn offset_of(file: usize, byte: u64) -> Option<u64> {
+        let first = u64::try_from(file).ok()?.checked_mul(OF_FILE)?;
+        (byte < OF_FILE).then(|| first.checked_add(byte)).flatten()
+    }
+
+    /// File and byte of an offset: the inverse of [`FileSource::offset_of`].
+    #[must_use]
+    pub fn place_of(offset: u64) -> (usize, u64) {
+        ((offset / OF_FILE) as usize, offset % OF_FILE)
     }
 
     /// Name of the file in messages.
@@ -111,41 +155,92 @@ impl FileSource {
         }
     }
 
-    /// Alignments for direct I/O, or `None` if every read is buffered.
+    /// Alignments for direct I/O of all files, or `None` if every read is buffered.
     #[must_use]
     pub fn dio_align(&self) -> Option<DioAlign> {
-        match &self.direct {
-            Some((_, align)) if !self.direct_refused => Some(*align),
-            _ => None,
-        }
+        let files = self.files.iter().filter(|_| !self.direct_refused);
+        let aligns = files.filter_map(|file| file.direct.as_ref().map(|(_, align)| *align));
+        aligns.reduce(|a, b| DioAlign {
+            mem: a.mem.max(b.mem),
+            offset: a.offset.max(b.offset),
+        })
     }
 
     /// Stops using direct I/O. Returns whether it was in use.
     pub(crate) fn refuse_direct(&mut self) -> bool {
-        self.direct.is_some() && !std::mem::replace(&mut self.direct_refused, true)
+        let direct = self.files.iter().any(|file| file.direct.is_some());
+        direct && !std::mem::replace(&mut self.direct_refused, true)
     }
 
-    pub(crate) fn buffered_fd(&self) -> RawFd {
-        self.buffered.as_raw_fd()
+    /// All descriptors: of each file the direct one, or the buffered one in its place, then the buffered one.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let of = |file: &OneFile| {
+            let buffered = file.buffered.as_raw_fd();
+            let direct = file.direct.as_ref();
+            [
+                direct.map_or(buffered, |(file, _)| file.as_raw_fd()),
+                buffered,
+            ]
+        };
+        self.files.iter().flat_map(of).collect()
     }
 
-    pub(crate) fn direct_fd(&self) -> Option<RawFd> {
-        self.direct.as_ref().map(|(file, _)| file.as_raw_fd())
+    /// The file of an offset, its number, and the byte in it.
+    fn find(&self, offset: u64) -> (&OneFile, usize, u64) {
+        let (number, byte) = match self.files.len() {
+            1 => (0, offset),
+            _ => Self::place_of(offset),
+        };
+        // Reads come from offsets of known files.
+        let number = number.min(self.files.len() - 1);
+        (&self.files[number], number, byte)
     }
 
-    /// Descriptor for a command at `offset` into `pieces`, and whether it is the direct one.
-    pub(crate) fn pick(&self, offset: u64, pieces: &[Piece]) -> (RawFd, bool) {
-        if let (Some((file, align)), false) = (&self.direct, self.direct_refused) {
+    /// Name of the file of an offset, and the byte in it, for messages.
+    pub(crate) fn name_of(&self, offset: u64) -> (Arc<str>, u64) {
+        let (file, _, byte) = self.find(offset);
+        (Arc::clone(&file.label), byte)
+    }
+
+    /// Descriptor for a command at `offset` into `pieces`.
+    pub(crate) fn pick(&self, offset: u64, pieces: &[Piece]) -> Picked {
+        let (file, number, offset) = self.find(offset);
+        let direct = file.direct.as_ref().filter(|(_, align)| {
             let (mem, unit) = (align.mem as usize, align.offset as usize);
-            let fits = offset.is_multiple_of(u64::from(align.offset))
+            !self.direct_refused
+                && offset.is_multiple_of(u64::from(align.offset))
                 && pieces
                     .iter()
-                    .all(|p| p.addr().is_multiple_of(mem) && p.len().is_multiple_of(unit));
-            if fits {
-                return (file.as_raw_fd(), true);
-            }
+                    .all(|p| p.addr().is_multiple_of(mem) && p.len().is_multiple_of(unit))
+        });
+        Picked {
+            fd: direct.map_or(&file.buffered, |(file, _)| file).as_raw_fd(),
+            number: 2 * number as u32 + u32::from(direct.is_none()),
+            direct: direct.is_some(),
+            offset,
         }
-        (self.buffered.as_raw_fd(), false)
+    }
+}
+
+impl OneFile {
+    fn open(file: File, label: Arc<str>) -> Self {
+        sys::advise_random(&file);
+        let direct = match open_direct(&file) {
+            Ok(found) => Some(found),
+            Err(reason) => {
+                tracing::warn!(
+                    file = %label, %reason,
+                    "no direct i/o for this file; reading through the page cache, which \
+                     counts against memory limits"
+                );
+                None
+            }
+        };
+        Self {
+            label,
+            buffered: file,
+            direct,
+        }
     }
 }
 
@@ -212,6 +307,16 @@ mod tests {
         assert_eq!(aligned_cover(7, 9, 0), None);
         assert_eq!(aligned_cover(u64::MAX, 2, 512), None);
         assert_eq!(aligned_cover(u64::MAX - 1, 1, 512), None);
+    }
+
+    #[test]
+    fn offsets_name_file_and_byte() {
+        for (file, byte) in [(0, 0), (0, 17), (3, 0), (31, (1 << 44) - 1)] {
+            let offset = FileSource::offset_of(file, byte).unwrap();
+            assert_eq!(FileSource::place_of(offset), (file, byte));
+        }
+        assert_eq!(FileSource::offset_of(0, 1 << 44), None);
+        assert_eq!(FileSource::offset_of(1 << 20, 0), None);
     }
 
     #[test]

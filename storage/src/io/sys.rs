@@ -51,8 +51,8 @@ pub(crate) struct Command {
     /// Returned with the result.
     pub(crate) id: u32,
     pub(crate) fd: RawFd,
-    /// Whether `fd` is the direct one; ring devices map this to a registered file.
-    pub(crate) direct: bool,
+    /// Number of `fd` among the source's descriptors, as which ring devices register it.
+    pub(crate) file: u32,
     pub(crate) offset: u64,
     pub(crate) pieces: *const Piece,
     pub(crate) count: u32,
@@ -170,7 +170,7 @@ pub(crate) unsafe fn read_front(fd: RawFd, offset: u64, pieces: &[Piece], len: u
         let command = Command {
             id: 0,
             fd,
-            direct: false,
+            file: 0,
             offset: offset + got as u64,
             pieces: &part,
             count: 1,

@@ -44,9 +44,9 @@ impl Uring {
             .filter(|&n| n <= 32 << 10)
             .ok_or_else(|| io::Error::other("more than 32767 commands in flight"))?;
         let ring = build(entries, of)?;
-        let buffered = source.buffered_fd();
-        let direct = source.direct_fd().unwrap_or(buffered);
-        let fixed = ring.submitter().register_files(&[direct, buffered]).is_ok();
+        let fixed = (ring.submitter())
+            .register_files(&source.descriptors())
+            .is_ok();
         let mut this = Self {
             ring,
             fixed,
@@ -86,12 +86,12 @@ impl Uring {
         let mut memory = vec![0u8; len * 2];
         let at = memory.as_mut_ptr();
         let pieces = [Piece::new(at.wrapping_add(at.align_offset(len)), len)];
-        let (fd, direct) = source.pick(0, &pieces);
+        let file = source.pick(0, &pieces);
         let command = Command {
             id: 0,
-            fd,
-            direct,
-            offset: 0,
+            fd: file.fd,
+            file: file.number,
+            offset: file.offset,
             pieces: pieces.as_ptr(),
             count: 1,
         };
@@ -236,7 +236,7 @@ impl Device for Uring {
             };
         }
         let entry = if self.fixed {
-            entry!(types::Fixed(u32::from(!command.direct)))
+            entry!(types::Fixed(command.file))
         } else {
             entry!(types::Fd(command.fd))
         };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options};
 use emberflow_kernels::{Cpu, Row};
 use emberflow_models::names::Role;
-use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy, table_on_flash};
+use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy, squeeze, table_on_flash};
 
 /// Largest difference allowed to the reference, at every position.
 const TOLERANCE: f32 = 1e-3;
@@ -44,6 +44,13 @@ fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
     let together = all_logits(&mut engine, &golden.tokens, 16);
     let single = all_logits(&mut engine, &golden.tokens, 1);
     assert!(bits(&together) == bits(&single), "{checkpoint:?}");
+    for share in [0.5, 0.0] {
+        squeeze(&mut engine, share);
+        for chunk in [1, 16] {
+            let squeezed = all_logits(&mut engine, &golden.tokens, chunk);
+            assert!(bits(&squeezed) == bits(&together), "{checkpoint:?} at {share}");
+        }
+    }
     let expected = golden.logits(case);
     assert_eq!(together.len(), expected.len());
     let differences = together.iter().zip(&expected).map(|(a, b)| (a - b).abs());

@@ -80,6 +80,10 @@ impl NeuronStore {
                 self.reads.rows.push((table, row, slot));
                 result
             }
+            Tag::Tile { bank, tile } => {
+                self.reads.tiles.push((bank, tile, slot));
+                result
+            }
             Tag::Neuron { item, place, half } if half == Half::First && result.is_ok() => {
                 // Without bundles: the second read, as if from a separate matrix.
                 let bank = self.job.items[item as usize].bank;

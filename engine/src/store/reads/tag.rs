@@ -1,7 +1,7 @@
 //! The 64-bit tag of a read, returned with its completion.
 //!
 //! ```text
-//! bits  63..62 kind   61 half   60..32 item, bank or table   31..0 place, cluster, neuron or row
+//! bits  63..61 kind   60 half   59..32 item, bank or table   31..0 place, cluster, neuron, row or tile
 //! ```
 
 /// The purpose of a read.
@@ -15,6 +15,8 @@ pub(crate) enum Tag {
     Ahead { bank: u32, neuron: u32 },
     /// A row of a table.
     Row { table: u32, row: u32 },
+    /// A tile of a bank.
+    Tile { bank: u32, tile: u32 },
 }
 
 /// Whether one read covers a neuron, or is the first of two.
@@ -25,11 +27,11 @@ pub(crate) enum Half {
 }
 
 /// Largest value of the field above bit 32.
-const HIGH: u32 = (1 << 29) - 1;
-const HALF: u64 = 1 << 61;
+const HIGH: u32 = (1 << 28) - 1;
+const HALF: u64 = 1 << 60;
 
 impl Tag {
-    /// Encodes a tag. Items and banks stay far below 2^29 in every container with a
+    /// Encodes a tag. Items and banks stay far below 2^28 in every container with a
     /// 32-bit neuron count.
     pub fn bits(self) -> u64 {
         let (kind, high, low, half) = match self {
@@ -37,15 +39,16 @@ impl Tag {
             Self::Cluster { bank, cluster } => (1, bank, cluster, false),
             Self::Ahead { bank, neuron } => (2, bank, neuron, false),
             Self::Row { table, row } => (3, table, row, false),
+            Self::Tile { bank, tile } => (4, bank, tile, false),
         };
         debug_assert!(high <= HIGH);
-        kind << 62 | if half { HALF } else { 0 } | u64::from(high & HIGH) << 32 | u64::from(low)
+        kind << 61 | if half { HALF } else { 0 } | u64::from(high & HIGH) << 32 | u64::from(low)
     }
 
     /// Decodes a tag.
     pub fn from_bits(bits: u64) -> Self {
         let (high, low) = ((bits >> 32) as u32 & HIGH, bits as u32);
-        match bits >> 62 {
+        match bits >> 61 {
             0 => Self::Neuron {
                 item: high,
                 place: low,
@@ -63,9 +66,13 @@ impl Tag {
                 bank: high,
                 neuron: low,
             },
-            _ => Self::Row {
+            3 => Self::Row {
                 table: high,
                 row: low,
+            },
+            _ => Self::Tile {
+                bank: high,
+                tile: low,
             },
         }
     }
@@ -100,6 +107,10 @@ mod tests {
                 Tag::Row {
                     table: high,
                     row: low,
+                },
+                Tag::Tile {
+                    bank: high,
+                    tile: low,
                 },
             ] {
                 assert_eq!(Tag::from_bits(tag.bits()), tag);

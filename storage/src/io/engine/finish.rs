@@ -1,7 +1,5 @@
 //! From device outcomes to completions.
 
-use std::sync::Arc;
-
 use super::super::Completion;
 use super::super::device::Reaped;
 use super::super::error::IoError;
@@ -20,11 +18,12 @@ impl IoEngine {
             return;
         }
         if one.result == 0 {
+            let (file, offset) = self.source.name_of(slip.start);
             let error = IoError::Eof {
-                file: Arc::clone(self.source.label()),
-                offset: slip.start,
+                file,
+                offset,
                 len: slip.len,
-                end: slip.start + slip.filled,
+                end: offset + slip.filled,
             };
             self.close(one.id, Some(error), out);
             return;
@@ -44,9 +43,10 @@ impl IoEngine {
             );
             return self.launch(one.id);
         }
+        let (file, offset) = self.source.name_of(slip.start);
         let error = IoError::Os {
-            file: Arc::clone(self.source.label()),
-            offset: slip.start,
+            file,
+            offset,
             len: slip.len,
             errno,
         };

@@ -159,16 +159,16 @@ impl IoEngine {
     /// Submits the rest of a slip.
     pub(super) fn launch(&mut self, index: u32) {
         let (offset, pieces) = self.slips[index as usize].rest();
-        let (fd, direct) = self.source.pick(offset, pieces);
+        let file = self.source.pick(offset, pieces);
         self.counters.commands += 1;
-        if !direct {
+        if !file.direct {
             self.counters.buffered += 1;
         }
         let command = Command {
             id: index,
-            fd,
-            direct,
-            offset,
+            fd: file.fd,
+            file: file.number,
+            offset: file.offset,
             pieces: pieces.as_ptr(),
             count: pieces.len() as u32,
         };

@@ -1,0 +1,329 @@
+//! How the matrices of FFNs are cut into tiles.
+//!
+//! ```text
+//! matrix   rows 0..r │ r..2r │ 2r..3r │ …      equal tiles, whole rows, contiguous in the file
+//! slot     ····[ tile ]···                     from sector to sector, so a tile begins at an offset
+//! ```
+//!
+//! The cut follows from the file alone. Memory is divided into slots of one size for all tiles of a model.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use emberflow_kernels::DType;
+use emberflow_models::config::{Bank, ModelConfig};
+use emberflow_models::names::{Role, TensorId};
+use emberflow_storage::cache::{Eviction, SlotCache};
+use emberflow_storage::container::{Container, TensorEntry};
+
+use crate::matrix::ROWS_PER_CHUNK;
+use crate::store::{Layout, SMALL};
+
+/// Largest slot: reads of this length are near the sequential rate of flash, and four of them are an expert's matrix of
+/// 1 MB.
+const LARGEST: usize = 256 << 10;
+/// Slot sizes are multiples of it.
+const STEP: usize = 4 << 10;
+/// A slot size is good if at most this share of the memory is unused.
+const WASTE: f64 = 0.05;
+
+/// Fewest slots for tiles: two are computed while others are read.
+const LEAST_SLOTS: u64 = 8;
+
+/// A matrix of a bank, in tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TiledMatrix {
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Where it begins, as in the container's directory.
+    offset: u64,
+    /// Rows of a tile; the last one may have fewer.
+    pub rows_of_tile: usize,
+    /// Number of its first tile in the bank.
+    pub first: u32,
+}
+
+impl TiledMatrix {
+    /// Number of tiles.
+    pub fn tiles(&self) -> u32 {
+        self.rows.div_ceil(self.rows_of_tile) as u32
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.cols)
+    }
+
+    /// Rows that are a unit of work: as many fill a tile.
+    pub fn unit(&self) -> usize {
+        self.rows_of_tile.min(ROWS_PER_CHUNK)
+    }
+
+    /// Units of tile `tile` of the matrix.
+    pub fn units_of(&self, tile: u32) -> Range<u32> {
+        let each = (self.rows_of_tile / self.unit()) as u32;
+        let all = self.rows.div_ceil(self.unit()) as u32;
+        tile * each..((tile + 1) * each).min(all)
+    }
+
+    /// Where tile `tile` of the matrix begins, and its bytes.
+    pub fn place_of(&self, tile: u32) -> (u64, usize) {
+        let first = tile as usize * self.rows_of_tile;
+        let rows = self.rows_of_tile.min(self.rows - first);
+        let offset = self.offset + (first * self.row_bytes()) as u64;
+        (offset, rows * self.row_bytes())
+    }
+}
+
+/// The matrices of a bank that lie in tiles: Gate, Up and Down.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct TiledBank {
+    pub matrices: [Option<TiledMatrix>; 3],
+    /// Number of tiles.
+    pub tiles: u32,
+    /// Every token visits it: a dense FFN, or a shared expert.
+    pub always: bool,
+}
+
+/// Bytes of a model's tiles.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TileReads {
+    /// Of those that every token visits.
+    pub always: f64,
+    /// Of the experts, and their share that a token visits.
+    pub experts: f64,
+    /// See `experts`.
+    pub visited: f64,
+    /// Bytes of a read.
+    pub len: u64,
+}
+
+/// All tiles of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct TileLayout {
+    /// Banks, layer by layer.
+    pub(super) banks: Vec<TiledBank>,
+    /// Banks of each FFN, in the order of layers.
+    layers: Vec<Range<u32>>,
+    /// Bytes and alignment of a slot.
+    pub slot_len: usize,
+    pub align: usize,
+}
+
+impl TileLayout {
+    /// The tiles of a model whose matrices lie by rows.
+    pub fn of(layout: &Layout, c: &ModelConfig) -> Self {
+        let container = &layout.container;
+        let banks_of = |layer| {
+            let experts = c.mixture_of(layer).map_or(0, |_| c.experts);
+            let of = move |bank: Bank| {
+                let matrix = |role| matrix(container, c, bank, role);
+                TiledBank {
+                    matrices: [Role::Gate, Role::Up, Role::Down].map(matrix),
+                    tiles: 0,
+                    always: experts == 0 || bank.expert >= experts,
+                }
+            };
+            c.banks_of(layer).map(of)
+        };
+        let mut banks = Vec::new();
+        let mut layers = Vec::new();
+        for layer in c.ffn_layers() {
+            let first = banks.len() as u32;
+            banks.extend(banks_of(layer));
+            layers.push(first..banks.len() as u32);
+        }
+        let (slot_len, align) = slot(layout, &banks);
+        let room = room_of(layout, slot_len);
+        for bank in &mut banks {
+            for matrix in bank.matrices.iter_mut().flatten() {
+                matrix.rows_of_tile = rows_of_tile(matrix.rows, matrix.row_bytes(), room);
+                matrix.first = bank.tiles;
+                bank.tiles += matrix.tiles();
+            }
+        }
+        Self {
+            banks,
+            layers,
+            slot_len,
+            align,
+        }
+    }
+
+    /// Number of the first bank of the FFN `place`.
+    pub fn first_bank(&self, place: usize) -> u32 {
+        self.layers.get(place).map_or(0, |banks| banks.start)
+    }
+
+    /// Number after the last bank of the FFN `place`.
+    pub fn end_of(&self, place: usize) -> u32 {
+        self.layers.get(place).map_or(0, |banks| banks.end)
+    }
+
+    /// Matrix number `which` (Gate, Up, Down) of a bank, if it lies in tiles.
+    pub fn matrix(&self, bank: u32, which: usize) -> Option<TiledMatrix> {
+        self.banks[bank as usize].matrices[which]
+    }
+
+    /// Tiles of a bank.
+    pub fn tiles_of(&self, bank: u32) -> u32 {
+        self.banks[bank as usize].tiles
+    }
+
+    /// Where tile `tile` of a bank begins, and its bytes.
+    pub fn place_of(&self, bank: u32, tile: u32) -> (u64, usize) {
+        let matrices = self.banks[bank as usize].matrices.iter().flatten();
+        let of = matrices.rev().find(|matrix| matrix.first <= tile);
+        of.map_or((0, 0), |matrix| matrix.place_of(tile - matrix.first))
+    }
+
+    /// Number of tiles.
+    pub fn tiles(&self) -> u64 {
+        self.banks.iter().map(|bank| u64::from(bank.tiles)).sum()
+    }
+
+    /// Tiles that every token visits.
+    pub fn always(&self) -> u64 {
+        let always = self.banks.iter().filter(|bank| bank.always);
+        always.map(|bank| u64::from(bank.tiles)).sum()
+    }
+
+    /// What passes read.
+    pub fn reads(&self, c: &ModelConfig) -> TileReads {
+        let bytes = |bank: &TiledBank| -> f64 {
+            let matrices = bank.matrices.iter().flatten();
+            matrices
+                .map(|of| of.rows as f64 * of.row_bytes() as f64)
+                .sum()
+        };
+        let [always, experts] = [true, false].map(|always| {
+            let some = self.banks.iter().filter(|bank| bank.always == always);
+            some.map(bytes).sum()
+        });
+        let chosen = c.mixture.as_ref().map_or(0, |mixture| mixture.chosen);
+        TileReads {
+            always,
+            experts,
+            visited: f64::from(chosen) / f64::from(c.experts.max(1)),
+            len: self.slot_len as u64,
+        }
+    }
+
+    /// Whether a layer's reads are few and short, so that the compute thread may do them.
+    pub fn is_small(&self) -> bool {
+        let most = self.banks.iter().map(|bank| bank.tiles as usize).max();
+        let experts = self.banks.iter().any(|bank| !bank.always);
+        !experts && most.unwrap_or(0) * self.slot_len <= SMALL
+    }
+
+    /// Bytes of a slot and its bookkeeping.
+    pub fn slot_charge(&self) -> u64 {
+        let overhead = |slots| SlotCache::overhead(Eviction::Lrfu, slots, 0);
+        self.slot_len as u64 + overhead(1) - overhead(0)
+    }
+
+    /// Fewest slots with which a pass makes progress without waiting for each read.
+    pub fn least_slots(&self) -> u64 {
+        LEAST_SLOTS.min(self.tiles())
+    }
+
+    /// Bytes of the directory of tiles and of what a store knows of each.
+    pub fn bytes(&self) -> u64 {
+        let directory = self.banks.len() * size_of::<TiledBank>();
+        directory as u64 + SlotCache::overhead(Eviction::Lrfu, 0, self.tiles())
+    }
+}
+
+/// The matrix of a role if its rows are stored one after another; not yet cut.
+fn matrix(container: &Container, c: &ModelConfig, bank: Bank, role: Role) -> Option<TiledMatrix> {
+    let [d, neurons] = [c.bundle_width(), bank.neurons].map(|n| n as usize);
+    let (rows, cols) = match role {
+        Role::Down => (d, neurons),
+        _ => (neurons, d),
+    };
+    let entry = container.tensor(&id(role, bank).to_string())?;
+    is_tiled(container, entry).then_some(TiledMatrix {
+        dtype: DType::from_code(entry.dtype)?,
+        rows,
+        cols,
+        offset: entry.offset,
+        rows_of_tile: rows,
+        first: 0,
+    })
+}
+
+/// Whether a tensor is a matrix of an FFN that lies in tiles.
+pub(crate) fn is_tiled(container: &Container, entry: &TensorEntry) -> bool {
+    let [rows, cols] = entry.dims() else {
+        return false;
+    };
+    let id = entry.name().parse::<TensorId>();
+    let dtype = DType::from_code(entry.dtype);
+    let bytes = dtype.map(|dtype| dtype.row_bytes(*cols as usize) as u64 * rows);
+    id.is_ok_and(|id| id.role.is_bundled())
+        && entry.len > 0
+        && bytes == Some(entry.len)
+        && container.is_outside()
+        && container.has_rows(entry)
+}
+
+/// A matrix of a bank.
+pub(super) fn id(role: Role, bank: Bank) -> TensorId {
+    TensorId {
+        role,
+        layer: bank.layer,
+        expert: bank.expert,
+    }
+}
+
+/// Bytes of a tile in a slot of `len` bytes.
+fn room_of(layout: &Layout, len: usize) -> usize {
+    // A range of that length may begin and end within units.
+    let (slack, _) = layout.piece(0);
+    len.saturating_sub(slack)
+}
+
+/// The size and alignment of slots: the largest size that wastes little, otherwise the one that wastes least.
+fn slot(layout: &Layout, banks: &[TiledBank]) -> (usize, usize) {
+    let mut kinds = BTreeMap::<[usize; 2], usize>::new();
+    let mut widest = 1;
+    for matrix in banks.iter().flat_map(|bank| &bank.matrices).flatten() {
+        *kinds.entry([matrix.rows, matrix.row_bytes()]).or_default() += 1;
+        widest = widest.max(matrix.row_bytes());
+    }
+    let (least, align) = layout.piece(widest);
+    let least = least.next_multiple_of(STEP);
+    let largest = least.max(LARGEST);
+    let weights: usize = kinds
+        .iter()
+        .map(|([rows, bytes], n)| rows * bytes * n)
+        .sum();
+    let memory = |len: usize| {
+        let room = room_of(layout, len);
+        let tiles = |&[rows, bytes]: &[usize; 2]| rows.div_ceil(rows_of_tile(rows, bytes, room));
+        kinds
+            .iter()
+            .map(|(kind, n)| tiles(kind) * n * len)
+            .sum::<usize>()
+    };
+    let sizes = (least / STEP..largest / STEP + 1)
+        .rev()
+        .map(|steps| steps * STEP);
+    let good = |&len: &usize| memory(len) as f64 <= (1.0 + WASTE) * weights as f64;
+    let chosen = sizes.clone().find(good);
+    let chosen = chosen.or_else(|| sizes.min_by_key(|&len| memory(len)));
+    (chosen.unwrap_or(least), align)
+}
+
+/// Rows of each tile of a matrix of `rows` rows of `row_bytes` bytes, in slots that hold `room` bytes: about equally many,
+/// and whole units of work if one fits.
+fn rows_of_tile(rows: usize, row_bytes: usize, room: usize) -> usize {
+    let unit = ROWS_PER_CHUNK;
+    let (unit, most) = match room / row_bytes.max(1) {
+        few if few < unit => (1, few.max(1)),
+        many => (unit, many / unit * unit),
+    };
+    let equal = rows.div_ceil(rows.div_ceil(most).max(1));
+    equal.next_multiple_of(unit).min(most)
+}
