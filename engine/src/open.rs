@@ -92,7 +92,7 @@ impl Parts {
         };
         let (mut layout, source) = Layout::new(container, format, c.ffn_layers())?;
         let tiles = match tiles {
-            true => Some(Arc::new(TileLayout::of(&layout, c))),
+            true => Some(Arc::new(TileLayout::of(&layout, c, options.lab.tile))),
             false => {
                 check_banks(&layout, c)?;
                 None

@@ -417,29 +417,55 @@ impl Workers {
     }
 
     /// As [`for_each_column_block`](Workers::for_each_column_block) for some of the blocks, by their numbers, which
-    /// ascend.
+    /// ascend. Consecutive ones are passed as one block if they are of the same `group` of blocks, in parts as those of
+    /// [`for_each_part_mut`](Workers::for_each_part_mut).
     ///
     /// # Panics
-    /// The same, and if the numbers do not ascend or there is no such block.
+    /// The same, and if the numbers do not ascend, there is no such block, or `group` is 0.
     pub fn for_each_block_of<T: Send, S: Send>(
         &self,
-        blocks: &[u32],
+        (blocks, group): (&[u32], usize),
         matrix: Columns<'_, T>,
         width: usize,
         states: &mut [S],
         f: &(dyn Fn(&mut S, usize, Columns<'_, T>) + Sync),
     ) {
         assert!(
-            blocks.is_sorted_by(|a, b| a < b),
+            blocks.is_sorted_by(|a, b| a < b) && group > 0,
             "blocks must be in ascending order, each once"
         );
-        let columns = matrix.width();
-        self.for_each_chunk_with(states, blocks.len(), &|state, index| {
-            let first = blocks[index] as usize * width;
-            // SAFETY: each index is handed out once and blocks differ, so no two blocks share a column.
-            // `matrix` outlives the run; a block beyond it panics.
-            let block = unsafe { matrix.block(first, width.min(columns.saturating_sub(first))) };
-            f(state, first, block);
+        let threads = self.threads();
+        assert!(
+            states.len() >= threads,
+            "{} states for {threads} threads",
+            states.len()
+        );
+        let (columns, states) = (matrix.width(), Shareable(states.as_mut_ptr()));
+        let (count, pieces) = (blocks.len(), 2 * threads);
+        let next = AtomicUsize::new(0);
+        let take = |first: usize| {
+            let part = ((count - first.min(count)) / pieces).max(1);
+            (first < count).then_some(first + part)
+        };
+        let follows = |a: &u32, b: &u32| {
+            let group_of = |block: u32| block as usize / group;
+            a + 1 == *b && group_of(*a) == group_of(*b)
+        };
+        self.share(count, &|thread| {
+            // SAFETY: `thread < threads <= states.len()`, and each thread number is used
+            // by one call of this closure. `states` is borrowed until the run is over.
+            let state = unsafe { &mut *states.get().add(thread) };
+            while let Ok(first) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+                let end = take(first).unwrap_or(count);
+                for run in blocks[first..end].chunk_by(follows) {
+                    let first = run[0] as usize * width;
+                    let width = (run.len() * width).min(columns.saturating_sub(first));
+                    // SAFETY: `next` moved from `first` to the end of this part at once and blocks differ, so no two
+                    // runs share a column. `matrix` outlives the run; a block beyond it panics.
+                    let block = unsafe { matrix.block(first, width) };
+                    f(state, first, block);
+                }
+            }
         });
     }
 }

@@ -152,7 +152,7 @@ impl CostModel<'_> {
             return;
         }
         let count = bytes / of.len.max(1) as f64;
-        let io_ms = count * self.stream.read_ns(of.len, Pattern::Sequential) * 1e-6;
+        let io_ms = count * self.storage.read_ns(of.len, Pattern::Sequential) * 1e-6;
         let beside = match of.experts > 0.0 {
             // The FFN's part of the pass, by bytes.
             true => {

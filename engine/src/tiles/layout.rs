@@ -19,9 +19,6 @@ use emberflow_storage::container::{Container, TensorEntry};
 use crate::matrix::ROWS_PER_CHUNK;
 use crate::store::{Layout, SMALL};
 
-/// Largest slot: reads of this length are near the sequential rate of flash, and four of them are an expert's matrix of
-/// 1 MB.
-const LARGEST: usize = 256 << 10;
 /// Slot sizes are multiples of it.
 const STEP: usize = 4 << 10;
 /// A slot size is good if at most this share of the memory is unused.
@@ -112,8 +109,8 @@ pub(crate) struct TileLayout {
 }
 
 impl TileLayout {
-    /// The tiles of a model whose matrices lie by rows.
-    pub fn of(layout: &Layout, c: &ModelConfig) -> Self {
+    /// The tiles of a model whose matrices lie by rows. Slots have at most `largest` bytes, unless a row needs more.
+    pub fn of(layout: &Layout, c: &ModelConfig, largest: usize) -> Self {
         let container = &layout.container;
         let banks_of = |layer| {
             let experts = c.mixture_of(layer).map_or(0, |_| c.experts);
@@ -134,7 +131,7 @@ impl TileLayout {
             banks.extend(banks_of(layer));
             layers.push(first..banks.len() as u32);
         }
-        let (slot_len, align) = slot(layout, &banks);
+        let (slot_len, align) = slot(layout, &banks, largest);
         let room = room_of(layout, slot_len);
         for bank in &mut banks {
             for matrix in bank.matrices.iter_mut().flatten() {
@@ -285,7 +282,7 @@ fn room_of(layout: &Layout, len: usize) -> usize {
 }
 
 /// The size and alignment of slots: the largest size that wastes little, otherwise the one that wastes least.
-fn slot(layout: &Layout, banks: &[TiledBank]) -> (usize, usize) {
+fn slot(layout: &Layout, banks: &[TiledBank], largest: usize) -> (usize, usize) {
     let mut kinds = BTreeMap::<[usize; 2], usize>::new();
     let mut widest = 1;
     for matrix in banks.iter().flat_map(|bank| &bank.matrices).flatten() {
@@ -294,7 +291,7 @@ fn slot(layout: &Layout, banks: &[TiledBank]) -> (usize, usize) {
     }
     let (least, align) = layout.piece(widest);
     let least = least.next_multiple_of(STEP);
-    let largest = least.max(LARGEST);
+    let largest = least.max(largest);
     let weights: usize = kinds
         .iter()
         .map(|([rows, bytes], n)| rows * bytes * n)

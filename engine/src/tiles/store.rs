@@ -393,7 +393,14 @@ impl TileStore {
             }
             let (bank, cache, layout) = (visit.bank, &self.cache, &io.layout);
             let of_units = Columns::new(&mut y[..tokens * rows], tokens, rows, rows);
-            let (ready, held) = (&self.ready, &visit.held);
+            // One token's products are limited by reading weights, best from contiguous memory; those of several are
+            // computed by blocks of rows.
+            let together = if tokens == 1 {
+                matrix.rows_of_tile / unit
+            } else {
+                1
+            };
+            let (ready, held) = ((&self.ready[..], together), &visit.held);
             (on.workers).for_each_block_of(
                 ready,
                 of_units,

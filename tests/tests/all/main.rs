@@ -30,6 +30,7 @@ mod stepper;
 mod text_golden;
 mod texts;
 mod tidy;
+mod tiles;
 mod turns;
 mod ungated;
 mod unpacked;

@@ -48,7 +48,10 @@ fn difference(checkpoint: &Path, case: &Path, golden: &str) -> f32 {
         squeeze(&mut engine, share);
         for chunk in [1, 16] {
             let squeezed = all_logits(&mut engine, &golden.tokens, chunk);
-            assert!(bits(&squeezed) == bits(&together), "{checkpoint:?} at {share}");
+            assert!(
+                bits(&squeezed) == bits(&together),
+                "{checkpoint:?} at {share}"
+            );
         }
     }
     let expected = golden.logits(case);

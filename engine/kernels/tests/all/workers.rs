@@ -143,6 +143,46 @@ fn column_blocks_cover_the_matrix_once_and_spare_the_gap() {
 }
 
 #[test]
+fn listed_blocks_are_passed_once_and_the_others_never() {
+    let workers = Workers::new(3, None);
+    let (rows, width, stride) = (3, 100, 103);
+    for blocks in [
+        vec![],
+        vec![0],
+        vec![4, 5, 6, 7, 8, 20, 33],
+        (0..34).collect(),
+    ] {
+        for group in [1, 4, 7, 50] {
+            let mut data = vec![0usize; rows * stride];
+            let matrix = Columns::new(&mut data, rows, stride, width);
+            let mut states = [0; 3];
+            let listed = (&blocks[..], group);
+            workers.for_each_block_of(listed, matrix, 3, &mut states, &|seen, first, mut block| {
+                *seen += block.width();
+                let (from, to) = (first / 3, (first + block.width() - 1) / 3);
+                assert_eq!(from / group, to / group, "one group");
+                for r in 0..block.rows() {
+                    block.row_mut(r).iter_mut().for_each(|value| *value += 1);
+                }
+            });
+            let of = |col: usize| usize::from(col < width && blocks.contains(&(col as u32 / 3)));
+            assert!(data.iter().enumerate().all(|(at, &n)| n == of(at % stride)));
+            let seen: usize = (0..width).map(of).sum();
+            assert_eq!(states.iter().sum::<usize>(), seen);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "ascending order")]
+fn a_block_is_listed_once() {
+    let mut data = vec![0usize; 12];
+    let matrix = Columns::new(&mut data, 1, 12, 12);
+    let listed = (&[1, 1][..], 4);
+    Workers::new(2, None).for_each_block_of(listed, matrix, 3, &mut [(); 2], &|_, _, _| {});
+}
+
+#[test]
 fn tiles_cover_the_matrix_once_and_spare_the_gap() {
     let workers = Workers::new(3, None);
     for (rows, width, stride) in MATRICES {
