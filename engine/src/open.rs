@@ -73,7 +73,7 @@ impl Parts {
         let neurons: u64 = c.banks().map(|bank| u64::from(bank.neurons)).sum();
         let gate_bytes = neurons * format.gate_len() as u64;
         let choice = match tiles {
-            true => SparsityChoice::unpacked(),
+            true => SparsityChoice::unpacked(c),
             false => choose(options.sparsity, c, stored.as_ref(), gate_bytes)?,
         };
         tracing::info!(mode = choice.sparsity.name(), reason = %choice.reason, "sparsity");

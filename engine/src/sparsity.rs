@@ -22,10 +22,14 @@ pub(crate) struct SparsityChoice {
 
 impl SparsityChoice {
     /// Of a model whose matrices lie by rows: no neuron is skipped.
-    pub fn unpacked() -> Self {
+    pub fn unpacked(c: &ModelConfig) -> Self {
+        let gain = match c.has_zeros() {
+            true => "; from a packed one, only neurons that fire are read and multiplied",
+            false => "",
+        };
         Self {
             sparsity: Sparsity::Dense,
-            reason: "an unpacked model's matrices are computed whole".into(),
+            reason: format!("an unpacked model's matrices are computed whole{gain}"),
         }
     }
 }

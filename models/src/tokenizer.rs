@@ -7,6 +7,7 @@
 
 mod check;
 mod cuts;
+mod file;
 mod follow;
 mod images;
 mod least;
@@ -21,6 +22,7 @@ use tokenizers::Model;
 use crate::Error;
 pub use crate::special::Around;
 use cuts::Cuts;
+use file::File;
 use least::Least;
 pub use pieces::Encoder;
 pub use stream::StreamDecoder;
@@ -47,14 +49,9 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] if the text is not a BPE tokenizer of the known components, is
     /// inconsistent, or gives an added token a wrong id.
     pub fn from_json(json: &str) -> Result<Self, Error> {
-        let checked = check::check(json)?;
-        let mut inner: tokenizers::Tokenizer = json
-            .parse()
-            .map_err(|error| refused("tokenizer.json", &error, "the format of tokenizers 0.x"))?;
-        inner
-            .with_truncation(None)
-            .map_err(|error| refused("truncation", &error, "none"))?;
-        inner.with_padding(None);
+        let file = File::parse(json)?;
+        let checked = check::check(&file)?;
+        let inner = file.into_tokenizer()?;
         let tokenizer = Self {
             inner,
             decoding: checked.decoding,

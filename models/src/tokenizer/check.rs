@@ -7,12 +7,10 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
+use super::file::{Bpe, File, Merge, Text, bad};
 use crate::Error;
 use crate::special::Around;
 
@@ -68,149 +66,32 @@ pub(super) struct Pieces {
     pub strip: usize,
 }
 
-#[derive(Deserialize)]
-struct KindOnly<'a> {
-    #[serde(borrow)]
-    model: KindOfModel<'a>,
-}
-
-#[derive(Deserialize)]
-struct KindOfModel<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Cow<'a, str>,
-}
-
-#[derive(Deserialize)]
-struct File<'a> {
-    #[serde(borrow)]
-    model: Bpe<'a>,
-    #[serde(default)]
-    added_tokens: Vec<Added>,
-    normalizer: Option<Value>,
-    pre_tokenizer: Option<Value>,
-    post_processor: Option<Value>,
-    decoder: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Bpe<'a> {
-    dropout: Option<f64>,
-    continuing_subword_prefix: Option<String>,
-    end_of_word_suffix: Option<String>,
-    #[serde(borrow)]
-    vocab: HashMap<Text<'a>, u32>,
-    #[serde(borrow)]
-    merges: Vec<Merge<'a>>,
-}
-
-#[derive(Deserialize)]
-struct Added {
-    id: u32,
-    content: String,
-    #[serde(default)]
-    special: bool,
-    #[serde(default)]
-    rstrip: bool,
-}
-
-/// Borrowed if the JSON has no escapes, so a large vocabulary is not copied.
-#[derive(PartialEq, Eq, Hash)]
-struct Text<'a>(Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Borrowed<'b>(#[serde(borrow)] Cow<'b, str>);
-        Borrowed::deserialize(deserializer).map(|text| Self(text.0))
-    }
-}
-
-/// `["a", "b"]`, or `"a b"` in older files.
-struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-
-        fn halves(text: &str) -> Option<(&str, &str)> {
-            text.split_once(' ')
-                .filter(|(_, right)| !right.contains(' '))
-        }
-
-        impl<'de> Visitor<'de> for Either {
-            type Value = Merge<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("two tokens: [\"a\", \"b\"] or \"a b\"")
-            }
-
-            fn visit_borrowed_str<E: serde::de::Error>(
-                self,
-                v: &'de str,
-            ) -> Result<Self::Value, E> {
-                let (a, b) = halves(v).ok_or_else(|| E::custom("a merge needs two tokens"))?;
-                Ok(Merge(a.into(), b.into()))
-            }
-
-            fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Self::Value, E> {
-                let (a, b) = halves(v).ok_or_else(|| E::custom("a merge needs two tokens"))?;
-                Ok(Merge(a.to_owned().into(), b.to_owned().into()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-                let short = || serde::de::Error::custom("a merge needs two tokens");
-                let a: Text<'de> = seq.next_element()?.ok_or_else(short)?;
-                let b: Text<'de> = seq.next_element()?.ok_or_else(short)?;
-                if seq.next_element::<serde::de::IgnoredAny>()?.is_some() {
-                    return Err(short());
-                }
-                Ok(Merge(a.0, b.0))
-            }
-        }
-        deserializer.deserialize_any(Either)
-    }
-}
-
-/// Checks the text of a `tokenizer.json`.
-pub(super) fn check(json: &str) -> Result<Checked, Error> {
-    let kind = serde_json::from_str::<KindOnly>(json)
-        .map_err(|error| bad("tokenizer.json", error, "json with model.type"))?;
-    if kind.model.kind != "BPE" {
-        return Err(bad(
-            "model.type",
-            &kind.model.kind,
-            "BPE, the only kind supported",
-        ));
-    }
-    let file = serde_json::from_str::<File>(json)
-        .map_err(|error| bad("tokenizer.json", error, "the format of tokenizers 0.x"))?;
+/// Checks the parts of a `tokenizer.json`.
+pub(super) fn check(file: &File<'_>) -> Result<Checked, Error> {
     let mut size = check_model(&file.model)?;
     let mut special = HashSet::new();
     for token in &file.added_tokens {
-        if token.id > MAX_ID || token.content.is_empty() {
+        if token.id > MAX_ID || token.token.content.is_empty() {
             let expected = format!("some text and an id up to {MAX_ID}");
             return Err(bad(
                 "added token",
-                format!("{:?} with id {}", token.content, token.id),
+                format!("{:?} with id {}", token.token.content, token.id),
                 &expected,
             ));
         }
         size = size.max(token.id + 1);
-        if token.special {
+        if token.token.special {
             special.insert(token.id);
         }
     }
     let steps = steps_of(file.normalizer.as_ref(), "normalizer", "normalizers")?;
     steps.into_iter().try_for_each(check_normalizer)?;
-    check_steps(&file, size)?;
-    let takes_space = file.added_tokens.iter().any(|token| token.rstrip);
+    check_steps(file, size)?;
+    let takes_space = file.added_tokens.iter().any(|token| token.token.rstrip);
     let decoding = check_decoder(file.decoder.as_ref())?;
     let around = file.post_processor.as_ref().map(Around::of);
-    let added = file
-        .added_tokens
-        .into_iter()
-        .map(|t| (t.content, t.id))
-        .collect();
+    let added = file.added_tokens.iter();
+    let added = added.map(|of| (of.token.content.clone(), of.id)).collect();
     Ok(Checked {
         decoding,
         added,
@@ -259,14 +140,6 @@ fn check_steps(file: &File<'_>, size: u32) -> Result<(), Error> {
         return Err(bad(what, templates, "one at most"));
     }
     Ok(())
-}
-
-fn bad(what: &str, found: impl fmt::Display, expected: &str) -> Error {
-    Error::Tokenizer {
-        what: what.to_owned(),
-        found: found.to_string(),
-        expected: expected.to_owned(),
-    }
 }
 
 /// Checks vocabulary and merges; returns one more than the largest id.

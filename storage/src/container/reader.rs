@@ -607,6 +607,8 @@ impl Container {
                 Section::Bundles => bundles,
                 _ => len,
             };
+            // In files of another format: there is no such section, and what lies between tensors is unknown.
+            let len = if self.is_outside() { payload } else { len };
             SectionSize {
                 section,
                 offset,
