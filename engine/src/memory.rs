@@ -184,7 +184,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Upper bound on the bytes read when the plan takes effect.
+    /// Upper bound on the bytes read when the plan takes effect. Tiles are read when they are needed.
     pub fn loaded(&self) -> u64 {
         let parts = [
             "fixed",
@@ -194,7 +194,6 @@ impl MemoryPlan {
             "gates",
             "hot",
             "cold",
-            "tiles",
         ];
         let parts = parts.iter().chain(&TABLES);
         parts.map(|part| self.ledger.held(part)).sum()

@@ -15,6 +15,7 @@ use super::rounds::{Agreement, Series, in_turns};
 use crate::Failure;
 use crate::chart::{Curve, Labels, curves};
 use crate::cli::{BenchSweepArgs, ModelArg};
+use crate::model::open_container;
 use crate::stats::Range;
 
 /// Default shares.
@@ -61,7 +62,12 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         [] => &SHARES,
         shares => shares,
     };
-    let points = points::each(shares, &args.policies);
+    let unpacked = open_container(&bench.model)?.is_outside();
+    let policies = match unpacked {
+        true => &[Ablation::Full],
+        false => &args.policies[..],
+    };
+    let points = points::each(shares, policies);
     let names = points::names(&points, |policy| policy.name().into());
     let (tokens, rounds) = (bench.tokens_or(32), bench.rounds_or(3));
     let Setup {
@@ -70,6 +76,9 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         child,
     } = Setup::new(bench, &args.io)?;
     let mut notes = Vec::new();
+    if unpacked {
+        notes.push("an unpacked model has no neurons for which policies differ: full alone".into());
+    }
     let mut cap_said = None;
     let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {
         let Point { share, variant } = points[i];
