@@ -119,11 +119,12 @@ impl Feed {
             Some(tiles) => {
                 at.tracer.section(&trace::FFN, [self.place as u64, 0]);
                 let out = &mut out[..from.len()];
-                let Some(store) = at.tiles else {
-                    return Ok(());
+                let Some(served) = at.tiles else {
+                    let first = format!("no store serves the tiles of FFN {}", self.place);
+                    return Err(Error::Failed { first });
                 };
-                let serve = (store, &mut ffn.store);
-                tiles.run(at.on, &layer, serve, &mut s.tiles, &mut s.rows, out)?;
+                let by = (served, &mut ffn.store);
+                tiles.run(at.on, &layer, by, &mut s.tiles, &mut s.rows, out)?;
                 add_down_biases(units, from.len() / rows, out);
                 ffn.count_all(tiles.pairs(units));
             }

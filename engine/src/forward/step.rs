@@ -98,7 +98,11 @@ impl Step {
                 streams.correct(on, layer, inputs, pass, s);
             }
             (Self::AddInputs, _, Some(inputs), ..) => inputs.add(on, layer, pass, s),
-            _ => {}
+            _ => {
+                let first =
+                    format!("layer {layer} has a step whose weights are not loaded: {self:?}");
+                return Err(Error::Failed { first });
+            }
         }
         Ok(())
     }
