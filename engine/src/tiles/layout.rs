@@ -324,3 +324,54 @@ fn rows_of_tile(rows: usize, row_bytes: usize, room: usize) -> usize {
     let equal = rows.div_ceil(rows.div_ceil(most).max(1));
     equal.next_multiple_of(unit).min(most)
 }
+
+#[cfg(test)]
+mod tests {
+    use fastrand::Rng;
+
+    use super::*;
+
+    /// Every row is in one tile, tiles follow one another in the file and fit into a slot, and units of work are in one tile.
+    #[test]
+    fn tiles_are_the_rows_of_a_matrix() {
+        let mut random = Rng::with_seed(7);
+        for _ in 0..2000 {
+            let rows = random.usize(1..3000);
+            let cols = 32 * random.usize(1..200);
+            let dtype = *random.choice(&[DType::F32, DType::F16, DType::Q8]).unwrap();
+            let row_bytes = dtype.row_bytes(cols);
+            let room = row_bytes.max(random.usize(1..600 << 10));
+            let matrix = TiledMatrix {
+                dtype,
+                rows,
+                cols,
+                offset: 1000,
+                rows_of_tile: rows_of_tile(rows, row_bytes, room),
+                first: 3,
+            };
+            let mut end = 1000;
+            let mut units = 0;
+            for tile in 0..matrix.tiles() {
+                let (offset, bytes) = matrix.place_of(tile);
+                assert_eq!(offset, end);
+                assert!(bytes > 0 && bytes <= room && bytes % row_bytes == 0);
+                end += bytes as u64;
+                let of_tile = matrix.units_of(tile);
+                assert_eq!(of_tile.start, units);
+                units = of_tile.end;
+                let first = of_tile.start as usize * matrix.unit();
+                assert_eq!(first, tile as usize * matrix.rows_of_tile);
+            }
+            assert_eq!(end, 1000 + (rows * row_bytes) as u64);
+            assert_eq!(units as usize, rows.div_ceil(matrix.unit()));
+            // As few as whole units allow.
+            let most = room / row_bytes;
+            let most = if most < ROWS_PER_CHUNK {
+                most
+            } else {
+                most / ROWS_PER_CHUNK * ROWS_PER_CHUNK
+            };
+            assert!(matrix.tiles() as usize <= rows.div_ceil(most));
+        }
+    }
+}
