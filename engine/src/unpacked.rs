@@ -1,7 +1,6 @@
 //! A checkpoint as a model, without packing: matrices are read from its files and multiplied in its own block formats.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -51,35 +50,30 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
         path: path.to_path_buf(),
         reason: e.to_string(),
     })?;
-    let again = |(name, file): (&Path, &File)| {
-        // Not by its name, which may be another file's by now.
-        let file = file.try_clone().map_err(|source| {
-            Error::from(emberflow_storage::Error::File {
-                path: name.to_path_buf(),
-                what: "open it",
-                source,
-            })
-        });
-        file.map(|file| (name.to_path_buf(), file))
-    };
-    let files = tensors.files().into_iter().map(again);
-    let files = files.collect::<Result<_, Error>>()?;
+    // Not by their names, which may be other files' by now.
+    let files = tensors.files().into_iter();
+    let files = files.map(|(name, file)| (name.to_path_buf(), Arc::clone(file)));
+    let files = files.collect();
+    let tensors: Arc<dyn StoredTensors> = tensors.into();
     let specs = tensors.tensors().iter().enumerate();
     let specs = specs.map(|(number, of)| (spec(of), tensors.place(number)));
-    Ok(Container::outside(Outside {
+    let container = Container::outside(Outside {
         path: path.to_path_buf(),
         meta,
         geometry: geometry(&c, path)?,
         bundle_dtype: NO_BUNDLES.code(),
         files,
         tensors: specs.collect(),
-        reader: Arc::new(Unpacked(tensors)),
-    })?)
+        reader: Arc::new(Unpacked(Arc::clone(&tensors))),
+    })?;
+    // What the container knows of the files is as new as their headers.
+    tensors.check_unchanged()?;
+    Ok(container)
 }
 
 /// Reads tensors of a checkpoint.
 #[derive(Debug)]
-struct Unpacked(Box<dyn StoredTensors>);
+struct Unpacked(Arc<dyn StoredTensors>);
 
 impl OutsideTensors for Unpacked {
     fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()> {

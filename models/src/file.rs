@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::error::Error;
@@ -17,7 +18,7 @@ pub(crate) struct DataFile {
     pub(crate) len: u64,
     /// Time of the last change at opening, if the file system has it.
     changed: Option<SystemTime>,
-    file: File,
+    file: Arc<File>,
 }
 
 /// First bytes of a git-lfs pointer in place of a file.
@@ -56,7 +57,7 @@ impl DataFile {
             path: path.to_owned(),
             len: meta.len(),
             changed: meta.modified().ok(),
-            file,
+            file: Arc::new(file),
         };
         if this.len < LFS_LIMIT {
             let mut bytes = vec![0; this.len as usize];
@@ -68,6 +69,11 @@ impl DataFile {
 
     /// The file, for reading once from its start.
     pub(crate) fn reader(&self) -> &File {
+        &self.file
+    }
+
+    /// The file, to share.
+    pub(crate) fn handle(&self) -> &Arc<File> {
         &self.file
     }
 

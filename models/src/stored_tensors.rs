@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use emberflow_kernels::DType;
 
@@ -47,5 +48,11 @@ pub trait StoredTensors: std::fmt::Debug + Send + Sync {
     fn place(&self, tensor: usize) -> Option<(usize, u64)>;
 
     /// The files, in the order of their numbers.
-    fn files(&self) -> Vec<(&Path, &File)>;
+    fn files(&self) -> Vec<(&Path, &Arc<File>)>;
+
+    /// Fails if a file has been written or cut since it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Changed`], which names it.
+    fn check_unchanged(&self) -> Result<(), Error>;
 }

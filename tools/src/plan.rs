@@ -210,13 +210,18 @@ const HEAD: &str =
 
 fn row(p: &Plan) -> String {
     let held = |what: &str| size::show(p.memory.ledger.held(what));
+    let [gates, hot, cold] = match p.memory.tiles {
+        0 => [gates(p), held("hot"), held("cold")],
+        // Of a model without neurons, the tiles.
+        _ => ["-".into(), "-".into(), held("tiles")],
+    };
     format!(
         "{:>10} {:>8.0}%  {:<5} {:>9} {:>9} {:>7.1}% {:>7.2} {:>7.1}  {}\n",
         size::show(p.memory.budget()),
         100.0 * p.ffn_resident_share,
-        gates(p),
-        held("hot"),
-        held("cold"),
+        gates,
+        hot,
+        cold,
         100.0 * p.expert_hit_rate.unwrap_or(p.decode.cold_hit_rate),
         p.decode.tokens_per_s,
         p.prefill.tokens_per_s,

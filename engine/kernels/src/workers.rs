@@ -431,8 +431,17 @@ impl Workers {
         f: &(dyn Fn(&mut S, usize, Columns<'_, T>) + Sync),
     ) {
         assert!(
-            blocks.is_sorted_by(|a, b| a < b) && group > 0,
+            blocks.is_sorted_by(|a, b| a < b),
             "blocks must be in ascending order, each once"
+        );
+        assert!(
+            width > 0 && group > 0,
+            "a matrix cannot be cut into blocks of no columns"
+        );
+        let all = matrix.width().div_ceil(width);
+        assert!(
+            blocks.last().is_none_or(|&last| (last as usize) < all),
+            "a block beyond the matrix"
         );
         let threads = self.threads();
         assert!(
@@ -459,9 +468,9 @@ impl Workers {
                 let end = take(first).unwrap_or(count);
                 for run in blocks[first..end].chunk_by(follows) {
                     let first = run[0] as usize * width;
-                    let width = (run.len() * width).min(columns.saturating_sub(first));
+                    let width = (run.len() * width).min(columns - first);
                     // SAFETY: `next` moved from `first` to the end of this part at once and blocks differ, so no two
-                    // runs share a column. `matrix` outlives the run; a block beyond it panics.
+                    // runs share a column. `matrix` outlives the run and has all blocks.
                     let block = unsafe { matrix.block(first, width) };
                     f(state, first, block);
                 }

@@ -157,6 +157,8 @@ pub struct MemoryReport {
     pub hot: u64,
     /// Cold slots.
     pub cold: u64,
+    /// Slots for tiles.
+    pub tiles: u64,
     /// Keys and values.
     pub kv: u64,
     /// Predictor weights.
@@ -330,6 +332,7 @@ impl MemoryReport {
             gates: plan.ledger.held("gates"),
             hot: plan.ledger.held("hot"),
             cold: plan.ledger.held("cold"),
+            tiles: plan.ledger.held("tiles"),
             kv: needs.kv,
             predictor: needs.predictor,
             scratch: needs.scratch,

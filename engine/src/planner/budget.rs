@@ -44,6 +44,7 @@ impl Division {
     pub fn is_resident(&self) -> bool {
         let whole = self.memory.whole_clusters(&self.needs);
         self.memory.slots + whole * self.needs.cluster >= self.needs.neurons
+            && self.memory.tile_slots == self.needs.tiles
     }
 }
 
@@ -67,7 +68,7 @@ impl Planner {
     /// The longest affordable chunk, with the byte sizes that include its scratch.
     pub(super) fn chunk(&self, base: &Needs, budget: u64) -> Result<(usize, Needs), Error> {
         let least = base.plan(budget)?;
-        let cache: u64 = ["gates", "hot", "cold"]
+        let cache: u64 = ["gates", "hot", "cold", "tiles"]
             .iter()
             .map(|what| least.ledger.held(what))
             .sum();
@@ -163,8 +164,9 @@ pub(super) fn streams(shape: &Shape, needs: &Needs, plan: &MemoryPlan) -> bool {
     scans && (plan.slots == 0 || plan.gates_partly())
 }
 
-/// Bytes of the neurons that are not in memory.
+/// Bytes of the neurons or tiles that are not in memory.
 fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
     let neuron = (needs.gate_len + needs.rest_len) as f64;
-    (1.0 - plan.ffn_resident_share(needs)) * needs.neurons as f64 * neuron
+    let tiles = needs.tiles.saturating_mul(needs.tile_slot) as f64;
+    (1.0 - plan.ffn_resident_share(needs)) * (needs.neurons as f64 * neuron + tiles)
 }

@@ -124,7 +124,9 @@ impl CostModel<'_> {
         } else {
             1.0
         };
-        self.add_tiles(&mut sum, plan.tiles_missing());
+        if plan.tiles > 0 {
+            self.add_tiles(&mut sum, plan.tiles_missing());
+        }
         sum.tokens_per_s = 1e3 * tokens as f64 / sum.ms.max(1e-9);
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
@@ -147,6 +149,7 @@ impl CostModel<'_> {
             of.always * blocks,
             of.experts * (1.0 - (1.0 - of.visited).powf(tokens)),
         ];
+        sum.cold_hit_rate = 1.0 - missing;
         let bytes = (always + experts) * missing;
         if bytes <= 0.0 {
             return;

@@ -32,6 +32,14 @@ impl Plan {
     }
 
     fn explain_ffn(&self, needs: &Needs) -> String {
+        if needs.tiles > 0 {
+            return format!(
+                "FFN: {:.0} % in memory; {} slots for {} tiles, the others are read when they are needed",
+                100.0 * self.ffn_resident_share,
+                self.memory.tile_slots,
+                needs.tiles
+            );
+        }
         let gates = if self.gates_resident {
             "all Gate rows in memory, so only Up and Down of neurons that fire are read".to_owned()
         } else if self.memory.gates_partly() {

@@ -36,7 +36,7 @@ use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
-use crate::tiles::{TileLayout, Visited, visited as visited_of};
+use crate::tiles::{TileFfn, TileLayout, Visited, visited as visited_of};
 
 /// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
@@ -399,7 +399,7 @@ impl Opened<'_> {
                 0
             },
             RouterAhead::bytes_for(self.config, self.threads),
-            self.tiles.map_or(0, TileLayout::bytes),
+            self.tiles.map_or(0, TileFfn::bytes_for),
             io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation.policy().mapped),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,

@@ -128,9 +128,11 @@ fn refill(planner: &Planner, usual: &Division, prompt: &Division) -> PromptCost 
         }
         false => [lost("cold"), lost("hot") + lost("gates")],
     };
+    let (tiles, len) = (lost("tiles"), s.tiles.len);
+    let tile = per_byte(len, planner.storage.read_ns(len, Pattern::Sequential));
     PromptCost {
-        seconds: cold * short + rest * long,
-        bytes: cold + rest,
+        seconds: cold * short + rest * long + tiles * tile,
+        bytes: cold + rest + tiles,
     }
 }
 

@@ -320,6 +320,45 @@ fn long_chunks_are_chosen_where_they_cost_little() {
     assert_eq!(chunks(7, 4096), [7]);
 }
 
+/// A dense model whose FFNs lie in tiles: what is missing is read once per chunk, so chunks are longer than in a model that
+/// misses little.
+#[test]
+fn tiles_that_are_missing_ask_for_longer_chunks() {
+    let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
+    (p.shape.dense, p.shape.neurons) = (true, 0);
+    p.shape.tiles = TileReads {
+        always: 4e9,
+        experts: 0.0,
+        visited: 0.0,
+        len: 1 << 19,
+    };
+    p.needs = Needs {
+        neurons: 0,
+        banks: 0,
+        clusters: 0,
+        hot_clusters: 0,
+        gates: 0,
+        min_slots: 0,
+        gate_banks: 0,
+        gates_help: false,
+        tiles: 8000,
+        tile_slot: 1 << 19,
+        least_tiles: 8,
+        ..p.needs
+    };
+    let [half, most] = [0.5, 0.99].map(|share| {
+        let tiles = (8000.0 * share) as u64 * p.needs.tile_slot;
+        p.plan(p.needs.smallest_budget() + tiles).unwrap()
+    });
+    assert!(half.chunk > most.chunk, "{} and {}", half.chunk, most.chunk);
+    assert!((half.ffn_resident_share - 0.5).abs() < 0.05);
+    assert!(half.memory.tiles_missing() > 0.4);
+    let missing = half.decode.bytes_read / 4e9;
+    let expected = half.memory.tiles_missing();
+    assert!((missing - expected).abs() < 0.01, "{missing}, {expected}");
+    assert!(half.decode.tokens_per_s < most.decode.tokens_per_s);
+}
+
 #[test]
 fn a_dense_model_is_read_sequentially() {
     let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));

@@ -172,7 +172,7 @@ impl Layout {
     pub fn cover_of(&self, from: u64, len: usize) -> Cover {
         let low = from & !(self.align.offset as u64 - 1);
         let high = (from + len as u64).next_multiple_of(self.align.offset as u64);
-        let high = high.min(self.container.end_of_file(from));
+        let high = high.min(self.container.end_of_file(from)).max(low);
         Cover {
             offset: low,
             len: (high - low) as u32,
@@ -275,7 +275,6 @@ fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
     };
     let label = container.path().display().to_string();
     if let Some(source) = container.outside_source() {
-        let source = source?;
         let align = align_of(&source);
         return Ok((source, align));
     }

@@ -180,6 +180,15 @@ impl TileLayout {
         self.banks.iter().map(|bank| u64::from(bank.tiles)).sum()
     }
 
+    /// Most tiles of a layer.
+    pub fn most_of_layer(&self) -> usize {
+        let of_layer = |banks: &Range<u32>| {
+            let banks = &self.banks[banks.start as usize..banks.end as usize];
+            banks.iter().map(|bank| bank.tiles as usize).sum()
+        };
+        self.layers.iter().map(of_layer).max().unwrap_or(0)
+    }
+
     /// Tiles that every token visits.
     pub fn always(&self) -> u64 {
         let always = self.banks.iter().filter(|bank| bank.always);

@@ -74,6 +74,12 @@ impl TileFfn {
         }))
     }
 
+    /// Bytes that the FFNs of a model hold beside the slots for tiles and what is resident of their matrices.
+    pub fn bytes_for(layout: &TileLayout) -> u64 {
+        let banks = layout.banks.len() * size_of::<TileBank>();
+        TileStore::bytes_for(layout) + banks as u64
+    }
+
     /// Bytes of weights read per token.
     pub fn bytes_per_token(&self) -> u64 {
         self.visited

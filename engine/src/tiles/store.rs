@@ -6,7 +6,8 @@
 //! slots     stay (LRFU) ························ │ pass (a ring)
 //! ```
 //!
-//! The tiles of the coming visits are requested in the order of use, as far as there are slots. Those in memory are computed
+//! The tiles of the coming visits are requested in the order of use, as far as there are slots; those requested at once are read
+//! in the order of the file. Those in memory are computed
 //! first, the others as they arrive. What every token visits is a cyclic scan, of which no cache keeps the part that is
 //! needed next: so a fixed share of these tiles stays, evenly spread over the pass, and the others pass through a ring,
 //! read ahead of the layer that computes. Experts are kept by recency and frequency.
@@ -133,6 +134,14 @@ impl TileStore {
         };
     }
 
+    /// Bytes that a store of `layout` holds beside its slots.
+    pub fn bytes_for(layout: &TileLayout) -> u64 {
+        let banks = layout.banks.len() * size_of::<[u32; 2]>();
+        // Lists of the visits of a layer, and of those that are foreseen.
+        let held = 2 * layout.most_of_layer() * size_of::<Held>();
+        layout.bytes() + (banks + held) as u64
+    }
+
     /// Takes what arrives, until nothing is being read.
     pub fn settle(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         io.submit_tiles()?;
@@ -160,7 +169,8 @@ impl TileStore {
         self.certain = 0;
         for bank in banks {
             let at = self.certain;
-            if self.visits.get(at).is_none_or(|visit| visit.bank != bank) {
+            let fresh = |visit: &Visit| visit.bank == bank && !visit.held.contains(&Held::Done);
+            if !self.visits.get(at).is_some_and(fresh) {
                 self.drop_visits(at);
                 self.push(bank);
             }
@@ -171,10 +181,9 @@ impl TileStore {
 
     /// Ends the current visit.
     pub fn end_visit(&mut self) {
-        if let Some(mut visit) = self.visits.pop_front() {
+        if let Some(visit) = self.visits.pop_front() {
             self.certain = self.certain.saturating_sub(1);
-            visit.held.clear();
-            self.spare.push(visit.held);
+            self.forget(visit);
         }
     }
 
@@ -212,18 +221,22 @@ impl TileStore {
     /// Forgets the visits from number `from` on.
     fn drop_visits(&mut self, from: usize) {
         while self.visits.len() > from {
-            let Some(mut visit) = self.visits.pop_back() else {
-                return;
-            };
-            for (tile, held) in (0..).zip(visit.held.drain(..)) {
-                match held {
-                    Held::Here(_) => self.release(visit.bank, tile, false),
-                    Held::Coming => self.passing -= u64::from(self.passes(visit.bank, tile)),
-                    Held::Unasked | Held::Done => {}
-                }
+            if let Some(visit) = self.visits.pop_back() {
+                self.forget(visit);
             }
-            self.spare.push(visit.held);
         }
+    }
+
+    /// Gives back what a visit holds.
+    fn forget(&mut self, mut visit: Visit) {
+        for (tile, held) in (0..).zip(visit.held.drain(..)) {
+            match held {
+                Held::Here(_) => self.release(visit.bank, tile, false),
+                Held::Coming => self.passing -= u64::from(self.passes(visit.bank, tile)),
+                Held::Unasked | Held::Done => {}
+            }
+        }
+        self.spare.push(visit.held);
     }
 
     /// Unpins a tile that was or was not used.
@@ -352,12 +365,10 @@ impl TileStore {
         self.ask(io)?;
         match io.is_idle() {
             false => Ok(()),
-            true => Err(Error::Failed {
-                first: format!(
-                    "none of {} slots for tiles is available",
-                    self.cache.slots()
-                ),
-            }),
+            true => io.fail(format!(
+                "none of {} slots for tiles is available",
+                self.cache.slots()
+            )),
         }
     }
 

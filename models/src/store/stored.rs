@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use emberflow_kernels::DType;
 use half::{bf16, f16};
@@ -12,6 +13,7 @@ use half::{bf16, f16};
 use super::{Layout, READ_BYTES, Store};
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
+use crate::file::DataFile;
 use crate::names::{Role, TensorId};
 use crate::stored_tensors::{StoredTensor, StoredTensors};
 
@@ -71,9 +73,16 @@ impl StoredTensors for Stored {
         (in_order && place.rest.is_empty()).then_some((place.file, place.offset))
     }
 
-    fn files(&self) -> Vec<(&Path, &File)> {
+    fn files(&self) -> Vec<(&Path, &Arc<File>)> {
         let files = self.store.files.iter();
-        files.map(|file| (&*file.path, file.reader())).collect()
+        files.map(|file| (&*file.path, file.handle())).collect()
+    }
+
+    fn check_unchanged(&self) -> Result<(), Error> {
+        self.store
+            .files
+            .iter()
+            .try_for_each(DataFile::check_unchanged)
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Outside {
     /// See `geometry`.
     pub bundle_dtype: u32,
     /// The files, of which there must be one.
-    pub files: Vec<(PathBuf, File)>,
+    pub files: Vec<(PathBuf, Arc<File>)>,
     /// Every tensor, and the file and byte at which it begins; `None` if its rows are not stored one after another.
     pub tensors: Vec<(TensorSpec, Option<(usize, u64)>)>,
     /// Reads whole tensors.
@@ -49,7 +49,7 @@ impl Container {
             let what = "open it";
             return Err(Error::File { path, what, source });
         };
-        let first = first.again()?;
+        let first = first.again();
         let spec = Spec {
             geometry: of.geometry,
             bundle_dtype: of.bundle_dtype,

@@ -31,12 +31,12 @@ pub(super) struct OutsideFiles {
 #[derive(Debug)]
 pub(super) struct OutsideFile {
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     state: (u64, Option<SystemTime>),
 }
 
 impl OutsideFile {
-    pub fn new(path: PathBuf, file: File) -> Result<Self> {
+    pub fn new(path: PathBuf, file: Arc<File>) -> Result<Self> {
         match state(&file) {
             Ok(state) => Ok(Self { path, file, state }),
             Err(source) => Err(Error::File {
@@ -47,13 +47,9 @@ impl OutsideFile {
         }
     }
 
-    /// Another handle of the file.
-    pub fn again(&self) -> Result<File> {
-        self.file.try_clone().map_err(|source| Error::File {
-            path: self.path.clone(),
-            what: "open it again",
-            source,
-        })
+    /// The file, to share.
+    pub fn again(&self) -> Arc<File> {
+        Arc::clone(&self.file)
     }
 
     /// Bytes of the file.
@@ -79,13 +75,10 @@ impl OutsideFile {
 
 impl OutsideFiles {
     /// The files, for reading.
-    pub fn source(&self, label: &Path) -> Result<FileSource> {
-        let files = self.files.iter().map(|of| {
-            let name: Arc<str> = of.path.display().to_string().into();
-            of.again().map(|file| (file, name))
-        });
-        let files = files.collect::<Result<Vec<_>>>()?;
-        Ok(FileSource::of_files(files, label.display().to_string()))
+    pub fn source(&self, label: &Path) -> FileSource {
+        let files = self.files.iter();
+        let files = files.map(|of| (of.again(), of.path.display().to_string().into()));
+        FileSource::of_files(files, label.display().to_string())
     }
 
     /// The end of the file in which `offset` is.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::{Error, Part, Result};
 use super::format::{
@@ -24,7 +25,7 @@ use crate::io::FileSource;
 /// Offsets count from the container's first byte, at [`Container::base`] in [`Container::file`].
 #[derive(Debug)]
 pub struct Container {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     base: u64,
     superblock: Superblock,
@@ -121,7 +122,7 @@ impl Container {
             .collect();
         let path = path();
         Ok(Self {
-            file,
+            file: Arc::new(file),
             path,
             base,
             superblock,
@@ -137,7 +138,7 @@ impl Container {
 
     /// A container without banks whose tensors are in the files `outside`.
     pub(super) fn of_parts(
-        file: File,
+        file: Arc<File>,
         path: PathBuf,
         superblock: Superblock,
         layout: Layout,
@@ -178,10 +179,8 @@ impl Container {
     }
 
     /// The files of the tensors, for reading, if they are of another format. Offsets are those of the directory.
-    ///
-    /// # Errors
-    /// A file that cannot be opened again.
-    pub fn outside_source(&self) -> Option<Result<FileSource>> {
+    #[must_use]
+    pub fn outside_source(&self) -> Option<FileSource> {
         let files = self.outside.as_ref();
         files.map(|files| files.source(&self.path))
     }

@@ -35,7 +35,7 @@ pub struct FileSource {
 #[derive(Debug)]
 struct OneFile {
     label: Arc<str>,
-    buffered: File,
+    buffered: Arc<File>,
     direct: Option<(File, DioAlign)>,
 }
 
@@ -70,7 +70,7 @@ impl FileSource {
     /// descriptors refer to the same file even if its path was replaced.
     pub fn from_file(file: File, label: impl Into<Arc<str>>, base: u64) -> Self {
         let label = label.into();
-        let mut file = OneFile::open(file, Arc::clone(&label));
+        let mut file = OneFile::open(Arc::new(file), Arc::clone(&label));
         if let Some((_, align)) = &file.direct
             && !base.is_multiple_of(u64::from(align.offset))
         {
@@ -83,18 +83,28 @@ impl FileSource {
         Self::of(vec![file], label, base)
     }
 
-    /// Several open files. Byte b of file n has offset [`FileSource::offset_of`]`(n, b)`.
+    /// Several open files, at least one. Byte b of file n has offset [`FileSource::offset_of`]`(n, b)`.
+    ///
+    /// # Panics
+    /// If there is no file.
     pub fn of_files(
-        files: impl IntoIterator<Item = (File, Arc<str>)>,
+        files: impl IntoIterator<Item = (Arc<File>, Arc<str>)>,
         label: impl Into<Arc<str>>,
     ) -> Self {
         let files = files.into_iter();
         // Slots are aligned to pages.
         let small = |align: &DioAlign| align.mem.max(align.offset) <= 4096;
         let files = files.map(|(file, label)| {
-            let file = OneFile::open(file, label);
-            let direct = file.direct.filter(|(_, align)| small(align));
-            OneFile { direct, ..file }
+            let mut file = OneFile::open(file, label);
+            if file.direct.as_ref().is_some_and(|(_, align)| !small(align)) {
+                tracing::warn!(
+                    file = %file.label,
+                    "units of direct i/o above 4096 bytes; reading through the page cache, which counts against \
+                     memory limits"
+                );
+                file.direct = None;
+            }
+            file
         });
         Self::of(files.collect(), label.into(), 0)
     }
@@ -105,13 +115,14 @@ impl FileSource {
         let label = label.into();
         let file = OneFile {
             label: Arc::clone(&label),
-            buffered: file,
+            buffered: Arc::new(file),
             direct: None,
         };
         Self::of(vec![file], label, base)
     }
 
     fn of(files: Vec<OneFile>, label: Arc<str>, base: u64) -> Self {
+        assert!(!files.is_empty(), "a source has at least one file");
         Self {
             files,
             label,
@@ -214,7 +225,7 @@ impl FileSource {
                     .all(|p| p.addr().is_multiple_of(mem) && p.len().is_multiple_of(unit))
         });
         Picked {
-            fd: direct.map_or(&file.buffered, |(file, _)| file).as_raw_fd(),
+            fd: direct.map_or(&*file.buffered, |(file, _)| file).as_raw_fd(),
             number: 2 * number as u32 + u32::from(direct.is_none()),
             direct: direct.is_some(),
             offset,
@@ -223,7 +234,7 @@ impl FileSource {
 }
 
 impl OneFile {
-    fn open(file: File, label: Arc<str>) -> Self {
+    fn open(file: Arc<File>, label: Arc<str>) -> Self {
         sys::advise_random(&file);
         let direct = match open_direct(&file) {
             Ok(found) => Some(found),

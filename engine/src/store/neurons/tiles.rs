@@ -35,6 +35,11 @@ impl NeuronStore {
         self.reads.pending() == 0
     }
 
+    /// Ends all passes with this error.
+    pub fn fail(&self, first: String) -> Result<(), Error> {
+        self.latch.keep(Err(Error::Failed { first }))
+    }
+
     /// Ends all passes if the file has changed in which `offset` is.
     pub fn check_file(&self, offset: u64) -> Result<(), Error> {
         let checked = self.layout.container.check_unchanged(offset);
