@@ -61,8 +61,9 @@ pub enum Error {
     /// The budget is below the smallest feasible one.
     #[error(
         "a budget of {} is too small for this model with {}; the smallest that works is {} \
-         (--memory {}), and {} holds everything in memory",
-        mib(*budget), contexts(*context, *batch), mib(*smallest), suggestion(*smallest), suggestion(*full)
+         (--memory {}), and {} holds everything in memory{}",
+        mib(*budget), contexts(*context, *batch), mib(*smallest), suggestion(*smallest), suggestion(*full),
+        packed(*whole_ffn)
     )]
     BudgetTooSmall {
         /// Requested bytes.
@@ -75,6 +76,8 @@ pub enum Error {
         smallest: u64,
         /// Bytes that hold the whole model.
         full: u64,
+        /// Bytes of FFN matrices that a packed model would read from flash.
+        whole_ffn: u64,
     },
     /// Work was requested after an error; residency may be inconsistent.
     #[error("the engine stopped after an error and must be opened again: {first}")]
@@ -293,6 +296,18 @@ const START_TO_START: u64 = 1 << 20;
 pub(crate) fn at_next_start(bytes: u64) -> u64 {
     let mib = bytes.saturating_add(START_TO_START).div_ceil(1 << 20);
     mib.saturating_mul(1 << 20)
+}
+
+/// What to do about FFN matrices that are resident only because the model is not packed.
+fn packed(whole_ffn: u64) -> String {
+    match whole_ffn {
+        0 => String::new(),
+        bytes => format!(
+            "; {} of its FFN lie in the file in a form that cannot be read in parts: `emberflow pack` makes a model whose \
+             FFN is read from flash",
+            mib(bytes)
+        ),
+    }
 }
 
 fn suggestion(bytes: u64) -> String {

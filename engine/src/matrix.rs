@@ -143,8 +143,7 @@ impl Matrix {
         let y = Columns::new(&mut y[range.start..], tokens, rows, range.len());
         workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
             let bytes = &bytes[first * stride..(first + block.width()) * stride];
-            let of = (self.dtype, cols);
-            multiply(cpu, of, bytes, input, &mut block, scratch);
+            multiply(cpu, self.dtype, cols, bytes, input, &mut block, scratch);
         });
     }
 
@@ -166,14 +165,7 @@ impl Matrix {
         (on.workers).for_each_column_block(y, rows, scratch, &|scratch, first, mut y| {
             let bytes = &bytes[first * stride..(first + rows) * stride];
             let input = input.range(first / rows * tokens, tokens);
-            multiply(
-                on.cpu,
-                (self.dtype, self.cols),
-                bytes,
-                input,
-                &mut y,
-                scratch,
-            );
+            multiply(on.cpu, self.dtype, self.cols, bytes, input, &mut y, scratch);
         });
     }
 
@@ -193,11 +185,11 @@ fn reads_8_bits(dtype: DType) -> bool {
     dtype.is_grouped() || dtype.is_blocks()
 }
 
-/// Products of the rows in `bytes`, of a format and a number of columns, with all tokens of `input`: `y` is
-/// `[tokens × rows]`.
+/// Products of the rows in `bytes` with all tokens of `input`: `y` is `[tokens × rows]`.
 pub(crate) fn multiply(
     cpu: Cpu,
-    (dtype, cols): (DType, usize),
+    dtype: DType,
+    cols: usize,
     bytes: &[u8],
     input: Input<'_>,
     y: &mut Columns<'_, f32>,

@@ -70,6 +70,8 @@ pub struct Needs {
     pub tile_slot: u64,
     /// See `tile_slot`.
     pub least_tiles: u64,
+    /// Bytes of FFN matrices in `fixed` that a packed model would read from flash.
+    pub whole_ffn: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
     /// Fewest cold slots that allow progress.
@@ -421,6 +423,7 @@ impl Needs {
                 batch: self.batch,
                 smallest,
                 full: self.full_budget(),
+                whole_ffn: self.whole_ffn,
             });
         }
         let mut ledger = Ledger::new(budget);

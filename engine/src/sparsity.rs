@@ -24,7 +24,7 @@ impl SparsityChoice {
     /// Of a model whose matrices lie by rows: no neuron is skipped.
     pub fn unpacked(c: &ModelConfig) -> Self {
         let gain = match c.has_zeros() {
-            true => "; from a packed one, only neurons that fire are read and multiplied",
+            true => "; a packed one reads and multiplies only neurons that fire",
             false => "",
         };
         Self {

@@ -451,8 +451,8 @@ struct Bpe<'a> {
     unk_token: Option<&'a str>,
 }
 
-/// A `tokenizer.json`, keys in ascending order. Vocabulary and merges are borrowed: as a tree of values those of 262,144 tokens
-/// take 200 MB.
+/// A `tokenizer.json` with keys in ascending order. Borrows vocabulary and merges: a tree of JSON values takes 200 MB for
+/// 262,144 tokens.
 #[derive(Serialize)]
 struct Document<'a> {
     added_tokens: &'a Value,

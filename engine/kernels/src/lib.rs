@@ -148,7 +148,7 @@ pub use quantize::{error_bound, mxfp4_group, quantize_row, store_q4_row};
 pub use row::Row;
 pub use scan::ScanToken;
 pub use signs::sign_bytes;
-pub use workers::{Lane, Lanes, Workers};
+pub use workers::{BlockList, Lane, Lanes, Workers};
 
 /// Number of virtual lanes a reduction runs over, on every instruction set.
 pub const LANES: usize = 64;

@@ -81,6 +81,15 @@ pub struct Workers {
 /// Runs a thread's part of a run.
 type Observer = dyn Fn(usize, &dyn Fn()) + Send + Sync;
 
+/// Blocks of columns for [`Workers::for_each_block_of`].
+#[derive(Debug, Clone, Copy)]
+pub struct BlockList<'a> {
+    /// Numbers of blocks, ascending.
+    pub numbers: &'a [u32],
+    /// Consecutive blocks n with the same n / `group` may be passed as one.
+    pub group: usize,
+}
+
 impl Workers {
     /// A pool of `threads` threads, counting the one that calls [`run`](Workers::run): starts
     /// `threads − 1`, or none if `threads` is 0 or 1.
@@ -416,20 +425,24 @@ impl Workers {
         });
     }
 
-    /// As [`for_each_column_block`](Workers::for_each_column_block) for some of the blocks, by their numbers, which
-    /// ascend. Consecutive ones are passed as one block if they are of the same `group` of blocks, in parts as those of
-    /// [`for_each_part_mut`](Workers::for_each_part_mut).
+    /// As [`for_each_column_block`](Workers::for_each_column_block), for the listed blocks only. Threads take long runs of
+    /// blocks first and single blocks last, as in [`for_each_part_mut`](Workers::for_each_part_mut).
     ///
     /// # Panics
-    /// The same, and if the numbers do not ascend, there is no such block, or `group` is 0.
+    /// As [`for_each_column_block`](Workers::for_each_column_block), and if the list is not ascending, names a block beyond
+    /// the matrix, or has a `group` of 0.
     pub fn for_each_block_of<T: Send, S: Send>(
         &self,
-        (blocks, group): (&[u32], usize),
+        blocks: BlockList<'_>,
         matrix: Columns<'_, T>,
         width: usize,
         states: &mut [S],
         f: &(dyn Fn(&mut S, usize, Columns<'_, T>) + Sync),
     ) {
+        let BlockList {
+            numbers: blocks,
+            group,
+        } = blocks;
         assert!(
             blocks.is_sorted_by(|a, b| a < b),
             "blocks must be in ascending order, each once"

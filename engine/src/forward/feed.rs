@@ -11,7 +11,7 @@ use crate::ffn::{
 };
 use crate::input::Input;
 use crate::norm::Norm;
-use crate::tiles::TileFfn;
+use crate::tiles::{TileAccess, TileFfn};
 use crate::trace;
 
 /// Which units of the layer a step computes.
@@ -119,12 +119,17 @@ impl Feed {
             Some(tiles) => {
                 at.tracer.section(&trace::FFN, [self.place as u64, 0]);
                 let out = &mut out[..from.len()];
-                let Some(served) = at.tiles else {
-                    let first = format!("no store serves the tiles of FFN {}", self.place);
+                let Some(store) = at.tiles else {
+                    let first = format!("FFN {} has no store for its tiles", self.place);
                     return Err(Error::Failed { first });
                 };
-                let by = (served, &mut ffn.store);
-                tiles.run(at.on, &layer, by, &mut s.tiles, &mut s.rows, out)?;
+                let mut access = TileAccess {
+                    on: at.on,
+                    tiles: store,
+                    io: &mut ffn.store,
+                    scratch: &mut s.rows,
+                };
+                tiles.run(&layer, &mut access, &mut s.tiles, out)?;
                 add_down_biases(units, from.len() / rows, out);
                 ffn.count_all(tiles.pairs(units));
             }

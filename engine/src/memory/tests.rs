@@ -31,6 +31,7 @@ fn needs() -> Needs {
         tiles: 0,
         tile_slot: 0,
         least_tiles: 0,
+        whole_ffn: 0,
         two_phases: false,
         min_slots: 256,
         stream_len: 128 * 1024,

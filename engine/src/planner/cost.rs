@@ -140,17 +140,17 @@ impl CostModel<'_> {
         sum
     }
 
-    /// Adds the reads of tiles, of which a share is `missing`. What every token visits is read ahead, during the whole pass;
-    /// experts are read once the layer's router has chosen them.
+    /// Adds the reads of tiles, of which the share `missing` is not resident. Dense tiles are read ahead during the whole pass,
+    /// experts only during their FFN.
     fn add_tiles(&self, sum: &mut Forecast, missing: f64) {
         let (of, tokens) = (self.shape.tiles, sum.tokens as f64);
         let blocks = (tokens / TileSizes::ROWS as f64).ceil();
-        let [always, experts] = [
-            of.always * blocks,
+        let [dense, experts] = [
+            of.dense * blocks,
             of.experts * (1.0 - (1.0 - of.visited).powf(tokens)),
         ];
         sum.cold_hit_rate = 1.0 - missing;
-        let bytes = (always + experts) * missing;
+        let bytes = (dense + experts) * missing;
         if bytes <= 0.0 {
             return;
         }
@@ -159,7 +159,7 @@ impl CostModel<'_> {
         let beside = match of.experts > 0.0 {
             // The FFN's part of the pass, by bytes.
             true => {
-                let visited = of.always + of.experts * of.visited;
+                let visited = of.dense + of.experts * of.visited;
                 let all = self.shape.attention_bytes * self.shape.layers as f64;
                 sum.ms * (visited / all.max(1.0)).min(1.0)
             }

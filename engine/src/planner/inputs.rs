@@ -36,7 +36,7 @@ use crate::options::{Options, Phases};
 use crate::room::{Rooms, thread_floats};
 use crate::state::StateShape;
 use crate::store::{Known, Layout, Naming, ReadCosts, io_bytes};
-use crate::tiles::{TileFfn, TileLayout, Visited, visited as visited_of};
+use crate::tiles::{TileFfn, TileLayout, Visited, visited as visited_of, whole_bytes};
 
 /// Bytes of stack and allocator per thread.
 const PER_THREAD: u64 = 64 << 10;
@@ -463,6 +463,7 @@ impl Opened<'_> {
             lane,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
             always: 0,
+            whole_ffn: self.tiles.map_or(0, |_| whole_bytes(&layout.container)),
             tiles: self.tiles.map_or(0, TileLayout::tiles),
             tile_slot: self.tiles.map_or(0, TileLayout::slot_charge),
             least_tiles: self.tiles.map_or(0, TileLayout::least_slots),

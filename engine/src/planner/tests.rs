@@ -60,6 +60,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
             tiles: 0,
             tile_slot: 0,
             least_tiles: 0,
+            whole_ffn: 0,
             two_phases: false,
             min_slots: 256,
             stream_len: (CLUSTER * 8192) as u64,
@@ -320,14 +321,13 @@ fn long_chunks_are_chosen_where_they_cost_little() {
     assert_eq!(chunks(7, 4096), [7]);
 }
 
-/// A dense model whose FFNs lie in tiles: what is missing is read once per chunk, so chunks are longer than in a model that
-/// misses little.
+/// A chunk reads each missing tile once, so chunks are longer where more is missing.
 #[test]
 fn tiles_that_are_missing_ask_for_longer_chunks() {
     let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
     (p.shape.dense, p.shape.neurons) = (true, 0);
     p.shape.tiles = TileReads {
-        always: 4e9,
+        dense: 4e9,
         experts: 0.0,
         visited: 0.0,
         len: 1 << 19,
@@ -522,6 +522,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
         tiles: 0,
         tile_slot: 0,
         least_tiles: 0,
+        whole_ffn: 0,
         two_phases: true,
         min_slots: 2 * CLUSTER as u64,
         stream_len: CLUSTER as u64 * u64::from(g.stride),

@@ -36,8 +36,8 @@ pub(super) struct TileBank {
     down: BankMatrix,
 }
 
-/// What a product needs besides the matrix and its input.
-pub(super) struct Served<'a> {
+/// Access to tiles during a pass, and the threads that multiply them.
+pub(crate) struct TileAccess<'a> {
     pub on: &'a Compute,
     pub tiles: &'a mut TileStore,
     pub io: &'a mut NeuronStore,
@@ -46,7 +46,12 @@ pub(super) struct Served<'a> {
 }
 
 impl BankMatrix {
-    fn matmul(&self, by: &mut Served<'_>, input: Input<'_>, y: &mut [f32]) -> Result<(), Error> {
+    fn matmul(
+        &self,
+        by: &mut TileAccess<'_>,
+        input: Input<'_>,
+        y: &mut [f32],
+    ) -> Result<(), Error> {
         match self {
             Self::Tiled(of) => (by.tiles).matmul(by.io, *of, by.on, input, by.scratch, y),
             Self::Whole(of) => {
@@ -58,7 +63,7 @@ impl BankMatrix {
 }
 
 impl TileBank {
-    /// Bank `bank`, which is number `number` of `layout`; reads what is resident of it.
+    /// Bank `bank`, number `number` of `layout`. Loads the matrices that do not lie in tiles.
     pub fn load(
         from: &Loader<'_>,
         layout: &TileLayout,
@@ -69,7 +74,7 @@ impl TileBank {
         let [d, neurons] = [c.bundle_width(), bank.neurons].map(|n| n as usize);
         let read = |which, role, rows, cols| {
             let tiled = layout.matrix(number, which).map(BankMatrix::Tiled);
-            // Also checks the shape of what is not read here.
+            // Checks the shape.
             from.entry(id(role, bank), rows, cols)?;
             let whole = || from.of_bank(id(role, bank), rows, cols);
             tiled.map_or_else(|| whole().map(BankMatrix::Whole), Ok)
@@ -90,7 +95,7 @@ impl TileBank {
     /// Products of Gate and Up.
     pub fn before(
         &self,
-        by: &mut Served<'_>,
+        by: &mut TileAccess<'_>,
         input: Input<'_>,
         gates: &mut [f32],
         ups: &mut [f32],
@@ -104,7 +109,7 @@ impl TileBank {
     /// Products of Down.
     pub fn after(
         &self,
-        by: &mut Served<'_>,
+        by: &mut TileAccess<'_>,
         input: Input<'_>,
         sums: &mut [f32],
     ) -> Result<(), Error> {

@@ -17,11 +17,11 @@ use emberflow_storage::cache::{Eviction, SlotCache};
 use emberflow_storage::container::{Container, TensorEntry};
 
 use crate::matrix::ROWS_PER_CHUNK;
-use crate::store::{Layout, SMALL};
+use crate::store::{FileRange, Layout, SMALL};
 
-/// Slot sizes are multiples of it.
+/// Granularity of slot sizes.
 const STEP: usize = 4 << 10;
-/// A slot size is good if at most this share of the memory is unused.
+/// A slot size is accepted if padding takes at most this share of the weights' bytes.
 const WASTE: f64 = 0.05;
 
 /// Fewest slots for tiles: two are computed while others are read.
@@ -52,7 +52,7 @@ impl TiledMatrix {
         self.dtype.row_bytes(self.cols)
     }
 
-    /// Rows that are a unit of work: as many fill a tile.
+    /// Rows of a unit of work. A tile is a whole number of units.
     pub fn unit(&self) -> usize {
         self.rows_of_tile.min(ROWS_PER_CHUNK)
     }
@@ -64,12 +64,14 @@ impl TiledMatrix {
         tile * each..((tile + 1) * each).min(all)
     }
 
-    /// Where tile `tile` of the matrix begins, and its bytes.
-    pub fn place_of(&self, tile: u32) -> (u64, usize) {
+    /// Bytes of tile `tile` of the matrix.
+    pub fn place_of(&self, tile: u32) -> FileRange {
         let first = tile as usize * self.rows_of_tile;
         let rows = self.rows_of_tile.min(self.rows - first);
-        let offset = self.offset + (first * self.row_bytes()) as u64;
-        (offset, rows * self.row_bytes())
+        FileRange {
+            offset: self.offset + (first * self.row_bytes()) as u64,
+            len: rows * self.row_bytes(),
+        }
     }
 }
 
@@ -79,16 +81,16 @@ pub(super) struct TiledBank {
     pub matrices: [Option<TiledMatrix>; 3],
     /// Number of tiles.
     pub tiles: u32,
-    /// Every token visits it: a dense FFN, or a shared expert.
-    pub always: bool,
+    /// A dense FFN or a shared expert, which every token visits.
+    pub dense: bool,
 }
 
 /// Bytes of a model's tiles.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct TileReads {
-    /// Of those that every token visits.
-    pub always: f64,
-    /// Of the experts, and their share that a token visits.
+    /// Of dense FFNs and shared experts.
+    pub dense: f64,
+    /// Of the routed experts, and the share of them that a token visits.
     pub experts: f64,
     /// See `experts`.
     pub visited: f64,
@@ -119,7 +121,7 @@ impl TileLayout {
                 TiledBank {
                     matrices: [Role::Gate, Role::Up, Role::Down].map(matrix),
                     tiles: 0,
-                    always: experts == 0 || bank.expert >= experts,
+                    dense: experts == 0 || bank.expert >= experts,
                 }
             };
             c.banks_of(layer).map(of)
@@ -148,12 +150,12 @@ impl TileLayout {
         }
     }
 
-    /// Number of the first bank of the FFN `place`.
+    /// Number of the first bank of FFN number `place`.
     pub fn first_bank(&self, place: usize) -> u32 {
         self.layers.get(place).map_or(0, |banks| banks.start)
     }
 
-    /// Number after the last bank of the FFN `place`.
+    /// One more than the number of its last bank.
     pub fn end_of(&self, place: usize) -> u32 {
         self.layers.get(place).map_or(0, |banks| banks.end)
     }
@@ -168,11 +170,12 @@ impl TileLayout {
         self.banks[bank as usize].tiles
     }
 
-    /// Where tile `tile` of a bank begins, and its bytes.
-    pub fn place_of(&self, bank: u32, tile: u32) -> (u64, usize) {
+    /// Bytes of tile `tile` of a bank.
+    pub fn place_of(&self, bank: u32, tile: u32) -> FileRange {
         let matrices = self.banks[bank as usize].matrices.iter().flatten();
         let of = matrices.rev().find(|matrix| matrix.first <= tile);
-        of.map_or((0, 0), |matrix| matrix.place_of(tile - matrix.first))
+        let place = of.map(|matrix| matrix.place_of(tile - matrix.first));
+        place.unwrap_or_default()
     }
 
     /// Number of tiles.
@@ -189,13 +192,13 @@ impl TileLayout {
         self.layers.iter().map(of_layer).max().unwrap_or(0)
     }
 
-    /// Tiles that every token visits.
-    pub fn always(&self) -> u64 {
-        let always = self.banks.iter().filter(|bank| bank.always);
-        always.map(|bank| u64::from(bank.tiles)).sum()
+    /// Number of dense tiles.
+    pub fn dense_tiles(&self) -> u64 {
+        let dense = self.banks.iter().filter(|bank| bank.dense);
+        dense.map(|bank| u64::from(bank.tiles)).sum()
     }
 
-    /// What passes read.
+    /// Bytes that the forecast of a pass needs.
     pub fn reads(&self, c: &ModelConfig) -> TileReads {
         let bytes = |bank: &TiledBank| -> f64 {
             let matrices = bank.matrices.iter().flatten();
@@ -203,13 +206,13 @@ impl TileLayout {
                 .map(|of| of.rows as f64 * of.row_bytes() as f64)
                 .sum()
         };
-        let [always, experts] = [true, false].map(|always| {
-            let some = self.banks.iter().filter(|bank| bank.always == always);
+        let [dense, experts] = [true, false].map(|dense| {
+            let some = self.banks.iter().filter(|bank| bank.dense == dense);
             some.map(bytes).sum()
         });
         let chosen = c.mixture.as_ref().map_or(0, |mixture| mixture.chosen);
         TileReads {
-            always,
+            dense,
             experts,
             visited: f64::from(chosen) / f64::from(c.experts.max(1)),
             len: self.slot_len as u64,
@@ -219,7 +222,7 @@ impl TileLayout {
     /// Whether a layer's reads are few and short, so that the compute thread may do them.
     pub fn is_small(&self) -> bool {
         let most = self.banks.iter().map(|bank| bank.tiles as usize).max();
-        let experts = self.banks.iter().any(|bank| !bank.always);
+        let experts = self.banks.iter().any(|bank| !bank.dense);
         !experts && most.unwrap_or(0) * self.slot_len <= SMALL
     }
 
@@ -274,6 +277,16 @@ pub(crate) fn is_tiled(container: &Container, entry: &TensorEntry) -> bool {
         && container.has_rows(entry)
 }
 
+/// Bytes of FFN matrices that do not lie in tiles: converted, stored in parts or interleaved row by row.
+pub(crate) fn whole_bytes(container: &Container) -> u64 {
+    let entries = container.tensors().iter();
+    let bundled = entries.filter(|entry| {
+        let id = entry.name().parse::<TensorId>();
+        id.is_ok_and(|id| id.role.is_bundled()) && !is_tiled(container, entry)
+    });
+    bundled.map(|entry| entry.len).sum()
+}
+
 /// A matrix of a bank.
 pub(super) fn id(role: Role, bank: Bank) -> TensorId {
     TensorId {
@@ -285,12 +298,12 @@ pub(super) fn id(role: Role, bank: Bank) -> TensorId {
 
 /// Bytes of a tile in a slot of `len` bytes.
 fn room_of(layout: &Layout, len: usize) -> usize {
-    // A range of that length may begin and end within units.
+    // A tile may begin and end within a sector.
     let (slack, _) = layout.piece(0);
     len.saturating_sub(slack)
 }
 
-/// The size and alignment of slots: the largest size that wastes little, otherwise the one that wastes least.
+/// Size and alignment of slots: the largest size with little padding, otherwise the one with least.
 fn slot(layout: &Layout, banks: &[TiledBank], largest: usize) -> (usize, usize) {
     let mut kinds = BTreeMap::<[usize; 2], usize>::new();
     let mut widest = 1;
@@ -361,7 +374,7 @@ mod tests {
             let mut end = 1000;
             let mut units = 0;
             for tile in 0..matrix.tiles() {
-                let (offset, bytes) = matrix.place_of(tile);
+                let FileRange { offset, len: bytes } = matrix.place_of(tile);
                 assert_eq!(offset, end);
                 assert!(bytes > 0 && bytes <= room && bytes % row_bytes == 0);
                 end += bytes as u64;

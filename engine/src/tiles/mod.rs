@@ -6,8 +6,8 @@
 //! layer     out[row] = Σ weight × bank(input[row]), banks in ascending order
 //! ```
 //!
-//! Down lies by rows too, so all products are integers where the format is. No neuron is skipped: for FFNs with
-//! exact zeros `ffn` computes fewer neurons, from a packed model.
+//! Down is stored by rows too, so all products of integer formats are integers. No neuron is skipped: `ffn` does that, for
+//! packed models. `layout` cuts matrices into tiles, `store` holds and reads tiles, `bank` multiplies, `room` has the buffers.
 
 mod bank;
 mod layout;
@@ -23,11 +23,10 @@ use crate::error::Error;
 use crate::ffn::{BankWork, Bias, LayerInput, Rows};
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::store::NeuronStore;
-use bank::{Served, TileBank};
-pub(crate) use bank::{Visited, visited};
+use bank::TileBank;
+pub(crate) use bank::{TileAccess, Visited, visited};
 pub use layout::TileReads;
-pub(crate) use layout::{TileLayout, is_tiled};
+pub(crate) use layout::{TileLayout, is_tiled, whole_bytes};
 pub(crate) use room::{TileRoom, TileSizes};
 pub(crate) use store::TileStore;
 
@@ -44,7 +43,7 @@ pub(crate) struct TileFfn {
 }
 
 impl TileFfn {
-    /// The matrices of layer `layer`; `None` if it has no FFN. Reads what cannot be read in tiles.
+    /// The matrices of layer `layer`; `None` if it has no FFN. Loads those that do not lie in tiles.
     pub fn load(
         from: &Loader<'_>,
         layout: &TileLayout,
@@ -74,7 +73,7 @@ impl TileFfn {
         }))
     }
 
-    /// Bytes that the FFNs of a model hold beside the slots for tiles and what is resident of their matrices.
+    /// Bytes that the FFNs of a model take, without slots and resident matrices.
     pub fn bytes_for(layout: &TileLayout) -> u64 {
         let banks = layout.banks.len() * size_of::<TileBank>();
         TileStore::bytes_for(layout) + banks as u64
@@ -91,34 +90,25 @@ impl TileFfn {
         units.iter().map(pairs).sum::<usize>() as u64
     }
 
-    /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases. `scratch`
-    /// has a buffer for each thread.
+    /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases.
     ///
     /// # Errors
     /// A failed read, or a file that has changed.
     pub fn run(
         &self,
-        on: &Compute,
         at: &LayerInput<'_>,
-        (tiles, io): (&mut TileStore, &mut NeuronStore),
+        by: &mut TileAccess<'_>,
         room: &mut TileRoom,
-        scratch: &mut [Vec<f32>],
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let d = at.input.n();
+        let (d, on) = (at.input.n(), by.on);
         out.fill(0.0);
         let blocks = |rows: usize| (0..rows).step_by(TileSizes::ROWS);
         let visits = at.units.iter().flat_map(|unit| {
             let number = self.banks[unit.bank as usize].number;
             blocks(unit.rows.len()).map(move |_| number)
         });
-        tiles.begin_layer(io, self.place, visits)?;
-        let mut by = Served {
-            on,
-            tiles,
-            io,
-            scratch,
-        };
+        by.tiles.begin_layer(by.io, self.place, visits)?;
         for unit in at.units {
             let bank = &self.banks[unit.bank as usize];
             for first in blocks(unit.rows.len()) {
@@ -149,11 +139,11 @@ impl TileFfn {
                         Input::new(on.cpu, gathered, count, input)
                     }
                 };
-                bank.before(&mut by, x, gates, ups)?;
+                bank.before(by, x, gates, ups)?;
                 self.activate(on, unit.bias, neurons, gates, ups);
                 let hidden = Input::new(on.cpu, gates, count, input);
                 let sums = &mut sums[..count * d];
-                bank.after(&mut by, hidden, sums)?;
+                bank.after(by, hidden, sums)?;
                 by.tiles.end_visit();
                 for (sum, place) in sums.chunks_exact(d).zip(first..) {
                     let out = &mut out[unit.rows.row(place) * d..][..d];

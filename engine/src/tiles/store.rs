@@ -1,21 +1,21 @@
 //! [`TileStore`]: serves the tiles of FFNs from memory or flash.
 //!
 //! ```text
-//! visits    bank 7 │ bank 12 │ bank 12 │ ···      in the order of use: this layer's, then what surely follows
-//!           asked ·········▲
-//! slots     stay (LRFU) ························ │ pass (a ring)
+//! visits    bank 7 │ bank 12 │ bank 12 │ ···      in order of use: the current layer, then read-ahead
+//!           requested ····▲
+//! slots     cache (LRFU) ·························· │ ring of transient tiles
 //! ```
 //!
-//! The tiles of the coming visits are requested in the order of use, as far as there are slots; those requested at once are read
-//! in the order of the file. Those in memory are computed
-//! first, the others as they arrive. What every token visits is a cyclic scan, of which no cache keeps the part that is
-//! needed next: so a fixed share of these tiles stays, evenly spread over the pass, and the others pass through a ring,
-//! read ahead of the layer that computes. Experts are kept by recency and frequency.
+//! Tiles are requested in order of use while slots are free. Resident ones are multiplied first, the others on arrival.
+//!
+//! Every token visits all dense tiles (dense FFNs and shared experts). Such a cyclic scan defeats LRU: it evicts each tile just
+//! before its next use. So a fixed number of dense tiles is retained, evenly spaced over the pass, and the others are
+//! transient: they pass through a ring of slots, read ahead of the layer that is computed. Experts are cached by LRFU.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use emberflow_kernels::{Columns, Compute};
+use emberflow_kernels::{BlockList, Columns, Compute};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{CacheStats, Eviction, Key, SlotCache, SlotId};
 
@@ -25,19 +25,20 @@ use crate::input::Input;
 use crate::matrix::multiply;
 use crate::store::NeuronStore;
 
-/// Slots of the ring at most: what storage reads while a matrix is computed, twice.
+/// Most slots of the ring: 16 MiB of the largest tiles, which storage at 1.6 GB/s reads in 10 ms. A layer's attention, during
+/// which no completion is handled, is shorter.
 const RING: u64 = 32;
-/// The ring has at most this part of the slots.
+/// The ring takes at most 1/`RING_PART` of the slots, so that a small budget still retains tiles.
 const RING_PART: u64 = 4;
-/// Visits of later layers that are looked up.
+/// Visits looked up beyond the current layer: the ring holds fewer tiles than two large banks.
 const AHEAD: usize = 2;
 
 /// A tile of a visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
-    Unasked,
-    Coming,
-    Here(SlotId),
+    Absent,
+    Reading,
+    Resident(SlotId),
     Done,
 }
 
@@ -46,7 +47,7 @@ enum Held {
 struct Visit {
     bank: u32,
     /// Tiles before it have been asked for.
-    asked: u32,
+    requested: u32,
     held: Vec<Held>,
 }
 
@@ -54,23 +55,26 @@ struct Visit {
 pub(crate) struct TileStore {
     layout: Arc<TileLayout>,
     cache: SlotCache,
-    /// The current visit, and those that follow.
+    /// Visits in order of use; the first one is being computed.
     visits: VecDeque<Visit>,
-    /// Of these, the ones of the current layer.
-    certain: usize,
-    /// Lists of finished visits.
+    /// Number of visits of the current layer; the others are read-ahead.
+    current: usize,
+    /// Emptied lists of finished visits, for reuse.
     spare: Vec<Vec<Held>>,
-    /// Banks that every token visits, in order; empty if tokens also visit others.
+    /// All banks in order of use, if all are dense: then the next visit is known. Otherwise empty.
     scan: Vec<u32>,
-    /// Number, among the tiles that every token visits, of each bank's first.
-    before: Vec<u32>,
-    /// How many of these there are, and how many stay.
-    always: u64,
-    stay: u64,
-    /// Slots for those that pass, and how many are in use.
+    /// Dense tiles in earlier banks, by bank.
+    dense_before: Vec<u32>,
+    /// Dense tiles, and how many of them are retained.
+    dense: u64,
+    retained: u64,
+    /// Slots for transient tiles, and how many are in use.
     ring: u64,
-    passing: u64,
-    /// Units of work whose tile is in memory.
+    transient: u64,
+    /// Tiles multiplied, and tiles read, since the start.
+    used: u64,
+    read: u64,
+    /// Units of work of resident tiles.
     ready: Vec<u32>,
 }
 
@@ -87,14 +91,14 @@ impl TileStore {
             return Err(Error::Failed { first });
         };
         let banks = layout.banks.iter();
-        let mut always = 0;
-        let before = banks.clone().map(|bank| {
-            let before = always;
-            always += if bank.always { bank.tiles } else { 0 };
+        let mut dense = 0;
+        let dense_before = banks.clone().map(|bank| {
+            let before = dense;
+            dense += if bank.dense { bank.tiles } else { 0 };
             before
         });
-        let before = before.collect();
-        let scan: Vec<u32> = match banks.clone().all(|bank| bank.always) {
+        let dense_before = dense_before.collect();
+        let scan: Vec<u32> = match banks.clone().all(|bank| bank.dense) {
             true => (0..tiles.len() as u32).collect(),
             false => Vec::new(),
         };
@@ -103,14 +107,16 @@ impl TileStore {
         let mut store = Self {
             cache,
             visits: VecDeque::with_capacity(64),
-            certain: 0,
+            current: 0,
             spare: Vec::new(),
             scan,
-            before,
-            always: layout.always(),
-            stay: 0,
+            dense_before,
+            dense: layout.dense_tiles(),
+            retained: 0,
             ring: 0,
-            passing: 0,
+            transient: 0,
+            used: 0,
+            read: 0,
             ready: Vec::with_capacity(units.max().unwrap_or(0)),
             layout,
         };
@@ -120,7 +126,7 @@ impl TileStore {
 
     /// Changes the number of slots between two passes. No read may be in flight.
     pub fn set_slots(&mut self, slots: u64) {
-        self.drop_visits(0);
+        self.truncate_visits(0);
         let slots = slots.min(self.layout.tiles());
         self.cache.resize(u32::try_from(slots).unwrap_or(u32::MAX));
         let all = slots == self.layout.tiles();
@@ -128,21 +134,21 @@ impl TileStore {
             true => slots,
             false => (slots / RING_PART).clamp(self.layout.least_slots().min(slots), RING),
         };
-        self.stay = match all {
-            true => self.always,
-            false => (slots - self.ring).min(self.always),
+        self.retained = match all {
+            true => self.dense,
+            false => (slots - self.ring).min(self.dense),
         };
     }
 
     /// Bytes that a store of `layout` holds beside its slots.
     pub fn bytes_for(layout: &TileLayout) -> u64 {
         let banks = layout.banks.len() * size_of::<[u32; 2]>();
-        // Lists of the visits of a layer, and of those that are foreseen.
+        // Lists of the visits of a layer, and of those read ahead.
         let held = 2 * layout.most_of_layer() * size_of::<Held>();
         layout.bytes() + (banks + held) as u64
     }
 
-    /// Takes what arrives, until nothing is being read.
+    /// Waits for all reads in flight.
     pub fn settle(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         io.submit_tiles()?;
         while !io.is_idle() {
@@ -156,7 +162,7 @@ impl TileStore {
         self.cache.begin_pass();
     }
 
-    /// Begins the FFN `place`, which visits `banks` in this order.
+    /// Begins FFN number `place`, which visits `banks` in this order.
     pub fn begin_layer(
         &mut self,
         io: &mut NeuronStore,
@@ -166,84 +172,88 @@ impl TileStore {
         if let Some(last) = self.layout.end_of(place).checked_sub(1) {
             self.cache.begin_layer(last);
         }
-        self.certain = 0;
+        self.current = 0;
         for bank in banks {
-            let at = self.certain;
+            let at = self.current;
             let fresh = |visit: &Visit| visit.bank == bank && !visit.held.contains(&Held::Done);
             if !self.visits.get(at).is_some_and(fresh) {
-                self.drop_visits(at);
-                self.push(bank);
+                self.truncate_visits(at);
+                self.add_visit(bank);
             }
-            self.certain += 1;
+            self.current += 1;
         }
-        self.ask(io)
+        self.request(io)
     }
 
     /// Ends the current visit.
     pub fn end_visit(&mut self) {
         if let Some(visit) = self.visits.pop_front() {
-            self.certain = self.certain.saturating_sub(1);
-            self.forget(visit);
+            self.current = self.current.saturating_sub(1);
+            self.release_visit(visit);
         }
     }
 
-    /// Hits and misses.
+    /// Tiles that were multiplied without a read, tiles read, and evictions.
     pub fn stats(&self) -> CacheStats {
-        self.cache.stats()
+        CacheStats {
+            hits: self.used.saturating_sub(self.read),
+            misses: self.read,
+            evictions: self.cache.stats().evictions,
+        }
     }
 
-    /// Whether a tile makes room for others after use, as one of those that every token visits and that do not stay.
-    fn passes(&self, bank: u32, tile: u32) -> bool {
-        if !self.layout.banks[bank as usize].always {
+    /// Whether a tile is dense and not retained.
+    fn is_transient(&self, bank: u32, tile: u32) -> bool {
+        if !self.layout.banks[bank as usize].dense {
             return false;
         }
-        // Every (always / stay)-th stays.
-        let number = u64::from(self.before[bank as usize] + tile);
-        let stays = |n: u64| n * self.stay / self.always.max(1);
-        stays(number + 1) == stays(number)
+        // Of the first n dense tiles, n · retained / dense are retained.
+        let number = u64::from(self.dense_before[bank as usize] + tile);
+        let retained = |n: u64| n * self.retained / self.dense.max(1);
+        retained(number + 1) == retained(number)
     }
 
-    /// Adds a visit and pins what is in memory of it.
-    fn push(&mut self, bank: u32) {
+    /// Appends a visit and pins its resident tiles.
+    fn add_visit(&mut self, bank: u32) {
         let mut held = self.spare.pop().unwrap_or_default();
         for tile in 0..self.layout.tiles_of(bank) {
             let here = self.cache.get_pin(Key::new(bank, tile));
-            self.passing += u64::from(here.is_some() && self.passes(bank, tile));
-            held.push(here.map_or(Held::Unasked, Held::Here));
+            self.transient += u64::from(here.is_some() && self.is_transient(bank, tile));
+            held.push(here.map_or(Held::Absent, Held::Resident));
         }
         self.visits.push_back(Visit {
             bank,
-            asked: 0,
+            requested: 0,
             held,
         });
     }
 
-    /// Forgets the visits from number `from` on.
-    fn drop_visits(&mut self, from: usize) {
+    /// Removes the visits from number `from` on.
+    fn truncate_visits(&mut self, from: usize) {
         while self.visits.len() > from {
             if let Some(visit) = self.visits.pop_back() {
-                self.forget(visit);
+                self.release_visit(visit);
             }
         }
     }
 
-    /// Gives back what a visit holds.
-    fn forget(&mut self, mut visit: Visit) {
+    /// Unpins the tiles of a removed visit.
+    fn release_visit(&mut self, mut visit: Visit) {
         for (tile, held) in (0..).zip(visit.held.drain(..)) {
             match held {
-                Held::Here(_) => self.release(visit.bank, tile, false),
-                Held::Coming => self.passing -= u64::from(self.passes(visit.bank, tile)),
-                Held::Unasked | Held::Done => {}
+                Held::Resident(_) => self.release(visit.bank, tile, false),
+                Held::Reading => self.transient -= u64::from(self.is_transient(visit.bank, tile)),
+                Held::Absent | Held::Done => {}
             }
         }
         self.spare.push(visit.held);
     }
 
-    /// Unpins a tile that was or was not used.
+    /// Unpins a tile; `used` counts as a use.
     fn release(&mut self, bank: u32, tile: u32, used: bool) {
         let key = Key::new(bank, tile);
-        if self.passes(bank, tile) {
-            self.passing -= 1;
+        if self.is_transient(bank, tile) {
+            self.transient -= 1;
             self.cache.unpin_first_victim(key);
         } else if used {
             self.cache.unpin(key);
@@ -252,94 +262,95 @@ impl TileStore {
         }
     }
 
-    /// Requests tiles of the visits in the order of use, as far as there are slots.
-    fn ask(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
+    /// Requests tiles of the visits in order while slots are free.
+    fn request(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         let mut number = 0;
-        while self.ask_of(io, number)? {
+        while self.request_visit(io, number)? {
             number += 1;
-            if number == self.visits.len() && !self.foresee() {
+            if number == self.visits.len() && !self.read_ahead() {
                 break;
             }
         }
         io.submit_tiles()
     }
 
-    /// Adds the visit that surely follows the last one. False if none does, or enough are known.
-    fn foresee(&mut self) -> bool {
+    /// Appends the visit after the last one. False if it is unknown, or enough are appended.
+    fn read_ahead(&mut self) -> bool {
         let Some(last) = self.visits.back() else {
             return false;
         };
-        let all = self.visits.len() >= self.certain + AHEAD;
+        let all = self.visits.len() >= self.current + AHEAD;
         if self.scan.is_empty() || all {
             return false;
         }
         let next = (last.bank as usize + 1) % self.scan.len();
-        self.push(self.scan[next]);
+        self.add_visit(self.scan[next]);
         true
     }
 
-    /// Requests the tiles of visit number `number`. False if there is no room for one.
-    fn ask_of(&mut self, io: &mut NeuronStore, number: usize) -> Result<bool, Error> {
+    /// Requests the tiles of visit number `number`. False if a tile has no slot yet.
+    fn request_visit(&mut self, io: &mut NeuronStore, number: usize) -> Result<bool, Error> {
         let Some(visit) = self.visits.get(number) else {
             return Ok(false);
         };
         let (bank, tiles) = (visit.bank, visit.held.len() as u32);
-        for tile in visit.asked..tiles {
-            self.visits[number].asked = tile;
-            if self.visits[number].held[tile as usize] != Held::Unasked {
+        for tile in visit.requested..tiles {
+            self.visits[number].requested = tile;
+            if self.visits[number].held[tile as usize] != Held::Absent {
                 continue;
             }
-            let (key, passes) = (Key::new(bank, tile), self.passes(bank, tile));
+            let (key, passes) = (Key::new(bank, tile), self.is_transient(bank, tile));
             let held = if self.cache.contains(key) {
-                self.cache.get_pin(key).map(Held::Here)
-            } else if self.cache.is_loading(key) || passes && self.passing >= self.ring {
+                self.cache.get_pin(key).map(Held::Resident)
+            } else if self.cache.is_loading(key) || passes && self.transient >= self.ring {
                 None
             } else if let Some(slot) = self.cache.reserve(key) {
                 let place = self.layout.place_of(bank, tile);
-                io.read_tile([bank, tile], place, slot)?;
-                Some(Held::Coming)
+                io.read_tile(bank, tile, place, slot)?;
+                self.read += 1;
+                Some(Held::Reading)
             } else {
                 None
             };
             let Some(held) = held else {
                 return Ok(false);
             };
-            self.passing += u64::from(passes);
+            self.transient += u64::from(passes);
             self.visits[number].held[tile as usize] = held;
         }
-        self.visits[number].asked = tiles;
+        self.visits[number].requested = tiles;
         Ok(true)
     }
 
     /// Takes the tiles that have arrived.
     fn take_arrived(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         while let Some((bank, tile, slot)) = io.take_tile()? {
-            self.admit(io, [bank, tile], slot)?;
+            self.admit(io, bank, tile, slot)?;
         }
         Ok(())
     }
 
-    fn admit(&mut self, io: &NeuronStore, [bank, tile]: [u32; 2], slot: Slot) -> Result<(), Error> {
+    fn admit(&mut self, io: &NeuronStore, bank: u32, tile: u32, slot: Slot) -> Result<(), Error> {
         let key = Key::new(bank, tile);
-        let (offset, _) = self.layout.place_of(bank, tile);
-        if let Err(changed) = io.check_file(offset) {
+        let place = self.layout.place_of(bank, tile);
+        if let Err(changed) = io.check_file(place.offset) {
             self.cache.abandon(key, slot);
             return Err(changed);
         }
         let id = self.cache.admit(key, slot);
-        let passes = self.passes(bank, tile);
+        let passes = self.is_transient(bank, tile);
         let waits =
-            |visit: &&mut Visit| visit.bank == bank && visit.held[tile as usize] == Held::Coming;
+            |visit: &&mut Visit| visit.bank == bank && visit.held[tile as usize] == Held::Reading;
         match self.visits.iter_mut().find(waits) {
-            Some(visit) => visit.held[tile as usize] = Held::Here(id),
-            // Its visit was dropped, with its place in the ring.
+            Some(visit) => visit.held[tile as usize] = Held::Resident(id),
+            // Its visit was removed.
             None if passes => self.cache.unpin_first_victim(key),
             None => self.cache.unpin_unused(key),
         }
         Ok(())
     }
 
-    /// Waits until a tile of the current visit may have arrived.
+    /// Waits for a read; without one in flight, frees slots.
     fn wait(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         if io.is_idle() {
             self.make_room(io)
@@ -349,20 +360,20 @@ impl TileStore {
         }
     }
 
-    /// Nothing is being read and no needed tile is in memory: tiles that are needed later hold all slots. They are looked up
-    /// again when it is their turn.
+    /// Resolves a deadlock in which tiles that are needed later are pinned in all slots: unpins them. Their visits look them up
+    /// again.
     fn make_room(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         for number in (0..self.visits.len()).rev() {
             for tile in (0..self.visits[number].held.len()).rev() {
                 let visit = &mut self.visits[number];
-                if let Held::Here(_) = visit.held[tile] {
-                    (visit.held[tile], visit.asked) = (Held::Unasked, 0);
+                if let Held::Resident(_) = visit.held[tile] {
+                    (visit.held[tile], visit.requested) = (Held::Absent, 0);
                     let bank = visit.bank;
                     self.release(bank, tile as u32, false);
                 }
             }
         }
-        self.ask(io)?;
+        self.request(io)?;
         match io.is_idle() {
             false => Ok(()),
             true => io.fail(format!(
@@ -388,13 +399,13 @@ impl TileStore {
         while left > 0 {
             io.poll()?;
             self.take_arrived(io)?;
-            self.ask(io)?;
+            self.request(io)?;
             let Some(visit) = self.visits.front() else {
                 return Ok(());
             };
             self.ready.clear();
             for tile in 0..matrix.tiles() {
-                if let Held::Here(_) = visit.held[(matrix.first + tile) as usize] {
+                if let Held::Resident(_) = visit.held[(matrix.first + tile) as usize] {
                     self.ready.extend(matrix.units_of(tile));
                 }
             }
@@ -404,14 +415,18 @@ impl TileStore {
             }
             let (bank, cache, layout) = (visit.bank, &self.cache, &io.layout);
             let of_units = Columns::new(&mut y[..tokens * rows], tokens, rows, rows);
-            // One token's products are limited by reading weights, best from contiguous memory; those of several are
-            // computed by blocks of rows.
+            // With one token the limit is memory bandwidth, which is highest on contiguous rows; with several, the
+            // kernels work on blocks of rows.
             let together = if tokens == 1 {
                 matrix.rows_of_tile / unit
             } else {
                 1
             };
-            let (ready, held) = ((&self.ready[..], together), &visit.held);
+            let (ready, held) = (&self.ready, &visit.held);
+            let ready = BlockList {
+                numbers: ready,
+                group: together,
+            };
             (on.workers).for_each_block_of(
                 ready,
                 of_units,
@@ -419,22 +434,30 @@ impl TileStore {
                 scratch,
                 &|scratch, first, mut y| {
                     let tile = (first / matrix.rows_of_tile) as u32;
-                    let Held::Here(id) = held[(matrix.first + tile) as usize] else {
+                    let Held::Resident(id) = held[(matrix.first + tile) as usize] else {
                         return;
                     };
-                    let (offset, _) = matrix.place_of(tile);
-                    let begin = layout.shift_of(offset) + first % matrix.rows_of_tile * row_bytes;
+                    let shift = layout.shift_of(matrix.place_of(tile).offset);
+                    let begin = shift + first % matrix.rows_of_tile * row_bytes;
                     let bytes = &cache.bytes(id)[begin..begin + y.width() * row_bytes];
-                    let of = (matrix.dtype, matrix.cols);
-                    multiply(on.cpu, of, bytes, input, &mut y, scratch);
+                    multiply(
+                        on.cpu,
+                        matrix.dtype,
+                        matrix.cols,
+                        bytes,
+                        input,
+                        &mut y,
+                        scratch,
+                    );
                 },
             );
             for tile in 0..matrix.tiles() {
                 let place = (matrix.first + tile) as usize;
                 let held = &mut self.visits[0].held[place];
-                if let Held::Here(_) = *held {
+                if let Held::Resident(_) = *held {
                     *held = Held::Done;
                     left -= 1;
+                    self.used += 1;
                     self.release(bank, place as u32, true);
                 }
             }

@@ -207,6 +207,21 @@ fn a_file_that_is_written_while_it_runs_is_an_error() {
     assert!(text.contains("has changed since it was opened"), "{text}");
 }
 
+/// Matrices that cannot be read in parts are resident; an error of a too small budget says what to do about them.
+#[test]
+fn a_too_small_budget_names_pack_where_it_helps() {
+    for (name, helps) in [("gpt_oss", true), ("qwen3", false)] {
+        let model = Model::of_checkpoint(fixtures().join("models").join(name)).unwrap();
+        let options = Options {
+            budget: Budget::Bytes(1 << 20),
+            ..roomy(8)
+        };
+        let error = Engine::open(model, options).err().unwrap().to_string();
+        assert!(error.contains("the smallest that works"), "{error}");
+        assert_eq!(error.contains("emberflow pack"), helps, "{error}");
+    }
+}
+
 #[test]
 fn a_file_that_is_replaced_stays_in_use() {
     let (dir, path, tokens) = copied();

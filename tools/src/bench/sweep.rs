@@ -77,7 +77,9 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
     } = Setup::new(bench, &args.io)?;
     let mut notes = Vec::new();
     if unpacked {
-        notes.push("an unpacked model has no neurons for which policies differ: full alone".into());
+        notes.push(
+            "unpacked model: policies apply to packed neurons, so only `full` was run".into(),
+        );
     }
     let mut cap_said = None;
     let series = in_turns(&names, rounds, &mut || device.measure(), &mut |i, done| {

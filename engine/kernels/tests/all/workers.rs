@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use emberflow_kernels::{Columns, Lane, Lanes, Workers};
+use emberflow_kernels::{BlockList, Columns, Lane, Lanes, Workers};
 
 #[test]
 fn every_thread_runs_once_per_call() {
@@ -156,7 +156,10 @@ fn listed_blocks_are_passed_once_and_the_others_never() {
             let mut data = vec![0usize; rows * stride];
             let matrix = Columns::new(&mut data, rows, stride, width);
             let mut states = [0; 3];
-            let listed = (&blocks[..], group);
+            let listed = BlockList {
+                numbers: &blocks,
+                group,
+            };
             workers.for_each_block_of(listed, matrix, 3, &mut states, &|seen, first, mut block| {
                 *seen += block.width();
                 let (from, to) = (first / 3, (first + block.width() - 1) / 3);
@@ -178,7 +181,10 @@ fn listed_blocks_are_passed_once_and_the_others_never() {
 fn a_block_is_listed_once() {
     let mut data = vec![0usize; 12];
     let matrix = Columns::new(&mut data, 1, 12, 12);
-    let listed = (&[1, 1][..], 4);
+    let listed = BlockList {
+        numbers: &[1, 1],
+        group: 4,
+    };
     Workers::new(2, None).for_each_block_of(listed, matrix, 3, &mut [(); 2], &|_, _, _| {});
 }
 
