@@ -10,6 +10,7 @@ use emberflow_storage::trace::{Trace, Tracer};
 use crate::ablation::Policy;
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
+use crate::drafts::{Draft, DraftTotals, Drafts};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
@@ -57,6 +58,7 @@ pub struct Engine {
     pub(crate) options: Options,
     pub(crate) planner: Planner,
     pub(crate) first_tokens: FirstTokens,
+    pub(crate) drafts: Drafts,
     pub(crate) division: Division,
     /// The division for decode, while that for a prompt is in use.
     pub(crate) usual: Option<Box<Division>>,
@@ -113,6 +115,7 @@ impl Engine {
         let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
         let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
         let (text, choice) = (parts.text.clone(), parts.choice.clone());
+        let speculation = parts.options.speculation;
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
         let decoder = build(parts, c, &division)?;
@@ -124,6 +127,7 @@ impl Engine {
             options,
             planner,
             first_tokens: FirstTokens::default(),
+            drafts: Drafts::new(speculation),
             division,
             usual: None,
             short_prompts: false,
@@ -413,6 +417,16 @@ impl Engine {
         self.decoder.ffn.store.foreseen()
     }
 
+    /// Uses drafts of `source` for texts that decode alone, if the options allow. No text depends on it.
+    pub fn set_draft(&mut self, source: Box<dyn Draft>) {
+        self.drafts.set_source(source);
+    }
+
+    /// Counts of drafts since the engine was opened.
+    pub fn draft_totals(&self) -> DraftTotals {
+        self.drafts.totals()
+    }
+
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.io_name()
@@ -509,7 +523,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     let mut sharing = Sharing {
         on: &on,
         scratch: &mut scratch.rows,
-        room: product_room(&c, rows, options.batch, gates),
+        room: product_room(&c, rows, options.logit_rows(), gates),
         tracer: tracer.clone(),
         spare: planner.lane_spare(division),
     };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use emberflow_kernels::DType;
 
 use crate::ablation::Ablation;
+use crate::drafts::Speculation;
 use crate::lane::OpenLane;
 
 /// Time of a pass with prompts beside texts that decode: three tokens at the speed at which people read, which a reader
@@ -98,11 +99,18 @@ pub struct Options {
     pub reserve: u64,
     /// Opens who computes beside the compute threads, such as a GPU; `None` for the CPU alone.
     pub lane: Option<Arc<dyn OpenLane>>,
+    /// Drafts of next tokens, which are checked in one pass. Affects speed only.
+    pub speculation: Speculation,
     /// Settings for measurements only.
     pub lab: Lab,
 }
 
 impl Options {
+    /// Most rows of logits after a pass: of all texts, or of the drafts of one.
+    pub(crate) fn logit_rows(&self) -> usize {
+        self.batch.max(self.speculation.logit_rows())
+    }
+
     /// The defaults under `budget`.
     pub fn new(budget: Budget) -> Self {
         Self {
@@ -126,6 +134,7 @@ impl Default for Options {
             preemption: false,
             reserve: 0,
             lane: None,
+            speculation: Speculation::default(),
             lab: Lab::default(),
         }
     }

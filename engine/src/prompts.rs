@@ -103,7 +103,7 @@ impl Engine {
             rows,
             ..self.rooms.ffn
         };
-        let (batch, context) = (self.options.batch, self.options.context);
+        let context = self.options.context;
         let Self { decoder, pass, .. } = self;
         let c = &decoder.config;
         thread_buffer::set_len(thread_floats(c, rows));
@@ -114,7 +114,8 @@ impl Engine {
         ScratchRoom::of(&self.options, rows, tiles).resize(c, &mut decoder.scratch);
         decoder.specials.set_rows(c, rows);
         decoder.ffn.set_room(c, &ffn);
-        let products = product_room(c, rows, batch, self.rooms.gates);
+        let logit_rows = self.options.logit_rows();
+        let products = product_room(c, rows, logit_rows, self.rooms.gates);
         let room = ffn.of_lane(decoder.config.bundle_width() as usize);
         let fits = match &mut decoder.ffn.lane {
             Some(lane) => lane.set_room(&room, &products, &self.division.widths, must)?,
@@ -144,6 +145,7 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
     decoder.set_plan(&division.memory)?;
     decoder.hold_tables(|number, _| hold[number])?;
     engine.division = division;
+    engine.drafts.forget_times();
     Ok(())
 }
 

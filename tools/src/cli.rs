@@ -30,7 +30,7 @@ pub use self::run::*;
 pub use self::serve::*;
 pub use self::train_predictor::*;
 pub(crate) use self::values::{
-    ReadSize, parse_budget, parse_read_size, parse_sector, policy_names,
+    ReadSize, parse_budget, parse_read_size, parse_sector, parse_speculation, policy_names,
 };
 pub use self::values::{ablation_names, io_names, parse_io, parse_share, parse_share_percent};
 

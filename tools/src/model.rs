@@ -7,7 +7,7 @@ use std::sync::Arc;
 use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
-use emberflow_engine::{Budget, Engine, Model, Options, demo_container, unpacked};
+use emberflow_engine::{Budget, Engine, Model, Options, Speculation, demo_container, unpacked};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
@@ -115,6 +115,8 @@ pub struct Use {
     pub batch: usize,
     /// Trace spans per thread.
     pub spans: usize,
+    /// Drafts of next tokens.
+    pub speculation: Speculation,
     /// Whether the plan may exceed free memory.
     pub force: bool,
 }
@@ -129,6 +131,7 @@ pub fn open_for(
     let mut options = Options {
         prompt: wanted.prompt,
         batch: wanted.batch,
+        speculation: wanted.speculation,
         ..engine_options(args, wanted.context)?
     };
     options.lab.trace = wanted.spans;
@@ -145,6 +148,7 @@ pub fn open_serving(
     let options = Options {
         batch: wanted.batch,
         preemption: true,
+        speculation: wanted.speculation,
         reserve,
         ..engine_options(args, wanted.context)?
     };

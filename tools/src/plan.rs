@@ -5,7 +5,7 @@ use std::path::Path;
 
 use emberflow_engine::meta::Quant;
 use emberflow_engine::planner::{Plan, Planner};
-use emberflow_engine::{Error, Lab, Model, Options};
+use emberflow_engine::{Error, Lab, Model, Options, Speculation};
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
@@ -173,6 +173,7 @@ fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
         sparsity: args.sparsity.into(),
         context,
         lane: open_lane(&args.device)?,
+        speculation: Speculation::AUTO,
         lab: Lab {
             io: args.io,
             ..Lab::default()

@@ -78,6 +78,7 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         prompt: prompt.len(),
         batch,
         spans,
+        speculation: args.drafts.speculate,
         force: args.force,
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;

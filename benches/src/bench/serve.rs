@@ -17,7 +17,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{Engine, Request};
+use emberflow_engine::{Engine, Request, Speculation};
 use serde::Serialize;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -68,6 +68,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: PARALLEL,
         spans: 0,
+        speculation: Speculation::OFF,
         force: false,
     };
     let mut engine = open_serving(model, &args.engine.engine(), &wanted, 0)?;

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::ops::Range;
 
-use emberflow_engine::{Engine, Logits, Sampler, Sampling, trace as kinds};
+use emberflow_engine::{Engine, Logits, Sampler, Sampling, Speculation, trace as kinds};
 use emberflow_storage::trace::{Lane, Span};
 use serde::Serialize;
 
@@ -91,6 +91,7 @@ pub fn command(args: &TimelineArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: ROOM,
+        speculation: Speculation::OFF,
         force: args.force,
     };
     let mut engine = open_for(model, &args.engine.engine(), &wanted, false)?;

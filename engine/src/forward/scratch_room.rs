@@ -17,7 +17,7 @@ pub(crate) struct ScratchRoom {
     /// Most rows of a pass.
     pub rows: usize,
     /// Most rows of logits per call.
-    pub batch: usize,
+    pub logit_rows: usize,
     /// Context length in positions.
     pub context: usize,
     pub threads: usize,
@@ -30,7 +30,7 @@ impl ScratchRoom {
     pub fn of(options: &Options, rows: usize, tiles: bool) -> Self {
         Self {
             rows,
-            batch: options.batch,
+            logit_rows: options.logit_rows(),
             context: options.context,
             threads: options.threads,
             tiles,
@@ -65,17 +65,17 @@ impl ScratchRoom {
             widest,
             thread: Matrix::scratch_len(widest.max(tiles.widest())),
             partials: partials.unwrap_or(0),
-            logits: self.batch * c.vocab as usize,
+            logits: self.logit_rows * c.vocab as usize,
             tiles,
         }
     }
 }
 
-/// Largest products on a device: of projections for `rows` rows, and of the head for `batch` rows.
+/// Largest products on a device: of projections for `rows` rows, and of the head for `logit_rows` rows.
 pub(crate) fn product_room(
     c: &ModelConfig,
     rows: usize,
-    batch: usize,
+    logit_rows: usize,
     gates: usize,
 ) -> ProductRoom {
     let [d, vocab] = [c.d_model, c.vocab].map(|n| n as usize);
@@ -85,8 +85,8 @@ pub(crate) fn product_room(
     let widest = widest_input(c, &mixers);
     let token = Activations::bytes(widest, 1).max(4 * widest);
     ProductRoom {
-        input: rows.max(batch) * token,
-        results: (rows * results).max(batch * vocab),
+        input: rows.max(logit_rows) * token,
+        results: (rows * results).max(logit_rows * vocab),
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
     fn declared_bytes_are_allocated() {
         let room = ScratchRoom {
             rows: 5,
-            batch: 2,
+            logit_rows: 2,
             context: 1000,
             threads: 3,
             tiles: false,

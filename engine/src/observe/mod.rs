@@ -7,6 +7,7 @@ mod probe;
 mod report;
 mod sampling;
 mod seen;
+mod speculation;
 mod summary;
 
 pub use details::Details;

@@ -6,7 +6,9 @@ use serde::Serialize;
 use super::details::Details;
 use super::sampling::SamplingReport;
 use super::seen::Seen;
+use super::speculation::SpeculationReport;
 use crate::counters::Counters;
+use crate::drafts::DraftTotals;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::lane::LaneReport;
@@ -50,6 +52,9 @@ pub struct Report {
     pub device: Option<LaneReport>,
     /// Active sets.
     pub sparsity: SparsityReport,
+    /// Drafts that were checked; absent if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationReport>,
     /// Metrics of the second half of the generated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub settled: Option<Settled>,
@@ -472,6 +477,7 @@ impl Report {
                 looked_at_share: done.looked_at_share(),
                 predictor_recall: engine.predictor_recall(),
             },
+            speculation: SpeculationReport::of(generation),
             settled: settled(generation),
             plan: Expected::after(engine, generation)?,
             energy: energy(generation.energy.as_ref(), times.ms.len()),
@@ -501,6 +507,7 @@ impl Report {
             prompt_tokens: batch.prompt_tokens,
             first_token: batch.first_token,
             latencies: batch.latencies.clone(),
+            drafts: DraftTotals::default(),
             logits_hash: winner.logits_hash,
             stop: winner.stop,
             counters: batch.counters,

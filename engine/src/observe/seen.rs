@@ -97,6 +97,7 @@ mod tests {
 
     use super::*;
     use crate::counters::Counters;
+    use crate::drafts::DraftTotals;
     use crate::planner::Limit;
     use crate::run::Stop;
 
@@ -128,6 +129,7 @@ mod tests {
             prompt_tokens: 1,
             first_token: Duration::ZERO,
             latencies: vec![Duration::from_millis(20); 5],
+            drafts: DraftTotals::default(),
             logits_hash: 0,
             stop: Stop::Length,
             counters,

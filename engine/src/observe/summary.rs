@@ -48,6 +48,9 @@ impl Report {
         for (profile, text) in self.plan.far() {
             line(profile, text);
         }
+        if let Some(drafts) = &self.speculation {
+            line("drafts", drafts.summary());
+        }
         line("flash", self.flash());
         if let Some(ahead) = self.read_ahead.as_ref().filter(|ahead| ahead.clusters > 0) {
             line("ahead", ahead.summary());

@@ -205,7 +205,12 @@ impl Opened<'_> {
 
     /// Host memory for a lane's buffers.
     fn lane_room(&self, room: &FfnRoom) -> u64 {
-        let products = product_room(self.config, room.rows, self.options.batch, self.gates());
+        let products = product_room(
+            self.config,
+            room.rows,
+            self.options.logit_rows(),
+            self.gates(),
+        );
         let room = room.of_lane(self.config.bundle_width() as usize);
         self.lane
             .map_or(0, |lane| lane.host_bytes(&room, &products))
@@ -378,7 +383,7 @@ impl Opened<'_> {
         let parts = [
             ScratchRoom {
                 rows: room.rows,
-                batch: o.batch,
+                logit_rows: o.logit_rows(),
                 context: o.context,
                 threads: self.threads,
                 tiles: self.tiles.is_some(),

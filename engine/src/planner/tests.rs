@@ -489,7 +489,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
     let runtime = 300 << 20;
     let room = ScratchRoom {
         rows: 128,
-        batch: 1,
+        logit_rows: 1,
         context: 1024,
         threads: 4,
         tiles: false,

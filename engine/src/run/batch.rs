@@ -104,7 +104,7 @@ impl Engine {
             constraint: None,
         })?;
         let ids: Vec<_> = (0..samples).map(|index| first.sample(index)).collect();
-        while let Stepped::Passed { events, .. } = stepper.step()? {
+        while let Stepped::Passed { rows, events, .. } = stepper.step()? {
             let mut tokens = false;
             for event in events.drain(..) {
                 match event {
@@ -114,7 +114,7 @@ impl Engine {
                 }
             }
             if tokens {
-                clock.token(stepper.engine(), || 0)
+                clock.token(stepper.engine(), rows, || 0)
             } else {
                 clock.look()
             }

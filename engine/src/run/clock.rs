@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::counters::Counters;
+use crate::drafts::DraftTotals;
 use crate::energy::Meter;
 use crate::engine::Engine;
 
@@ -37,6 +38,11 @@ pub(super) struct Clock {
     joules: [Option<f64>; 2],
     first_token: Option<Duration>,
     latencies: Vec<Duration>,
+    /// Latencies of the tokens of the last pass; more than one if it took drafts.
+    of_pass: usize,
+    /// Passes that produced a token.
+    passes: usize,
+    drafted: DraftTotals,
     steps: Option<Vec<Step>>,
     half: Option<(usize, Counters)>,
     /// Counters at the first token; counts of the next [`EARLY`] passes.
@@ -51,8 +57,10 @@ const EARLY: usize = 8;
 pub(super) struct ClockTimes {
     /// From the start to the first token, or to the end without one.
     pub first_token: Duration,
-    /// By further pass.
+    /// By further token; those of one pass have equal shares of its time.
     pub latencies: Vec<Duration>,
+    /// Drafts.
+    pub drafts: DraftTotals,
     /// Totals.
     pub counters: Counters,
     pub steps: Vec<Step>,
@@ -75,6 +83,9 @@ impl Clock {
             counted: before,
             first_token: None,
             latencies: Vec::with_capacity(tokens),
+            of_pass: 0,
+            passes: 0,
+            drafted: engine.draft_totals(),
             steps: keep_steps.then(Vec::new),
             half: None,
             first_counted: before,
@@ -84,16 +95,19 @@ impl Clock {
         }
     }
 
-    /// Records a pass that produced a token. `hash`: see [`Step::logits_hash`].
-    pub fn token(&mut self, engine: &Engine, hash: impl FnOnce() -> u64) {
+    /// Records a token, or those of a batch. `rows`: of the pass that produced it; 0 if the pass before did. `hash`: see
+    /// [`Step::logits_hash`].
+    pub fn token(&mut self, engine: &Engine, rows: usize, hash: impl FnOnce() -> u64) {
         let first = self.first_token.is_none();
+        self.passes += usize::from(rows > 0);
         if first {
             self.first_token = Some(self.start.elapsed());
             self.joules[1] = self.meter.as_mut().and_then(Meter::joules);
             self.first_counted = engine.counters();
         } else {
-            self.latencies.push(self.last.elapsed());
-            if self.latencies.len() == EARLY {
+            self.add_latency(rows > 0);
+            let one_each = self.latencies.len() + 1 == self.passes;
+            if self.latencies.len() == EARLY && one_each {
                 self.early = Some(engine.counters().since(self.first_counted));
             }
         }
@@ -109,6 +123,15 @@ impl Clock {
         }
         self.look();
         self.last = Instant::now();
+    }
+
+    fn add_latency(&mut self, new_pass: bool) {
+        self.latencies.push(self.last.elapsed());
+        self.of_pass = if new_pass { 1 } else { self.of_pass + 1 };
+        let first = self.latencies.len().saturating_sub(self.of_pass);
+        let tokens = &mut self.latencies[first..];
+        let each = tokens.iter().sum::<Duration>() / tokens.len() as u32;
+        tokens.fill(each);
     }
 
     /// Reads the meter, whose counters wrap.
@@ -139,6 +162,7 @@ impl Clock {
             first_token: self.first_token.unwrap_or_else(|| self.start.elapsed()),
             energy: energy(),
             latencies: self.latencies,
+            drafts: engine.draft_totals().since(self.drafted),
             counters: counters.since(self.before),
             steps: self.steps.unwrap_or_default(),
             early: self.early.map(|counted| (EARLY, counted)),

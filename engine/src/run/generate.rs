@@ -8,6 +8,7 @@ use super::events::{Admission, Event, Finished, Stepped};
 use super::request::{Request, RequestId, Stop};
 use super::stepper::{Stepper, check};
 use crate::counters::Counters;
+use crate::drafts::DraftTotals;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::state::Sequence;
@@ -30,8 +31,10 @@ pub struct Generation {
     pub prompt_tokens: usize,
     /// Time to the first token (prefill).
     pub first_token: Duration,
-    /// Latency of each further token.
+    /// Latency of each further token. Tokens of one pass have equal shares of its time.
     pub latencies: Vec<Duration>,
+    /// Drafts of its tokens.
+    pub drafts: DraftTotals,
     /// Hash over the logits of every generated token, in order.
     pub logits_hash: u64,
     /// Why it ended.
@@ -94,6 +97,7 @@ impl Engine {
             prompt_tokens: prompt.len(),
             first_token: times.first_token,
             latencies: times.latencies,
+            drafts: times.drafts,
             logits_hash: finished.logits_hash,
             stop: finished.stop,
             counters: times.counters,
@@ -158,7 +162,7 @@ fn follow(
             Some(Event::Ended { stop, .. }) => (ControlFlow::Continue(()), Some(stop)),
             Some(Event::Token { token, stop, .. }) => {
                 tokens += 1;
-                clock.token(stepper.engine(), || stepper.logits_hash(id));
+                clock.token(stepper.engine(), rows, || stepper.logits_hash(id));
                 if tokens == request.max_tokens / 2 {
                     clock.half(stepper.engine());
                 }

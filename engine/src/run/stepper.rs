@@ -23,6 +23,7 @@ use super::request::{Request, RequestId, Stop};
 use super::spans::{FREE_ROWS, PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
+use crate::drafts::Ask;
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
 use crate::forward::Hooks;
@@ -49,6 +50,25 @@ pub struct Stepper<'e> {
     pace: Pace,
     /// The last request for whose prompt a memory division was considered.
     considered: Option<RequestId>,
+    /// Rows of the last pass.
+    last_rows: usize,
+    /// The text for whose pass drafts were considered: it decodes alone.
+    drafting: Option<RequestId>,
+    /// Drafts of the last pass whose rows may yield tokens.
+    checked: Option<Checked>,
+    /// All tokens of the text for which drafts are made.
+    known: Vec<u32>,
+}
+
+/// Rows of a pass from which a text's next tokens are drawn, one at each step.
+#[derive(Debug, Clone, Copy)]
+struct Checked {
+    id: RequestId,
+    /// The row of the next token among the pass's, and of its logits.
+    place: usize,
+    logits: usize,
+    /// Number of its rows.
+    count: usize,
 }
 
 impl<'e> Stepper<'e> {
@@ -67,6 +87,10 @@ impl<'e> Stepper<'e> {
             turns: Turns::new(),
             pace: Pace::default(),
             considered: None,
+            last_rows: 0,
+            drafting: None,
+            checked: None,
+            known: Vec::new(),
         }
     }
 
@@ -116,6 +140,7 @@ impl<'e> Stepper<'e> {
         }
         let vocab = self.engine.config().vocab as usize;
         let rules = self.engine.text().rules().clone();
+        let before = sequence.len();
         // A repeated or continued prompt recomputes the last token of this prompt.
         sequence.mark(sequence.len() + prompt.len() - 1);
         let mut forks = Vec::with_capacity(samples - 1);
@@ -132,8 +157,17 @@ impl<'e> Stepper<'e> {
             sequence.adopt(&self.texts[other].sequence, len);
             skipped = len;
         }
-        let mut text =
-            LiveText::new(first, sequence, prompt.clone(), request, 0, vocab, &bias).under(&rules);
+        let mut text = LiveText::new(
+            first,
+            sequence,
+            before,
+            prompt.clone(),
+            request,
+            0,
+            vocab,
+            &bias,
+        )
+        .under(&rules);
         text.done = skipped;
         if request.mean_hidden {
             text.hidden = vec![0.0; self.engine.config().d_model as usize];
@@ -145,6 +179,7 @@ impl<'e> Stepper<'e> {
             let mut text = LiveText::new(
                 id,
                 sequence,
+                before,
                 prompt.clone(),
                 request,
                 index as u64,
@@ -183,14 +218,23 @@ impl<'e> Stepper<'e> {
     /// events.
     pub fn step(&mut self) -> Result<Stepped<'_>, Error> {
         self.events.clear();
+        if let Some(checked) = self.checked.take() {
+            self.draw([checked])?;
+            return Ok(Stepped::Passed {
+                rows: 0,
+                whole: true,
+                events: &mut self.events,
+            });
+        }
         let overtaken = self.overtake();
         if self.running.is_empty() && (overtaken || !self.unpark()) {
             self.suit_memory()?;
-            if !self.choose() {
+            if !self.choose()? {
                 return Ok(Stepped::Idle);
             }
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
+        self.last_rows = rows;
         let whole = self.engine.pass.layers.is_none();
         let decodes = self.begin_lane(rows);
         let (start, before) = (Instant::now(), self.engine.counters());
@@ -213,7 +257,11 @@ impl<'e> Stepper<'e> {
             }
             self.count_pass(rows, time, counted)?;
         }
-        self.take_tokens()?;
+        let takers = self.end_pass();
+        if whole && self.drafting.is_some() {
+            self.engine.drafts.passed(rows, start.elapsed());
+        }
+        self.draw(takers)?;
         Ok(Stepped::Passed {
             rows,
             whole,
@@ -280,6 +328,11 @@ impl<'e> Stepper<'e> {
                 }
                 Wants::Decode => {
                     self.end_prompt()?;
+                    // A pass with drafts says nothing about single tokens.
+                    if self.last_rows > 1 {
+                        self.engine.first_tokens.restart();
+                        return Ok(());
+                    }
                     token_decoded(self.engine)
                 }
                 Wants::Nothing | Wants::Underway => self.end_prompt(),
@@ -289,7 +342,10 @@ impl<'e> Stepper<'e> {
     }
 
     /// Schedules the next pass. Returns false if no request can run.
-    fn choose(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// A failed read of a source of drafts.
+    fn choose(&mut self) -> Result<bool, Error> {
         let decoding = self.texts.iter().filter(|t| t.wants() == Wants::Decode);
         self.groups.choose(decoding.map(|text| text.id));
         let wants = |text: &LiveText| match text.wants() {
@@ -302,12 +358,57 @@ impl<'e> Stepper<'e> {
         let wants = self.texts.iter().map(|text| (text.id, wants(text)));
         let wants: Vec<_> = wants.collect();
         let rows = self.turns.divide(&wants, self.pass_size());
-        let parts = self.texts.iter().zip(&rows).filter(|(_, rows)| **rows > 0);
-        self.running
-            .extend(parts.map(|(text, &rows)| RequestRows { id: text.id, rows }));
-        let total = rows.iter().sum();
+        self.draft()?;
+        let given: usize = rows.iter().sum();
+        let mut left = self.engine.most_rows().saturating_sub(given);
+        for (text, rows) in self.texts.iter_mut().zip(rows) {
+            let rows = match text.wants() {
+                _ if rows == 0 => continue,
+                Wants::Decode => {
+                    let drafts = match self.drafting == Some(text.id) {
+                        true => self.engine.drafts.drafts(),
+                        false => &[],
+                    };
+                    let own = text.set_rows(drafts, rows + left);
+                    left -= own - rows;
+                    own
+                }
+                _ => rows,
+            };
+            self.running.push(RequestRows { id: text.id, rows });
+        }
+        let total = self.running.iter().map(|part| part.rows).sum();
         self.engine.pass.begin(total);
-        total > 0
+        Ok(total > 0)
+    }
+
+    /// Makes drafts for a text that decodes alone.
+    fn draft(&mut self) -> Result<(), Error> {
+        self.drafting = None;
+        let Engine {
+            drafts,
+            planner,
+            division,
+            options,
+            ..
+        } = &mut *self.engine;
+        let [text] = self.texts.as_slice() else {
+            return Ok(());
+        };
+        if !drafts.options().is_on() || text.wants() != Wants::Decode || !self.parked.is_empty() {
+            return Ok(());
+        }
+        text.all_tokens(&mut self.known);
+        let ask = Ask {
+            text: &self.known,
+            pending: text.pending(),
+            most: text.most_drafts(options.lab.chunk.max(options.batch)),
+            again: text.sequence.is_recurrent(),
+        };
+        let forecast = |rows: usize| rows as f64 / planner.speed(division, rows);
+        drafts.propose(&ask, &forecast)?;
+        self.drafting = Some(text.id);
+        Ok(())
     }
 
     /// Rows of a pass, fewer while texts decode. Where passes read weights or a device computes them, short ones save little
@@ -395,8 +496,8 @@ impl<'e> Stepper<'e> {
         decoder.run(pass, &mut spans, hooks)
     }
 
-    /// After a pass: samples the next token of every request with a complete prompt.
-    fn take_tokens(&mut self) -> Result<(), Error> {
+    /// Ends a pass: computes the logits of every request with a complete prompt. Returns the rows of tokens to draw.
+    fn end_pass(&mut self) -> Vec<Checked> {
         let (mut rows, mut takers, mut end) = (Vec::new(), Vec::new(), 0);
         let mut parts = std::mem::take(&mut self.running);
         for part in parts.drain(..) {
@@ -407,39 +508,77 @@ impl<'e> Stepper<'e> {
             let computed = end - part.rows..end;
             let told = prompt_events(self.engine, &mut self.texts[at], computed);
             self.events.extend(told.into_iter().flatten());
-            let wants_logits = self.texts[at].advance(part.rows);
-            takers.extend(self.followers(at).map(|follower| (follower, rows.len())));
-            if wants_logits {
-                takers.push((at, rows.len()));
-                rows.push(end - 1);
+            let count = self.texts[at].advance(part.rows);
+            let checked = |at: usize| Checked {
+                id: self.texts[at].id,
+                place: 0,
+                logits: rows.len(),
+                count,
+            };
+            takers.extend(self.followers(at).map(|follower| Checked {
+                count: 1,
+                ..checked(follower)
+            }));
+            if count > 0 {
+                takers.push(checked(at));
             }
+            rows.extend(end - count..end);
         }
         self.running = parts;
         for follower in 0..self.texts.len() {
             self.catch_up(follower);
         }
-        let Engine { decoder, pass, .. } = &mut *self.engine;
         if !rows.is_empty() {
+            let Engine { decoder, pass, .. } = &mut *self.engine;
             decoder.head(pass, rows.iter().copied());
         }
-        takers.sort_unstable();
-        let out_of_range = |text: &LiveText| Some((text.id, text.sequence.check_range().err()?));
+        takers.sort_unstable_by_key(|taker| taker.id);
+        takers
+    }
+
+    /// Draws the next token of each of these requests.
+    fn draw(&mut self, takers: impl IntoIterator<Item = Checked>) -> Result<(), Error> {
+        let out_of_range = |text: &LiveText| Some((text.id, text.check_range().err()?));
         let mut failed: Vec<_> = self.texts.iter().filter_map(out_of_range).collect();
-        for (at, logits) in takers {
-            let text = &mut self.texts[at];
+        for taker in takers {
+            let Some(text) = self.texts.iter_mut().find(|text| text.id == taker.id) else {
+                continue;
+            };
             let has_failed = failed.iter().any(|(id, _)| *id == text.id);
             if text.request.max_tokens == 0 || has_failed {
                 continue;
             }
-            match text.take(decoder.logits(logits)) {
-                Ok(token) => self.events.push(Event::Token {
-                    id: text.id,
-                    token,
-                    stop: text.ends(&decoder.config.eos),
-                    log_probs: (text.request.log_probs)
-                        .map(|top| LogProbs::of(decoder.logits(logits), token, top)),
-                }),
-                Err(error) => failed.push((text.id, error)),
+            let Engine {
+                decoder, drafts, ..
+            } = &mut *self.engine;
+            let logits = decoder.logits(taker.logits);
+            let token = match text.take(logits) {
+                Ok(token) => token,
+                Err(error) => {
+                    failed.push((text.id, error));
+                    continue;
+                }
+            };
+            let stop = text.ends(&decoder.config.eos);
+            self.events.push(Event::Token {
+                id: text.id,
+                token,
+                stop,
+                log_probs: (text.request.log_probs).map(|top| LogProbs::of(logits, token, top)),
+            });
+            let next = Checked {
+                place: taker.place + 1,
+                logits: taker.logits + 1,
+                ..taker
+            };
+            let goes_on =
+                stop.is_none() && next.place < taker.count && text.is_drafted(taker.place);
+            self.checked = goes_on.then_some(next).or(self.checked.take());
+            if self.drafting == Some(text.id) {
+                drafts.drawn(token);
+            }
+            if !goes_on {
+                self.settle(taker.id);
             }
         }
         for (id, error) in failed {
@@ -448,6 +587,17 @@ impl<'e> Stepper<'e> {
             self.events.push(Event::Failed { id, error });
         }
         self.end_texts()
+    }
+
+    /// Forgets the drafts of a request whose tokens are not drawn.
+    fn settle(&mut self, id: RequestId) {
+        self.checked = self.checked.take().filter(|checked| checked.id != id);
+        if self.drafting.take_if(|drafting| *drafting == id).is_some() {
+            self.engine.drafts.settle();
+        }
+        if let Some(text) = self.texts.iter_mut().find(|text| text.id == id) {
+            text.settle();
+        }
     }
 
     /// Requests waiting for the prompt of request `at`, if that prompt is complete.
@@ -516,6 +666,9 @@ impl<'e> Stepper<'e> {
     /// [`Options::preemption`](crate::Options::preemption) and a buffer is free; otherwise they are
     /// recomputed.
     pub fn preempt(&mut self, id: RequestId) {
+        if self.checked.is_some_and(|checked| checked.id == id) {
+            self.settle(id);
+        }
         let Some(text) = self.texts.iter_mut().find(|text| text.id == id) else {
             return;
         };
@@ -584,6 +737,9 @@ impl<'e> Stepper<'e> {
             return Some(finished);
         }
         let index = self.texts.iter().position(|text| text.id == id)?;
+        if self.checked.is_some_and(|checked| checked.id == id) {
+            self.settle(id);
+        }
         self.leave_pass(id);
         self.parked.discard(id);
         let text = self.texts.remove(index);

@@ -21,6 +21,12 @@ pub(super) struct LiveText {
     /// The whole prompt; number of its tokens in the sequence (`done`).
     pub prompt: Vec<u32>,
     pub done: usize,
+    /// Positions before the first generated token.
+    before: usize,
+    /// The rows of its next pass, while it decodes: tokens that were drawn but not computed, then drafts of the
+    /// tokens after them.
+    rows: Vec<u32>,
+    drafts: usize,
     pub request: Request,
     sampler: Sampler,
     /// Constraint on its tokens.
@@ -38,10 +44,11 @@ pub(super) struct LiveText {
 }
 
 impl LiveText {
-    /// Request `id`, which continues `prompt` with the `index`-th seed.
+    /// Request `id`, which continues `prompt` with the `index`-th seed, after `before` positions.
     pub fn new(
         id: RequestId,
         sequence: Sequence,
+        before: usize,
         prompt: Vec<u32>,
         request: Request,
         index: u64,
@@ -56,8 +63,11 @@ impl LiveText {
         Self {
             id,
             sequence,
+            before: before + prompt.len(),
             prompt,
             done: 0,
+            rows: Vec::new(),
+            drafts: 0,
             sampler: Sampler::new(sampling, vocab).with_bias(bias.to_vec()),
             constraint: None,
             hash: Xxh3::new(),
@@ -85,10 +95,45 @@ impl LiveText {
         }
     }
 
+    /// All tokens: of the sequence before the prompt, of the prompt and the generated ones. The last one is not computed.
+    pub fn all_tokens(&self, into: &mut Vec<u32>) {
+        into.clear();
+        into.extend_from_slice(&self.sequence.tokens()[..self.sequence.len().min(self.before)]);
+        into.extend_from_slice(&self.tokens);
+    }
+
+    /// Tokens that were drawn but not computed; only after the prompt.
+    pub fn pending(&self) -> usize {
+        self.before + self.tokens.len() - self.sequence.len()
+    }
+
+    /// Most drafts that could be of use in its next pass, which has up to `rows` rows.
+    pub fn most_drafts(&self, rows: usize) -> usize {
+        let pending = self.pending();
+        let left = self.request.max_tokens - self.tokens.len();
+        let room = self.sequence.room().saturating_sub(pending);
+        rows.saturating_sub(pending)
+            .min(left.saturating_sub(1))
+            .min(room)
+    }
+
+    /// Sets the rows of its next pass, up to `most`: what is pending, then `drafts`. Returns their number.
+    pub fn set_rows(&mut self, drafts: &[u32], most: usize) -> usize {
+        let computed = self.sequence.len() - self.before;
+        let pending = &self.tokens[computed..];
+        let pending = &pending[..pending.len().min(most)];
+        self.rows.clear();
+        self.rows.extend_from_slice(pending);
+        self.rows.extend_from_slice(drafts);
+        self.rows.truncate(most);
+        self.drafts = self.rows.len() - pending.len();
+        self.rows.len()
+    }
+
     /// Its span of a pass: the next `count` tokens.
     pub fn span(&mut self, count: usize) -> Span<'_> {
         let tokens = match self.prompt.len() - self.done {
-            0 => &self.tokens[self.tokens.len().saturating_sub(count)..],
+            0 => &self.rows[..count],
             _ => &self.prompt[self.done..self.done + count],
         };
         Span {
@@ -97,21 +142,46 @@ impl LiveText {
         }
     }
 
-    /// Records `count` computed tokens. Returns whether it needs the logits of the last one.
-    pub fn advance(&mut self, count: usize) -> bool {
+    /// Records `count` computed rows. Returns of how many of them, the last ones, it may need the logits.
+    pub fn advance(&mut self, count: usize) -> usize {
+        if self.done == self.prompt.len() {
+            let whole = self.sequence.len() - self.drafts >= self.before + self.tokens.len();
+            return if whole { 1 + self.drafts } else { 0 };
+        }
         self.done = self.prompt.len().min(self.done + count);
-        self.done == self.prompt.len() && self.request.max_tokens > 0
+        usize::from(self.done == self.prompt.len() && self.request.max_tokens > 0)
+    }
+
+    /// Rejects keys and values beyond their format, except those of drafts.
+    pub fn check_range(&self) -> Result<(), Error> {
+        let len = self.sequence.len().saturating_sub(self.drafts);
+        self.sequence.check_range_to(len)
+    }
+
+    /// Whether the token that was drawn last is the draft at this place, so that the row after it counts.
+    pub fn is_drafted(&self, place: usize) -> bool {
+        let drafts = &self.rows[self.rows.len() - self.drafts..];
+        drafts.get(place) == self.tokens.last()
+    }
+
+    /// Removes the rows of rejected drafts from its state.
+    pub fn settle(&mut self) {
+        if self.drafts > 0 {
+            let len = self.before + self.tokens.len() - 1;
+            self.sequence.undo(self.rows.len(), len);
+            self.drafts = 0;
+        }
     }
 
     /// Samples the next token from `logits` of the last position.
     pub fn take(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        let len = self.before + self.tokens.len();
+        self.sequence.check_range_to(len)?;
         if !logits.iter().all(|l| l.is_finite()) {
-            return Err(Error::NotFinite {
-                position: self.sequence.len() - 1,
-            });
+            return Err(Error::NotFinite { position: len - 1 });
         }
         self.hash.update(bytemuck::cast_slice(logits));
-        let history = self.sequence.tokens();
+        let history = &self.sequence.tokens()[..len];
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits, history),
             Some(constraint) => {
@@ -145,7 +215,8 @@ impl LiveText {
         } else if self.tokens.len() >= self.request.max_tokens {
             Some(Stop::Length)
         } else {
-            (self.sequence.room() == 0).then_some(Stop::Context)
+            let capacity = self.sequence.len() + self.sequence.room();
+            (capacity < self.before + self.tokens.len()).then_some(Stop::Context)
         }
     }
 

@@ -159,6 +159,12 @@ impl Recurrent {
         }
     }
 
+    /// Goes back to the state before the last pass, which had `count` tokens and after which none was prepared.
+    pub fn undo(&mut self, count: usize) {
+        let before = self.next.take();
+        self.go_to(self.len - count, before);
+    }
+
     /// Goes back to the longest length up to `len` that is possible, and returns it.
     pub fn truncate(&mut self, len: usize) -> usize {
         let reached = self.reach(len);
@@ -342,6 +348,34 @@ mod tests {
         check(&state, &text[..4]);
         drop(state);
         assert_eq!(pool.free(), (BLOCKS, BLOCKS));
+    }
+
+    #[test]
+    fn a_pass_can_be_undone() {
+        let pool = pool(1);
+        let mut state = Recurrent::new(&pool, 9).unwrap();
+        state.mark(2);
+        run(&mut state, &[3, 1, 4]);
+        for wrong in [&[9][..], &[8, 8, 8], &[5, 5]] {
+            run(&mut state, wrong);
+            state.undo(wrong.len());
+            check(&state, &[3, 1, 4]);
+        }
+        run(&mut state, &[1, 5]);
+        check(&state, &[3, 1, 4, 1, 5]);
+        assert_eq!(state.truncate(4), 2, "snapshots stay");
+        // Also the first pass, and one that took a snapshot.
+        state.mark(4);
+        run(&mut state, &[7, 7, 7]);
+        assert_eq!(state.reach(4), 4);
+        state.undo(3);
+        check(&state, &[3, 1]);
+        assert_eq!(state.reach(1), 0, "a snapshot of what was undone");
+        state.truncate(0);
+        run(&mut state, &[6]);
+        state.undo(1);
+        run(&mut state, &[2]);
+        check(&state, &[2]);
     }
 
     #[test]

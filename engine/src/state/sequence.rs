@@ -115,10 +115,15 @@ impl Sequence {
 
     /// Rejects keys and values that became infinite in their format.
     pub(crate) fn check_range(&self) -> Result<(), Error> {
+        self.check_range_to(self.len())
+    }
+
+    /// The same among the first `len` positions.
+    pub(crate) fn check_range_to(&self, len: usize) -> Result<(), Error> {
         let entries = self.entries.iter().filter_map(Entries::overflow);
         match entries.chain(self.pages.overflow()).min() {
-            None => Ok(()),
-            Some(position) => Err(Error::KvRange { position }),
+            Some(position) if position < len => Err(Error::KvRange { position }),
+            _ => Ok(()),
         }
     }
 
@@ -192,6 +197,23 @@ impl Sequence {
     /// Removes all tokens.
     pub fn clear(&mut self) {
         self.truncate(0);
+    }
+
+    /// Whether its state can only go back to snapshots, and to the length before the last pass.
+    pub(crate) fn is_recurrent(&self) -> bool {
+        self.recurrent.is_some()
+    }
+
+    /// Undoes the end of the last pass, which had `rows` tokens, from position `len` on. A recurrent state goes back to
+    /// what it was before that pass. Returns the number of remaining tokens. No pass may have been prepared since.
+    pub(crate) fn undo(&mut self, rows: usize, len: usize) -> usize {
+        if len >= self.len() {
+            return self.len();
+        }
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.undo(rows);
+        }
+        self.truncate(len)
     }
 
     /// Removes the tokens from position `len` on, or from the earlier one that it

@@ -7,6 +7,7 @@ mod device_streams;
 mod device_trials;
 mod divided_products;
 mod documents;
+mod drafts;
 mod edits;
 mod embedding;
 mod expert_groups;

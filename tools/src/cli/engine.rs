@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use emberflow_engine::{Budget, Lab, Sparsity};
+use emberflow_engine::{Budget, Lab, Sparsity, Speculation};
 use emberflow_models::demo::Demo;
 
-use super::{DeviceArg, parse_budget, parse_share};
+use super::{DeviceArg, parse_budget, parse_share, parse_speculation};
 
 /// The model argument.
 #[derive(Debug, Clone, Args)]
@@ -88,6 +88,15 @@ pub struct EngineArgs {
     /// Options of the laboratory.
     #[arg(skip)]
     pub lab: Lab,
+}
+
+/// Guesses of next tokens.
+#[derive(Debug, Clone, Args)]
+pub struct DraftArgs {
+    /// Guesses of the next tokens that the model checks in one pass (speculative decoding): auto (as many as pay), off,
+    /// ngram (from the text itself only), model (of --draft only), or N in every pass. The text stays the same.
+    #[arg(long, value_name = "auto|off|ngram|model|N", default_value = "auto", value_parser = parse_speculation)]
+    pub speculate: Speculation,
 }
 
 /// Sparsity modes.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use emberflow_engine::Ablation;
 
-use super::{EngineArgs, ModelArg, policy_names};
+use super::{DraftArgs, EngineArgs, ModelArg, policy_names};
 
 /// `run`
 #[derive(Debug, Clone, Args)]
@@ -48,6 +48,9 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub drafts: DraftArgs,
     /// full, or a baseline with the same output: llmflash works as LLM in a flash does; mmap uses the
     /// page cache, and checks each neuron's checksum at its first use only.
     #[arg(long, value_name = "POLICY", default_value = "full", value_parser = policy_names())]

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{EngineArgs, ModelArg};
+use super::{DraftArgs, EngineArgs, ModelArg};
 
 /// `serve`
 #[derive(Debug, Args)]
@@ -65,6 +65,9 @@ pub struct ServeArgs {
     #[command(flatten)]
     #[expect(missing_docs)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub drafts: DraftArgs,
     /// Allow a --memory that this machine does not have.
     #[arg(long)]
     pub force: bool,

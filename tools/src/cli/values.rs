@@ -1,7 +1,7 @@
 //! Parsers of option values.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use emberflow_engine::{Ablation, Budget};
+use emberflow_engine::{Ablation, Budget, MOST_DRAFTS, Speculation};
 use emberflow_kernels::DType;
 use emberflow_storage::io::IoChoice;
 
@@ -69,6 +69,31 @@ pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {
         n => Err(format!(
             "read size of {n} bytes; expected a multiple of 4KiB up to 16MiB"
         )),
+    }
+}
+
+pub(crate) fn parse_speculation(text: &str) -> Result<Speculation, String> {
+    let auto = Speculation::AUTO;
+    match text {
+        "auto" => Ok(auto),
+        "off" => Ok(Speculation::OFF),
+        "ngram" => Ok(Speculation {
+            model: false,
+            ..auto
+        }),
+        "model" => Ok(Speculation {
+            lookup: false,
+            ..auto
+        }),
+        _ => match text.parse() {
+            Ok(depth) if (1..=MOST_DRAFTS).contains(&depth) => Ok(Speculation {
+                depth: Some(depth),
+                ..auto
+            }),
+            _ => Err(format!(
+                "expected auto, off, ngram, model or a number from 1 to {MOST_DRAFTS}"
+            )),
+        },
     }
 }
 

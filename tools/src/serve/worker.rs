@@ -402,19 +402,17 @@ impl<'t> Worker<'_, 't> {
         let stepped = self.stepper.step()?;
         let time = start.elapsed();
         self.totals.pass += time;
-        let (events, rows, whole) = match stepped {
-            Stepped::Passed {
-                events,
-                rows,
-                whole,
-            } => (std::mem::take(events), rows, whole),
+        let (events, whole) = match stepped {
+            Stepped::Passed { events, whole, .. } => (std::mem::take(events), whole),
             Stepped::Idle | Stepped::Yielded => return Ok(()),
         };
         let mut running = self.live.iter().filter(|live| !live.aside);
         if whole && running.all(|live| live.tokens > 0) {
             let texts = self.live.iter().filter(|live| !live.aside).count();
             let now = self.time_of(Instant::now());
-            self.schedule.decoded(now, texts, rows, time);
+            let is_token = |event: &&Event| matches!(event, Event::Token { .. });
+            let tokens = events.iter().filter(is_token).count();
+            self.schedule.decoded(now, texts, tokens, time);
         }
         for event in events {
             match event {

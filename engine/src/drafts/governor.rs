@@ -1,0 +1,317 @@
+//! Chooses how many drafts a pass checks.
+//!
+//! A pass over the last token and `d` drafts yields `1 + t` tokens, where `t` drafts are taken. With the rate at which the
+//! draft at each place is taken, if all before it are:
+//!
+//! ```text
+//! tokens(d)  = 1 + Σ j ≤ d  Π i ≤ j  rate(i)
+//! seconds(d) = time of a pass of that many rows + time to make d drafts
+//! d          = argmax tokens(d) / seconds(d),  0 unless that is GAIN times as fast as no drafts
+//! ```
+//!
+//! Times are measured, and scaled from the nearest measured number of rows by the plan's forecast before that. Rates are
+//! measured too, also those of drafts that were made and not checked. Now and then a pass without drafts, or one with two
+//! of them, measures what would be out of date otherwise.
+
+use std::time::Duration;
+
+/// Most drafts of a pass.
+pub const MOST_DRAFTS: usize = 8;
+
+/// Most rows of a text that decodes: a recurrent state goes back to before the pass, so all but the last of its rows may
+/// have to be computed again before the next drafts.
+pub(super) const MOST_ROWS: usize = 2 * MOST_DRAFTS + 1;
+
+/// Drafts are checked if they are expected to be this many times as fast as none: noise.
+const GAIN: f64 = 1.05;
+
+/// Share of the last pass in the mean time of its number of rows.
+const NEW: f64 = 0.25;
+
+/// What counts stay after each further pass: about the last twenty.
+const FADING: f64 = 0.95;
+
+/// Number of counted drafts that the rate of the place before is worth, and the first rate.
+const PRIOR: f64 = 2.0;
+/// See [`PRIOR`].
+const FIRST_RATE: f64 = 0.5;
+
+/// Passes after which a pass without drafts is measured again; and at first, those after which drafts are tried that are
+/// not expected to pay. The time between trials doubles while they do not, so they take less than 3 % of the time.
+const PLAIN_AGAIN: usize = 64;
+/// See [`PLAIN_AGAIN`].
+const TRY_AGAIN: usize = 32;
+
+/// Drafts of a trial.
+const TRIAL: usize = 2;
+
+/// Drafts that were taken and tried at a place.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    taken: f64,
+    tried: f64,
+}
+
+/// How often the drafts of a source are taken, by place.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rates([Count; MOST_DRAFTS]);
+
+impl Rates {
+    /// Counts drafts of which the first `taken` were right, and the next one, if it was `tried`, was not.
+    pub fn count(&mut self, taken: usize, tried: usize) {
+        for (place, count) in self.0.iter_mut().enumerate().take(tried) {
+            count.taken = FADING * count.taken + f64::from(u8::from(place < taken));
+            count.tried = FADING * count.tried + 1.0;
+        }
+    }
+
+    /// Expected tokens of passes with 0, 1, … drafts.
+    fn tokens(&self) -> [f64; MOST_DRAFTS + 1] {
+        let (mut rate, mut all, mut sum) = (FIRST_RATE, 1.0, 1.0);
+        let mut tokens = [1.0; MOST_DRAFTS + 1];
+        for (tokens, count) in tokens[1..].iter_mut().zip(&self.0) {
+            rate = (count.taken + PRIOR * rate) / (count.tried + PRIOR);
+            all *= rate;
+            sum += all;
+            *tokens = sum;
+        }
+        tokens
+    }
+}
+
+/// Drafts that a source could make.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offer<'a> {
+    pub rates: &'a Rates,
+    /// Most drafts.
+    pub most: usize,
+    /// Seconds to make one.
+    pub seconds: f64,
+}
+
+/// The offer and the number of drafts that were chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub offer: usize,
+    pub depth: usize,
+}
+
+/// Chooses the number of drafts of each pass.
+#[derive(Debug)]
+pub(super) struct Governor {
+    /// Mean seconds of a pass by number of rows; 0 if unknown.
+    seconds: [f64; MOST_ROWS + 1],
+    /// Forecast of the same, in any unit.
+    forecast: [f64; MOST_ROWS + 1],
+    /// Passes since the last one without drafts, and since the last one with drafts.
+    with: usize,
+    without: usize,
+    /// Passes without drafts before the next trial.
+    wait: usize,
+}
+
+impl Governor {
+    /// Nothing is measured yet. `forecast`: expected time of a pass by number of rows, in any unit.
+    pub fn new(forecast: impl Fn(usize) -> f64) -> Self {
+        let mut all = [1.0; MOST_ROWS + 1];
+        for (rows, time) in all.iter_mut().enumerate().skip(1) {
+            *time = forecast(rows);
+        }
+        Self {
+            seconds: [0.0; MOST_ROWS + 1],
+            forecast: all,
+            with: 0,
+            without: 0,
+            wait: TRY_AGAIN,
+        }
+    }
+
+    /// Records a pass of `rows` rows.
+    pub fn passed(&mut self, rows: usize, drafts: usize, time: Duration) {
+        let Some(mean) = self.seconds.get_mut(rows) else {
+            return;
+        };
+        let time = time.as_secs_f64();
+        *mean = if *mean == 0.0 {
+            time
+        } else {
+            *mean + NEW * (time - *mean)
+        };
+        if drafts > 0 {
+            (self.with, self.without) = (self.with + 1, 0);
+        } else {
+            (self.with, self.without) = (0, self.without + 1);
+        }
+    }
+
+    /// Seconds of a pass of `rows` rows: measured, or from the nearest measured numbers.
+    fn time(&self, rows: usize) -> f64 {
+        let rows = rows.min(MOST_ROWS);
+        let measured = |rows: &usize| self.seconds[*rows] > 0.0;
+        let below = (1..=rows).rev().find(measured);
+        let above = (rows..=MOST_ROWS).find(measured);
+        let scaled = |from: usize| self.seconds[from] * self.forecast[rows] / self.forecast[from];
+        match (below, above) {
+            (Some(below), Some(above)) if below < above => {
+                let share = (rows - below) as f64 / (above - below) as f64;
+                self.seconds[below] + share * (self.seconds[above] - self.seconds[below])
+            }
+            (Some(from), _) | (None, Some(from)) => scaled(from),
+            (None, None) => self.forecast[rows],
+        }
+    }
+
+    /// Chooses among `offers` for a pass that computes `pending` rows in any case; `None` for no drafts. `again`: rejected
+    /// drafts make the next pass compute the rows before them again.
+    pub fn choose(&mut self, pending: usize, offers: &[Offer<'_>], again: bool) -> Option<Choice> {
+        // The first pass is measured without.
+        if self.seconds[1..].iter().all(|&seconds| seconds == 0.0) || self.with >= PLAIN_AGAIN {
+            return None;
+        }
+        let row = (self.time(pending + 1) - self.time(pending)).max(0.0);
+        let plain = 1.0 / self.time(pending);
+        let mut best = (plain * GAIN, None);
+        let mut trial = None;
+        for (at, offer) in offers.iter().enumerate() {
+            let tokens = offer.rates.tokens();
+            for depth in 1..=offer.most.min(MOST_DRAFTS) {
+                let mut seconds = self.time(pending + depth) + depth as f64 * offer.seconds;
+                if again {
+                    let last = tokens[depth] - tokens[depth - 1];
+                    seconds += (1.0 - last) * tokens[depth] * row;
+                }
+                let speed = tokens[depth] / seconds;
+                let choice = Choice { offer: at, depth };
+                if speed > best.0 {
+                    best = (speed, Some(choice));
+                }
+                // Would pay if its rows took no time.
+                let hoped = tokens[depth] / (self.time(pending) + depth as f64 * offer.seconds);
+                if depth <= TRIAL && hoped > plain * GAIN {
+                    trial = Some(choice);
+                }
+            }
+        }
+        if best.1.is_some() {
+            self.wait = TRY_AGAIN;
+            return best.1;
+        }
+        if trial.is_some() && self.without >= self.wait {
+            self.wait *= 2;
+            return trial;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A simulated text: passes of `rows` rows take `time(rows)`, a draft is right with the probability `right`. Returns
+    /// the seconds of `tokens` tokens, and those without drafts.
+    fn simulate(
+        tokens: usize,
+        right: f64,
+        draft: f64,
+        forecast: fn(usize) -> f64,
+        time: fn(usize) -> f64,
+    ) -> [f64; 2] {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut governor = Governor::new(forecast);
+        let (mut rates, mut made, mut seconds) = (Rates::default(), 0, 0.0);
+        while made < tokens {
+            let offer = Offer {
+                rates: &rates,
+                most: MOST_DRAFTS,
+                seconds: draft,
+            };
+            let depth = (governor.choose(1, &[offer], false)).map_or(0, |choice| choice.depth);
+            let taken = (0..depth).take_while(|_| random.f64() < right).count();
+            match depth {
+                // It is known whether the first one would have been right, as with n-grams.
+                0 if draft == 0.0 => rates.count(usize::from(random.f64() < right), 1),
+                0 => {}
+                _ => rates.count(taken, depth.min(taken + 1)),
+            }
+            governor.passed(1 + depth, depth, Duration::from_secs_f64(time(1 + depth)));
+            seconds += time(1 + depth) + depth as f64 * draft;
+            made += 1 + taken;
+        }
+        [seconds, made as f64 * time(1)]
+    }
+
+    fn reads(rows: usize) -> f64 {
+        0.2 + 0.002 * rows as f64
+    }
+
+    fn computes(rows: usize) -> f64 {
+        0.05 * rows as f64
+    }
+
+    #[test]
+    fn right_drafts_of_cheap_rows_are_taken() {
+        for forecast in [reads as fn(usize) -> f64, computes] {
+            for draft in [0.0, 0.01] {
+                let [seconds, plain] = simulate(2000, 0.85, draft, forecast, reads);
+                assert!(seconds < 0.42 * plain, "{seconds} of {plain}, {draft}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_drafts_and_dear_rows_cost_less_than_three_percent() {
+        for (right, draft, time) in [
+            (0.05, 0.0, reads as fn(usize) -> f64),
+            (0.0, 0.02, reads),
+            (0.5, 0.0, computes),
+            (0.8, 0.01, computes),
+            (0.0, 0.0, computes),
+        ] {
+            for forecast in [reads as fn(usize) -> f64, computes] {
+                let [seconds, plain] = simulate(2000, right, draft, forecast, time);
+                assert!(
+                    seconds < 1.03 * plain,
+                    "{right} {draft}: {seconds} of {plain}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_depth_follows_the_rates() {
+        let choose = |taken: usize, tried: usize| {
+            let mut governor = Governor::new(reads);
+            governor.passed(1, 0, Duration::from_millis(200));
+            let mut rates = Rates::default();
+            (0..30).for_each(|_| rates.count(taken, tried));
+            let offer = Offer {
+                rates: &rates,
+                most: MOST_DRAFTS,
+                seconds: 0.02,
+            };
+            (governor.choose(1, &[offer], false)).map_or(0, |choice| choice.depth)
+        };
+        assert_eq!(choose(8, 8), 8);
+        assert_eq!(choose(3, 4), 3);
+        assert_eq!(choose(0, 1), 0);
+    }
+
+    #[test]
+    fn the_better_source_is_chosen() {
+        let mut governor = Governor::new(reads);
+        governor.passed(1, 0, Duration::from_millis(200));
+        let [mut good, mut bad] = [Rates::default(), Rates::default()];
+        (0..30).for_each(|_| good.count(3, 4));
+        (0..30).for_each(|_| bad.count(0, 1));
+        let offer = |rates, seconds| Offer {
+            rates,
+            most: 4,
+            seconds,
+        };
+        let chosen = governor.choose(1, &[offer(&bad, 0.0), offer(&good, 0.01)], false);
+        assert_eq!(chosen, Some(Choice { offer: 1, depth: 3 }));
+        let dear = governor.choose(1, &[offer(&bad, 0.0), offer(&good, 10.0)], false);
+        assert_eq!(dear, None);
+    }
+}

@@ -1,0 +1,306 @@
+//! Drafts: guesses of a text's next tokens, which the model checks in one pass (speculative decoding, arXiv 2211.17192).
+//!
+//! ```text
+//! text ─► sources ─► drafts ─► pass over the last token and the drafts ─► tokens are drawn row by row
+//!            ▲                                                                 │ until one differs
+//!            └────────── governor: rates, times ◄──────────────────────────────┘ the rows after it are undone
+//! ```
+//!
+//! A pass reads what is missing once for all of its rows, so right drafts are nearly free where weights are read. A row's
+//! bits do not depend on other rows, and tokens are drawn in the usual order, so the text is the same bit for bit.
+
+mod governor;
+mod lookup;
+mod source;
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::error::Error;
+pub use governor::MOST_DRAFTS;
+use governor::{Choice, Governor, MOST_ROWS, Offer, Rates};
+use lookup::{MATCHES, Match};
+pub use source::Draft;
+use source::Source;
+
+/// Which drafts are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Speculation {
+    /// Continuations of earlier occurrences of the text's end.
+    pub lookup: bool,
+    /// Drafts of another source, such as a small model, if there is one.
+    pub model: bool,
+    /// So many drafts in every pass for which there are any, at most [`MOST_DRAFTS`]; otherwise as many as pay.
+    pub depth: Option<usize>,
+}
+
+impl Speculation {
+    /// No drafts.
+    pub const OFF: Self = Self {
+        lookup: false,
+        model: false,
+        depth: None,
+    };
+
+    /// All sources, as far as they pay.
+    pub const AUTO: Self = Self {
+        lookup: true,
+        model: true,
+        depth: None,
+    };
+
+    /// Whether drafts may be used.
+    pub fn is_on(self) -> bool {
+        self.lookup || self.model
+    }
+
+    /// Most rows of logits that a text needs after a pass.
+    pub(crate) fn logit_rows(self) -> usize {
+        let most = self
+            .depth
+            .map_or(MOST_DRAFTS, |depth| depth.min(MOST_DRAFTS));
+        if self.is_on() { 1 + most } else { 1 }
+    }
+}
+
+/// Counts of drafts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct DraftCounts {
+    /// Drafts that were checked, and those of them that the text took.
+    pub proposed: u64,
+    /// See `proposed`.
+    pub taken: u64,
+}
+
+impl DraftCounts {
+    fn since(self, before: Self) -> Self {
+        Self {
+            proposed: self.proposed - before.proposed,
+            taken: self.taken - before.taken,
+        }
+    }
+}
+
+/// Counts of all drafts of an engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DraftTotals {
+    /// From the text itself.
+    pub lookup: DraftCounts,
+    /// Of another source.
+    pub model: DraftCounts,
+    /// Passes of texts that decode alone, and their rows.
+    pub passes: u64,
+    /// See `passes`.
+    pub rows: u64,
+    /// Time to make drafts.
+    pub time: Duration,
+}
+
+impl DraftTotals {
+    /// Counts since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            lookup: self.lookup.since(before.lookup),
+            model: self.model.since(before.model),
+            passes: self.passes - before.passes,
+            rows: self.rows - before.rows,
+            time: self.time - before.time,
+        }
+    }
+}
+
+/// Where drafts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Lookup,
+    Model,
+}
+
+/// What a text asks for.
+pub(crate) struct Ask<'a> {
+    /// All of its tokens.
+    pub text: &'a [u32],
+    /// Rows that its next pass computes in any case.
+    pub pending: usize,
+    /// Most drafts.
+    pub most: usize,
+    /// Whether rejected drafts make the next pass compute the rows before them again.
+    pub again: bool,
+}
+
+/// The sources of an engine and how well they do.
+#[derive(Debug)]
+pub(crate) struct Drafts {
+    options: Speculation,
+    governor: Option<Governor>,
+    matches: [Rates; MATCHES],
+    source: Option<Source>,
+    totals: DraftTotals,
+    /// The last match, and what it says that follows.
+    found: Option<Match>,
+    guessed: Vec<u32>,
+    /// The drafts of the next pass, and where they come from.
+    drafts: Vec<u32>,
+    from: Origin,
+    /// Tokens that were drawn after the last pass.
+    drawn: Vec<u32>,
+}
+
+impl Drafts {
+    /// No source is known yet.
+    pub fn new(options: Speculation) -> Self {
+        Self {
+            options,
+            governor: None,
+            matches: Default::default(),
+            source: None,
+            totals: DraftTotals::default(),
+            found: None,
+            guessed: Vec::with_capacity(MOST_DRAFTS),
+            drafts: Vec::with_capacity(MOST_DRAFTS),
+            from: Origin::Lookup,
+            drawn: Vec::with_capacity(MOST_ROWS),
+        }
+    }
+
+    /// Forgets how long passes take, because memory is divided differently.
+    pub fn forget_times(&mut self) {
+        self.governor = None;
+    }
+
+    /// Uses another source.
+    pub fn set_source(&mut self, source: Box<dyn Draft>) {
+        self.source = Some(Source::new(source));
+    }
+
+    /// Which drafts are used.
+    pub fn options(&self) -> Speculation {
+        self.options
+    }
+
+    /// Counts so far.
+    pub fn totals(&self) -> DraftTotals {
+        self.totals
+    }
+
+    /// Makes drafts for the next pass of a text that decodes alone. `forecast`: expected time of a pass by number of rows,
+    /// in any unit.
+    ///
+    /// # Errors
+    /// Those of a source.
+    pub fn propose(&mut self, ask: &Ask<'_>, forecast: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+        self.clear();
+        self.found = (self.options.lookup)
+            .then(|| Match::find(ask.text))
+            .flatten();
+        if let Some(found) = self.found {
+            found.follow(ask.text, MOST_DRAFTS, &mut self.guessed);
+        }
+        let Some((from, depth)) = self.choose(ask, forecast) else {
+            return Ok(());
+        };
+        self.from = from;
+        match (from, &mut self.source) {
+            (Origin::Model, Some(source)) => {
+                let start = Instant::now();
+                source.propose(ask.text, depth, &mut self.drafts)?;
+                self.totals.time += start.elapsed();
+            }
+            _ => self.drafts.extend_from_slice(&self.guessed[..depth]),
+        }
+        Ok(())
+    }
+
+    /// The drafts of the next pass.
+    pub fn drafts(&self) -> &[u32] {
+        &self.drafts
+    }
+
+    fn clear(&mut self) {
+        self.found = None;
+        self.drafts.clear();
+        self.guessed.clear();
+        self.drawn.clear();
+    }
+
+    /// The source to use and the number of drafts.
+    fn choose(
+        &mut self,
+        ask: &Ask<'_>,
+        forecast: &dyn Fn(usize) -> f64,
+    ) -> Option<(Origin, usize)> {
+        let governor = (self.governor).get_or_insert_with(|| Governor::new(forecast));
+        let mut offers = arrayvec::ArrayVec::<Offer<'_>, 2>::new();
+        let mut sources = arrayvec::ArrayVec::<Origin, 2>::new();
+        if let Some(found) = self.found {
+            offers.push(Offer {
+                rates: &self.matches[found.class()],
+                most: ask.most,
+                seconds: 0.0,
+            });
+            sources.push(Origin::Lookup);
+        }
+        if let Some(source) = self.source.as_ref().filter(|_| self.options.model) {
+            offers.push(source.offer(ask.most));
+            sources.push(Origin::Model);
+        }
+        if let Some(depth) = self.options.depth {
+            let depth = depth.min(ask.most).min(MOST_DRAFTS);
+            // A source of its own first: it knows more than the text does.
+            return sources
+                .last()
+                .map(|&from| (from, depth))
+                .filter(|_| depth > 0);
+        }
+        let Choice { offer, depth } = governor.choose(ask.pending, &offers, ask.again)?;
+        Some((sources[offer], depth))
+    }
+
+    /// Records the time of the pass over `rows` rows, of which the drafts are the last, up to its first token.
+    pub fn passed(&mut self, rows: usize, time: Duration) {
+        self.totals.passes += 1;
+        self.totals.rows += rows as u64;
+        if let Some(governor) = &mut self.governor {
+            governor.passed(rows, self.drafts.len(), time);
+        }
+    }
+
+    /// Records a token that was drawn after the pass.
+    pub fn drawn(&mut self, token: u32) {
+        self.drawn.push(token);
+    }
+
+    /// Counts the drafts of the last pass, whose tokens are all drawn.
+    pub fn settle(&mut self) {
+        let checked = &self.drafts[..];
+        let taken = equal(checked, &self.drawn);
+        let counts = DraftCounts {
+            proposed: checked.len() as u64,
+            taken: taken as u64,
+        };
+        let totals = match self.from {
+            Origin::Lookup => &mut self.totals.lookup,
+            Origin::Model => &mut self.totals.model,
+        };
+        totals.proposed += counts.proposed;
+        totals.taken += counts.taken;
+        if self.from == Origin::Model
+            && let Some(source) = &mut self.source
+        {
+            source.count(taken, self.drawn.len().min(checked.len()));
+        }
+        // Also what was not checked.
+        if let Some(found) = self.found {
+            let right = equal(&self.guessed, &self.drawn);
+            let tried = self.drawn.len().min(self.guessed.len());
+            self.matches[found.class()].count(right, tried.min(right + 1));
+        }
+        self.clear();
+    }
+}
+
+/// Number of equal tokens at the start.
+fn equal(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,221 @@
+//! Texts are the same with drafts and without, bit for bit.
+
+use std::ops::ControlFlow;
+
+use emberflow_engine::{
+    Draft, Engine, Error, Generation, MOST_DRAFTS, Model, Options, Request, Sampling, Speculation,
+};
+use emberflow_tests::{case, fixtures, give, one_per_family, roomy};
+
+/// Tokens of a text.
+const LEN: usize = 40;
+
+/// Knows the text, and is wrong at some places.
+#[derive(Debug)]
+struct Script {
+    text: Vec<u32>,
+    random: fastrand::Rng,
+    /// Probability that a draft is right.
+    right: f64,
+    vocab: u32,
+}
+
+impl Draft for Script {
+    fn name(&self) -> &'static str {
+        "script"
+    }
+
+    fn propose(&mut self, text: &[u32], depth: usize, drafts: &mut Vec<u32>) -> Result<(), Error> {
+        assert!(self.text.starts_with(text), "{text:?} of {:?}", self.text);
+        for place in text.len()..text.len() + depth {
+            let known = self.text.get(place).copied();
+            let known = known.filter(|_| self.random.f64() < self.right);
+            drafts.push(known.unwrap_or_else(|| self.random.u32(..self.vocab)));
+        }
+        Ok(())
+    }
+}
+
+/// The text, its hash, and the tokens of the sequence afterwards.
+fn generate(engine: &mut Engine, prompt: &[u32], sampling: Sampling) -> (Generation, Vec<u32>) {
+    let mut sequence = engine.new_sequence().unwrap();
+    let request = Request {
+        max_tokens: LEN,
+        sampling,
+        ignore_eos: true,
+        ..Request::default()
+    };
+    let mut on = |_| ControlFlow::Continue(());
+    let made = engine.generate(&mut sequence, prompt, &request, &mut on);
+    (made.unwrap(), sequence.tokens().to_vec())
+}
+
+fn prompt_of(engine: &Engine, seed: u64) -> Vec<u32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let vocab = engine.config().vocab;
+    (0..9).map(|_| random.u32(..vocab)).collect()
+}
+
+fn with(speculation: Speculation) -> Options {
+    Options {
+        speculation,
+        ..roomy(LEN + 16)
+    }
+}
+
+fn fixed(depth: usize, model: bool) -> Speculation {
+    Speculation {
+        lookup: !model,
+        model,
+        depth: Some(depth),
+    }
+}
+
+/// Drafts that are right now and then, in every family, on every mixer: right and wrong ones leave no trace.
+#[test]
+fn drafts_change_no_bit_in_any_family() {
+    let (mut families, mut taken, mut wrong) = (0, 0, 0);
+    for folder in one_per_family() {
+        let open = |options| Engine::open(Model::of_checkpoint(&folder).unwrap(), options).unwrap();
+        let mut plain = open(roomy(LEN + 16));
+        let prompt = prompt_of(&plain, 3);
+        for (sampling, depth, right) in [
+            (Sampling::default(), 4, 0.8),
+            (Sampling::default(), MOST_DRAFTS, 0.5),
+            (
+                Sampling {
+                    temperature: 0.9,
+                    top_k: 40,
+                    repetition_penalty: 1.1,
+                    frequency_penalty: 0.2,
+                    seed: 7,
+                    ..Sampling::default()
+                },
+                3,
+                0.7,
+            ),
+        ] {
+            let (expected, ended) = generate(&mut plain, &prompt, sampling);
+            let mut engine = open(with(fixed(depth, true)));
+            let vocab = engine.config().vocab;
+            engine.set_draft(Box::new(Script {
+                text: [&prompt[..], &expected.tokens].concat(),
+                random: fastrand::Rng::with_seed(11),
+                right,
+                vocab,
+            }));
+            let (found, sequence) = generate(&mut engine, &prompt, sampling);
+            let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+            assert_eq!(found.tokens, expected.tokens, "{name}, {depth} drafts");
+            assert_eq!(
+                found.logits_hash, expected.logits_hash,
+                "{name}, {depth} drafts"
+            );
+            assert!(
+                ended.starts_with(&sequence),
+                "{name}: the state has other tokens"
+            );
+            let drafts = found.drafts.model;
+            assert!(drafts.proposed > 0, "{name}: no drafts");
+            assert!(
+                found.drafts.passes < LEN as u64,
+                "{name}: as many passes as tokens"
+            );
+            taken += drafts.taken;
+            wrong += drafts.proposed - drafts.taken;
+        }
+        families += 1;
+    }
+    assert!(
+        families > 60 && taken > 1000 && wrong > 1000,
+        "{families} {taken} {wrong}"
+    );
+}
+
+/// With little memory, with drafts from the text itself and as many as pay.
+#[test]
+fn drafts_change_no_bit_under_any_budget() {
+    for name in ["qwen3_moe", "qwen3_next", "opt", "gemma3"] {
+        let folder = case(name);
+        if !folder.exists() {
+            panic!("no fixture {name} in {:?}", fixtures());
+        }
+        let open = |options| Engine::open(Model::of_checkpoint(&folder).unwrap(), options).unwrap();
+        let mut plain = open(roomy(LEN + 16));
+        let prompt = [prompt_of(&plain, 5), prompt_of(&plain, 5)].concat();
+        let (expected, _) = generate(&mut plain, &prompt, Sampling::default());
+        for speculation in [Speculation::AUTO, fixed(1, false), fixed(5, false)] {
+            let mut engine = open(with(speculation));
+            for share in [1.0, 0.5, 0.0] {
+                give(&mut engine, share);
+                let (found, _) = generate(&mut engine, &prompt, Sampling::default());
+                assert_eq!(
+                    found.logits_hash, expected.logits_hash,
+                    "{name} {speculation:?} {share}"
+                );
+                assert_eq!(found.tokens, expected.tokens);
+            }
+        }
+    }
+}
+
+/// A conversation goes on after a text whose last drafts were cut off by its end.
+#[test]
+fn a_conversation_goes_on_after_drafts() {
+    for name in ["qwen3", "qwen3_next"] {
+        let open =
+            |options| Engine::open(Model::of_checkpoint(case(name)).unwrap(), options).unwrap();
+        let talk = |engine: &mut Engine, expected: &[Vec<u32>]| {
+            let mut sequence = engine.new_sequence().unwrap();
+            let mut answers = Vec::new();
+            let mut text = Vec::new();
+            for (turn, max_tokens) in [5, 7, 3, 6].into_iter().enumerate() {
+                text.extend(prompt_of(engine, turn as u64));
+                if let Some(answer) = expected.get(turn) {
+                    let vocab = engine.config().vocab;
+                    engine.set_draft(Box::new(Script {
+                        text: [&text[..], answer, &[1; MOST_DRAFTS]].concat(),
+                        random: fastrand::Rng::with_seed(1),
+                        right: 0.8,
+                        vocab,
+                    }));
+                }
+                let request = Request {
+                    max_tokens,
+                    ignore_eos: true,
+                    ..Request::default()
+                };
+                let known = sequence.tokens().len();
+                assert!(text.starts_with(sequence.tokens()));
+                // The caller stops the text, also between two tokens of one pass.
+                let mut left = max_tokens - 1;
+                let mut on = |progress| match progress {
+                    emberflow_engine::Progress::Prompt(_) => ControlFlow::Continue(()),
+                    emberflow_engine::Progress::Token(_) => {
+                        left -= 1;
+                        if left == 0 {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
+                    }
+                };
+                let made =
+                    engine.generate(&mut sequence, &text[known..].to_vec(), &request, &mut on);
+                let made = made.unwrap();
+                assert_eq!(made.tokens.len(), max_tokens - 1);
+                text.extend(&made.tokens);
+                answers.push((made.tokens, made.logits_hash));
+            }
+            answers
+        };
+        let expected = talk(&mut open(roomy(100)), &[]);
+        let tokens: Vec<_> = expected.iter().map(|(tokens, _)| tokens.clone()).collect();
+        let mut engine = open(Options {
+            speculation: fixed(4, true),
+            ..roomy(100)
+        });
+        assert_eq!(talk(&mut engine, &tokens), expected, "{name}");
+        assert!(engine.draft_totals().model.taken > 0);
+    }
+}
