@@ -235,7 +235,7 @@ impl Engine {
             observer: Some(observer),
             attention: Some(attention),
             between: Some(Between { x, stored }),
-            yields: None,
+            ..Hooks::default()
         };
         self.forward_spans(&mut [Span { sequence, tokens }], Logits::None, hooks)?;
         streams::get(&self.decoder.config, &self.pass, x);

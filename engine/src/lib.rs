@@ -157,6 +157,7 @@ pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,
     Progress, Repetition, Request, RequestId, Step, Stepped, Stepper, Stop, Tail, log_probability,
+    most_likely,
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Sequence, Span};

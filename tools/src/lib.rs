@@ -47,6 +47,7 @@ pub mod rewrite;
 pub mod run;
 pub mod serve;
 pub mod size;
+pub mod small_model;
 pub mod stats;
 pub mod suggest;
 pub mod tell;

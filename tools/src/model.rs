@@ -7,14 +7,14 @@ use std::sync::Arc;
 use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
-use emberflow_engine::{Budget, Engine, Model, Options, Speculation, demo_container, unpacked};
+use emberflow_engine::{Budget, Engine, Model, Options, demo_container, unpacked};
 use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
 
-use crate::cli::{DeviceArg, EngineArgs, KvArg, ModelArg, Named};
+use crate::cli::{DeviceArg, DraftArgs, EngineArgs, KvArg, ModelArg, Named};
 use crate::progress::Loading;
-use crate::{Failure, budget, machine};
+use crate::{Failure, budget, machine, small_model};
 
 /// Opens the container that `arg` names, an unpacked checkpoint, or a bundled container.
 pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
@@ -116,9 +116,20 @@ pub struct Use {
     /// Trace spans per thread.
     pub spans: usize,
     /// Drafts of next tokens.
-    pub speculation: Speculation,
+    pub drafts: DraftArgs,
     /// Whether the plan may exceed free memory.
     pub force: bool,
+}
+
+impl Use {
+    /// The model of `--draft`. It is opened first, so that the plan of the other one knows what it takes.
+    fn small_model(
+        &self,
+        model: &Model,
+        args: &EngineArgs,
+    ) -> Result<Option<small_model::Opened>, Failure> {
+        small_model::open(&self.drafts, model.text(), self.context, args.threads)
+    }
 }
 
 /// As [`open_engine`], for a given use. `quiet` hides the progress bar.
@@ -128,14 +139,25 @@ pub fn open_for(
     wanted: &Use,
     quiet: bool,
 ) -> Result<Engine, Failure> {
+    let small = wanted.small_model(&model, args)?;
     let mut options = Options {
         prompt: wanted.prompt,
         batch: wanted.batch,
-        speculation: wanted.speculation,
+        speculation: wanted.drafts.speculate,
+        reserve: small.as_ref().map_or(0, |small| small.reserve),
         ..engine_options(args, wanted.context)?
     };
     options.lab.trace = wanted.spans;
-    open(model, options, wanted.force, quiet)
+    let engine = open(model, options, wanted.force, quiet)?;
+    Ok(with_drafts(engine, small))
+}
+
+/// Lets an engine use a small model.
+fn with_drafts(mut engine: Engine, small: Option<small_model::Opened>) -> Engine {
+    if let Some(small) = small {
+        engine.set_draft(small.model);
+    }
+    engine
 }
 
 /// As [`open_for`], for a server that allocates `reserve` bytes itself and preempts requests.
@@ -145,14 +167,17 @@ pub fn open_serving(
     wanted: &Use,
     reserve: u64,
 ) -> Result<Engine, Failure> {
+    let small = wanted.small_model(&model, args)?;
+    let of_drafts = small.as_ref().map_or(0, |small| small.reserve);
     let options = Options {
         batch: wanted.batch,
         preemption: true,
-        speculation: wanted.speculation,
-        reserve,
+        speculation: wanted.drafts.speculate,
+        reserve: reserve + of_drafts,
         ..engine_options(args, wanted.context)?
     };
-    open(model, options, wanted.force, false)
+    let engine = open(model, options, wanted.force, false)?;
+    Ok(with_drafts(engine, small))
 }
 
 /// As [`open_engine`], for a command that allocates `reserve` bytes itself.

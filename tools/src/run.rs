@@ -78,7 +78,7 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         prompt: prompt.len(),
         batch,
         spans,
-        speculation: args.drafts.speculate,
+        drafts: args.drafts.clone(),
         force: args.force,
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;

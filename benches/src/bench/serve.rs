@@ -17,7 +17,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use emberflow_engine::{Engine, Request, Speculation};
+use emberflow_engine::{Engine, Request};
 use serde::Serialize;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -28,6 +28,7 @@ use crate::cli::ServeArgs;
 use emberflow::bench::facts::Facts;
 use emberflow::bench::output::{Results, Rows, Table, may_write};
 use emberflow::chart::{Labels, bars};
+use emberflow::cli::DraftArgs;
 use emberflow::model::{Use, open_model, open_serving};
 use emberflow::serve::schedule::{Schedule, Scheduling};
 use emberflow::serve::shared::Shared;
@@ -68,7 +69,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: PARALLEL,
         spans: 0,
-        speculation: Speculation::OFF,
+        drafts: DraftArgs::OFF,
         force: false,
     };
     let mut engine = open_serving(model, &args.engine.engine(), &wanted, 0)?;

@@ -4,13 +4,14 @@
 use std::io::Write;
 use std::ops::Range;
 
-use emberflow_engine::{Engine, Logits, Sampler, Sampling, Speculation, trace as kinds};
+use emberflow_engine::{Engine, Logits, Sampler, Sampling, trace as kinds};
 use emberflow_storage::trace::{Lane, Span};
 use serde::Serialize;
 
 use crate::cli::TimelineArgs;
 use emberflow::chart::{Bar, Row, timeline};
 use emberflow::chrome::{ROOM, label};
+use emberflow::cli::DraftArgs;
 use emberflow::model::{Use, open_for, open_model};
 use emberflow::{Failure, atomic, budget, print_json, progress};
 
@@ -91,7 +92,7 @@ pub fn command(args: &TimelineArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: ROOM,
-        speculation: Speculation::OFF,
+        drafts: DraftArgs::OFF,
         force: args.force,
     };
     let mut engine = open_for(model, &args.engine.engine(), &wanted, false)?;

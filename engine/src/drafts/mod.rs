@@ -19,16 +19,18 @@ use serde::Serialize;
 
 use crate::error::Error;
 pub use governor::MOST_DRAFTS;
-use governor::{Choice, Governor, MOST_ROWS, Offer, Rates};
+use governor::{Choice, Governor, MOST_ROWS, NGRAM_RATE, Offer, Rates};
 use lookup::{MATCHES, Match};
 pub use source::Draft;
-use source::Source;
+use source::{Learned, Source};
 
 /// Which drafts are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Speculation {
     /// Continuations of earlier occurrences of the text's end.
     pub lookup: bool,
+    /// The model itself, computing only what is in memory.
+    pub memory: bool,
     /// Drafts of another source, such as a small model, if there is one.
     pub model: bool,
     /// So many drafts in every pass for which there are any, at most [`MOST_DRAFTS`]; otherwise as many as pay.
@@ -39,6 +41,7 @@ impl Speculation {
     /// No drafts.
     pub const OFF: Self = Self {
         lookup: false,
+        memory: false,
         model: false,
         depth: None,
     };
@@ -46,13 +49,14 @@ impl Speculation {
     /// All sources, as far as they pay.
     pub const AUTO: Self = Self {
         lookup: true,
+        memory: true,
         model: true,
         depth: None,
     };
 
     /// Whether drafts may be used.
     pub fn is_on(self) -> bool {
-        self.lookup || self.model
+        self.lookup || self.memory || self.model
     }
 
     /// Most rows of logits that a text needs after a pass.
@@ -87,6 +91,8 @@ impl DraftCounts {
 pub struct DraftTotals {
     /// From the text itself.
     pub lookup: DraftCounts,
+    /// Of the model itself, from what is in memory.
+    pub memory: DraftCounts,
     /// Of another source.
     pub model: DraftCounts,
     /// Passes of texts that decode alone, and their rows.
@@ -102,6 +108,7 @@ impl DraftTotals {
     pub fn since(self, before: Self) -> Self {
         Self {
             lookup: self.lookup.since(before.lookup),
+            memory: self.memory.since(before.memory),
             model: self.model.since(before.model),
             passes: self.passes - before.passes,
             rows: self.rows - before.rows,
@@ -114,6 +121,7 @@ impl DraftTotals {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Lookup,
+    Memory,
     Model,
 }
 
@@ -127,6 +135,8 @@ pub(crate) struct Ask<'a> {
     pub most: usize,
     /// Whether rejected drafts make the next pass compute the rows before them again.
     pub again: bool,
+    /// Whether the model itself can make drafts.
+    pub memory: bool,
 }
 
 /// The sources of an engine and how well they do.
@@ -135,6 +145,7 @@ pub(crate) struct Drafts {
     options: Speculation,
     governor: Option<Governor>,
     matches: [Rates; MATCHES],
+    memory: Learned,
     source: Option<Source>,
     totals: DraftTotals,
     /// The last match, and what it says that follows.
@@ -153,7 +164,8 @@ impl Drafts {
         Self {
             options,
             governor: None,
-            matches: Default::default(),
+            matches: std::array::from_fn(|_| Rates::new(NGRAM_RATE)),
+            memory: Learned::new(),
             source: None,
             totals: DraftTotals::default(),
             found: None,
@@ -171,7 +183,10 @@ impl Drafts {
 
     /// Uses another source.
     pub fn set_source(&mut self, source: Box<dyn Draft>) {
-        self.source = Some(Source::new(source));
+        self.source = Some(Source {
+            draft: source,
+            learned: Learned::new(),
+        });
     }
 
     /// Which drafts are used.
@@ -185,11 +200,16 @@ impl Drafts {
     }
 
     /// Makes drafts for the next pass of a text that decodes alone. `forecast`: expected time of a pass by number of rows,
-    /// in any unit.
+    /// in any unit. `itself`: as [`Draft::propose`], by the model itself.
     ///
     /// # Errors
     /// Those of a source.
-    pub fn propose(&mut self, ask: &Ask<'_>, forecast: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+    pub fn propose(
+        &mut self,
+        ask: &Ask<'_>,
+        forecast: &dyn Fn(usize) -> f64,
+        itself: &mut dyn FnMut(usize, f64, &mut Vec<u32>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.clear();
         self.found = (self.options.lookup)
             .then(|| Match::find(ask.text))
@@ -197,18 +217,28 @@ impl Drafts {
         if let Some(found) = self.found {
             found.follow(ask.text, MOST_DRAFTS, &mut self.guessed);
         }
-        let Some((from, depth)) = self.choose(ask, forecast) else {
+        let Some((from, depth, least)) = self.choose(ask, forecast) else {
             return Ok(());
         };
         self.from = from;
+        if let (Origin::Model, Some(source)) = (from, &mut self.source) {
+            source.draft.catch_up(ask.text)?;
+        }
+        let start = Instant::now();
         match (from, &mut self.source) {
+            (Origin::Memory, _) => {
+                itself(depth, least, &mut self.drafts)?;
+                self.memory.learn_time(start.elapsed(), self.drafts.len());
+            }
             (Origin::Model, Some(source)) => {
-                let start = Instant::now();
-                source.propose(ask.text, depth, &mut self.drafts)?;
-                self.totals.time += start.elapsed();
+                (source.draft).propose(ask.text, depth, least, &mut self.drafts)?;
+                source
+                    .learned
+                    .learn_time(start.elapsed(), self.drafts.len());
             }
             _ => self.drafts.extend_from_slice(&self.guessed[..depth]),
         }
+        self.totals.time += start.elapsed();
         Ok(())
     }
 
@@ -224,15 +254,15 @@ impl Drafts {
         self.drawn.clear();
     }
 
-    /// The source to use and the number of drafts.
+    /// The source to use, the number of drafts, and the least probability of a further one.
     fn choose(
         &mut self,
         ask: &Ask<'_>,
         forecast: &dyn Fn(usize) -> f64,
-    ) -> Option<(Origin, usize)> {
+    ) -> Option<(Origin, usize, f64)> {
         let governor = (self.governor).get_or_insert_with(|| Governor::new(forecast));
-        let mut offers = arrayvec::ArrayVec::<Offer<'_>, 2>::new();
-        let mut sources = arrayvec::ArrayVec::<Origin, 2>::new();
+        let mut offers = arrayvec::ArrayVec::<Offer<'_>, 3>::new();
+        let mut sources = arrayvec::ArrayVec::<Origin, 3>::new();
         if let Some(found) = self.found {
             offers.push(Offer {
                 rates: &self.matches[found.class()],
@@ -241,8 +271,12 @@ impl Drafts {
             });
             sources.push(Origin::Lookup);
         }
+        if self.options.memory && ask.memory {
+            offers.push(self.memory.offer(ask.most));
+            sources.push(Origin::Memory);
+        }
         if let Some(source) = self.source.as_ref().filter(|_| self.options.model) {
-            offers.push(source.offer(ask.most));
+            offers.push(source.learned.offer(ask.most));
             sources.push(Origin::Model);
         }
         if let Some(depth) = self.options.depth {
@@ -250,11 +284,15 @@ impl Drafts {
             // A source of its own first: it knows more than the text does.
             return sources
                 .last()
-                .map(|&from| (from, depth))
+                .map(|&from| (from, depth, 0.0))
                 .filter(|_| depth > 0);
         }
-        let Choice { offer, depth } = governor.choose(ask.pending, &offers, ask.again)?;
-        Some((sources[offer], depth))
+        let Choice {
+            offer,
+            depth,
+            least,
+        } = governor.choose(ask.pending, &offers, ask.again)?;
+        Some((sources[offer], depth, least))
     }
 
     /// Records the time of the pass over `rows` rows, of which the drafts are the last, up to its first token.
@@ -281,14 +319,16 @@ impl Drafts {
         };
         let totals = match self.from {
             Origin::Lookup => &mut self.totals.lookup,
+            Origin::Memory => &mut self.totals.memory,
             Origin::Model => &mut self.totals.model,
         };
         totals.proposed += counts.proposed;
         totals.taken += counts.taken;
-        if self.from == Origin::Model
-            && let Some(source) = &mut self.source
-        {
-            source.count(taken, self.drawn.len().min(checked.len()));
+        let tried = self.drawn.len().min(checked.len());
+        match (self.from, &mut self.source) {
+            (Origin::Memory, _) => self.memory.rates.count(taken, tried),
+            (Origin::Model, Some(source)) => source.learned.rates.count(taken, tried),
+            _ => {}
         }
         // Also what was not checked.
         if let Some(found) = self.found {

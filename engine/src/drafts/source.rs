@@ -1,40 +1,51 @@
-//! A source of drafts other than the text itself.
+//! Sources of drafts other than the text itself.
 
 use std::fmt::Debug;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::governor::{Offer, Rates};
+use super::governor::{MODEL_RATE, Offer, Rates};
 use crate::error::Error;
 
 /// Guesses the next tokens of a text.
-pub trait Draft: Debug + Send {
-    /// Its name in reports.
-    fn name(&self) -> &'static str;
-
-    /// Appends up to `depth` tokens to `drafts` that may follow `text`.
+pub trait Draft: Debug {
+    /// Catches up with `text`, without its last token. Not counted as time of drafts: a text is caught up with once.
     ///
     /// # Errors
     /// A failed read.
-    fn propose(&mut self, text: &[u32], depth: usize, drafts: &mut Vec<u32>) -> Result<(), Error>;
+    fn catch_up(&mut self, _text: &[u32]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Appends up to `depth` tokens to `drafts` that may follow `text`. After the first, one that is right with a probability
+    /// below `least` costs more than it saves.
+    ///
+    /// # Errors
+    /// A failed read.
+    fn propose(
+        &mut self,
+        text: &[u32],
+        depth: usize,
+        least: f64,
+        drafts: &mut Vec<u32>,
+    ) -> Result<(), Error>;
 }
 
 /// Share of the last drafts in the mean time of one.
 const NEW: f64 = 0.25;
 
-/// A source, its rates and its time.
+/// What is known of a source.
 #[derive(Debug)]
-pub(super) struct Source {
-    draft: Box<dyn Draft>,
-    rates: Rates,
+pub(super) struct Learned {
+    pub rates: Rates,
     /// Mean seconds of a draft; 0 if unknown.
     seconds: f64,
 }
 
-impl Source {
-    pub fn new(draft: Box<dyn Draft>) -> Self {
+impl Learned {
+    /// Nothing is known yet.
+    pub fn new() -> Self {
         Self {
-            draft,
-            rates: Rates::default(),
+            rates: Rates::new(MODEL_RATE),
             seconds: 0.0,
         }
     }
@@ -48,30 +59,19 @@ impl Source {
         }
     }
 
-    /// See [`Draft::propose`].
-    pub fn propose(
-        &mut self,
-        text: &[u32],
-        depth: usize,
-        drafts: &mut Vec<u32>,
-    ) -> Result<(), Error> {
-        let start = Instant::now();
-        self.draft.propose(text, depth, drafts)?;
-        let made = drafts.len().max(1);
-        self.learn(start.elapsed(), made);
-        Ok(())
-    }
-
-    fn learn(&mut self, time: Duration, made: usize) {
-        let each = time.as_secs_f64() / made as f64;
+    /// Records the time of `made` drafts.
+    pub fn learn_time(&mut self, time: Duration, made: usize) {
+        let each = time.as_secs_f64() / made.max(1) as f64;
         self.seconds = match self.seconds {
             0.0 => each,
             before => before + NEW * (each - before),
         };
     }
+}
 
-    /// Counts drafts: the first `taken` of `tried` were right.
-    pub fn count(&mut self, taken: usize, tried: usize) {
-        self.rates.count(taken, tried);
-    }
+/// A source that the caller has set.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub draft: Box<dyn Draft>,
+    pub learned: Learned,
 }

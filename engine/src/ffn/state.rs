@@ -264,11 +264,12 @@ impl Ffn {
         }
     }
 
-    /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`.
-    pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool) {
+    /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`. `held_only`: neurons that
+    /// are not in memory are left out.
+    pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool, held_only: bool) {
         let all = self.recent.begin_pass(rows);
         if fresh {
-            self.store.begin_pass(all == 1);
+            self.store.begin_pass(all == 1, held_only);
         }
     }
 

@@ -138,6 +138,8 @@ pub(crate) struct LayerInput<'a> {
     pub next: Option<NextLayer<'a>>,
     /// Banks of the next layer that a guess selects; empty without one.
     pub ahead: &'a [u32],
+    /// What is not in memory is left out: the pass makes drafts.
+    pub held_only: bool,
 }
 
 impl<'a> LayerInput<'a> {
@@ -156,6 +158,7 @@ impl<'a> LayerInput<'a> {
             residual,
             next: None,
             ahead: &[],
+            held_only: false,
         }
     }
 }

@@ -65,7 +65,7 @@ impl Feed {
         };
         let token = (rows == 1).then(|| (s.routes.first_token(), x));
         let ahead = match &self.next {
-            Some(next) if self.tiles.is_none() => {
+            Some(next) if self.tiles.is_none() && !at.hooks.held_only => {
                 let place = self.place + 1;
                 likely_banks(at.ahead, &ffn.store, at.on, at.config, next, place, token)
             }
@@ -99,7 +99,7 @@ impl Feed {
                 (&*latent, &*latent, sums)
             }
         };
-        let next = self.next.as_ref().filter(|_| self.guesses);
+        let next = (self.next.as_ref()).filter(|_| self.guesses && !at.hooks.held_only);
         let layer = LayerInput {
             then,
             next: next.map(|next| NextLayer {
@@ -107,6 +107,7 @@ impl Feed {
                 bias: Bias::of(next.biases.as_deref(), 0).gate,
             }),
             ahead,
+            held_only: at.hooks.held_only,
             ..LayerInput::alone(
                 self.place,
                 units,

@@ -81,6 +81,14 @@ pub(crate) struct Times {
 }
 
 impl Decoder {
+    /// Whether a pass that computes only what is in memory differs from a whole one, and only the CPU computes.
+    pub fn leaves_out(&self) -> bool {
+        let store = &self.ffn.store;
+        let tiles = (self.tiles.as_ref()).is_some_and(|tiles| !tiles.holds_all());
+        let neurons = store.capacity() < store.layout.total();
+        (tiles || neurons) && self.ffn.lane.is_none()
+    }
+
     /// Row `row` of the last computed logits, `[vocab]`.
     pub fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.config.vocab as usize;
@@ -124,13 +132,15 @@ impl Decoder {
     ) -> Result<bool, Error> {
         let fresh = pass.layers.is_none();
         if fresh {
-            self.ffn.store.step_border()?;
-            if let Some(tiles) = &mut self.tiles {
+            if !hooks.held_only {
+                self.ffn.store.step_border()?;
+            }
+            if let Some(tiles) = self.tiles.as_mut().filter(|_| !hooks.held_only) {
                 tiles.begin_pass();
             }
         }
         let rows = spans.iter().map(|span| span.tokens.len());
-        self.ffn.begin_pass(rows, fresh);
+        self.ffn.begin_pass(rows, fresh, hooks.held_only);
         let positions = spans.iter().flat_map(|span| {
             let first = span.sequence.len();
             first..first + span.tokens.len()

@@ -47,7 +47,7 @@ impl Route {
         };
         let input = Input::new(cpu, x, rows, &mut s.input);
         (s.routes).choose(at.on, &self.router, mixture, input, &mut s.rows);
-        if self.reads && rows == 1 {
+        if self.reads && rows == 1 && !at.hooks.held_only {
             read_chosen(at)?;
         }
         Ok(())
@@ -63,6 +63,9 @@ pub(crate) struct RouteTokens {
 impl RouteTokens {
     pub fn run(&self, at: &mut At<'_, '_, '_, '_>) -> Result<(), Error> {
         (at.scratch.routes).choose_by_token(at.on, &self.router, at.pass.rows);
+        if at.hooks.held_only {
+            return Ok(());
+        }
         read_chosen(at)
     }
 }

@@ -8,7 +8,8 @@ use crate::run::Generation;
 /// Drafts of a text.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct SpeculationReport {
-    /// The source of most drafts: `ngram` (earlier occurrences of the text's end) or `model` (a small model).
+    /// The source of most drafts: `ngram` (earlier occurrences of the text's end), `memory` (the model itself, computing only
+    /// what is in memory) or `model` (a small model).
     pub kind: &'static str,
     /// Drafts that were checked.
     pub proposed: u64,
@@ -28,11 +29,18 @@ impl SpeculationReport {
     /// `None` if nothing was drafted.
     pub fn of(generation: &Generation) -> Option<Self> {
         let totals = generation.drafts;
-        let (lookup, model) = (totals.lookup, totals.model);
+        let kinds = [
+            ("ngram", totals.lookup),
+            ("memory", totals.memory),
+            ("model", totals.model),
+        ];
         let all = DraftCounts {
-            proposed: lookup.proposed + model.proposed,
-            taken: lookup.taken + model.taken,
+            proposed: kinds.iter().map(|(_, counts)| counts.proposed).sum(),
+            taken: kinds.iter().map(|(_, counts)| counts.taken).sum(),
         };
+        let (kind, _) = kinds
+            .into_iter()
+            .max_by_key(|(_, counts)| counts.proposed)?;
         let tokens = generation.latencies.len() as f64;
         if all.proposed == 0 || totals.passes == 0 || tokens == 0.0 {
             return None;
@@ -40,10 +48,7 @@ impl SpeculationReport {
         let each = 1.0 / totals.passes as f64;
         let read = generation.counters.bytes_read as f64 * each;
         Some(Self {
-            kind: match model.proposed > lookup.proposed {
-                true => "model",
-                false => "ngram",
-            },
+            kind,
             proposed: all.proposed,
             taken: all.taken,
             tokens_per_pass: tokens * each,
@@ -60,6 +65,7 @@ impl SpeculationReport {
         } = self;
         let kind = match self.kind {
             "model" => "a small model",
+            "memory" => "what is in memory",
             _ => "the text",
         };
         let cost = match self.draft_ms {

@@ -43,6 +43,17 @@ impl LogProbs {
     }
 }
 
+/// The token with the largest logit, the first of equal ones.
+pub fn most_likely(logits: &[f32]) -> u32 {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (&logit, token) in logits.iter().zip(0..) {
+        if logit > best.0 {
+            best = (logit, token);
+        }
+    }
+    best.1
+}
+
 /// Natural log of the softmax probability of `token`.
 pub fn log_probability(logits: &[f32], token: u32) -> f64 {
     let logit = logits.get(token as usize).copied().unwrap_or(f32::MIN);
@@ -63,6 +74,12 @@ mod tests {
     use super::*;
 
     const LOGITS: [f32; 5] = [1.0, -3.0, 0.5, 80.0, 79.0];
+
+    #[test]
+    fn the_first_of_equal_logits_is_the_most_likely() {
+        assert_eq!(most_likely(&[0.5, 2.0, f32::NAN, 2.0]), 1);
+        assert_eq!(most_likely(&[f32::NAN]), 0);
+    }
 
     #[test]
     fn probabilities_add_up_to_one() {

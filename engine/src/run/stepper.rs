@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::events::{Admission, Event, Finished, Stepped};
 use super::groups::{self, Groups};
+use super::held::HeldDrafts;
 use super::log_probs::LogProbs;
 use super::pace::{Pace, PassTime};
 use super::parked::{Parked, RequestRows, StoppedRows};
@@ -387,12 +388,14 @@ impl<'e> Stepper<'e> {
         self.drafting = None;
         let Engine {
             drafts,
+            decoder,
+            pass,
             planner,
             division,
             options,
             ..
         } = &mut *self.engine;
-        let [text] = self.texts.as_slice() else {
+        let [text] = self.texts.as_mut_slice() else {
             return Ok(());
         };
         if !drafts.options().is_on() || text.wants() != Wants::Decode || !self.parked.is_empty() {
@@ -403,10 +406,22 @@ impl<'e> Stepper<'e> {
             text: &self.known,
             pending: text.pending(),
             most: text.most_drafts(options.lab.chunk.max(options.batch)),
-            again: text.sequence.is_recurrent(),
+            again: !text.sequence.goes_back(),
+            // A recurrent state would have to be kept meanwhile.
+            memory: text.sequence.goes_back() && decoder.leaves_out(),
         };
         let forecast = |rows: usize| rows as f64 / planner.speed(division, rows);
-        drafts.propose(&ask, &forecast)?;
+        let mut itself = |depth, least, drafts: &mut Vec<u32>| {
+            let pending = text.set_rows(&[], usize::MAX);
+            let held = HeldDrafts {
+                decoder,
+                pass,
+                depth,
+                least,
+            };
+            held.append(text.span(pending), drafts)
+        };
+        drafts.propose(&ask, &forecast, &mut itself)?;
         self.drafting = Some(text.id);
         Ok(())
     }

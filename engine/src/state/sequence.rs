@@ -199,9 +199,10 @@ impl Sequence {
         self.truncate(0);
     }
 
-    /// Whether its state can only go back to snapshots, and to the length before the last pass.
-    pub(crate) fn is_recurrent(&self) -> bool {
-        self.recurrent.is_some()
+    /// Whether it can go back to any length. Otherwise its state is recurrent and goes back to snapshots, or to before the
+    /// last pass.
+    pub fn goes_back(&self) -> bool {
+        self.recurrent.is_none()
     }
 
     /// Undoes the end of the last pass, which had `rows` tokens, from position `len` on. A recurrent state goes back to

@@ -123,6 +123,8 @@ pub(super) struct Job {
     layer: usize,
     /// Whether the pass has at least [`MANY`] tokens.
     pub(super) many: bool,
+    /// Neurons that are not in memory are left out: the pass makes drafts.
+    pub(super) held_only: bool,
     units: Vec<UnitWork>,
     /// By bank of the model: index of its unit, if visited.
     unit_of: Vec<Option<u32>>,
@@ -146,6 +148,7 @@ impl Job {
         Self {
             layer: 0,
             many: false,
+            held_only: false,
             units: Vec::with_capacity(16),
             unit_of: vec![None; banks],
             total: 0,

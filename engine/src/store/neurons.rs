@@ -214,8 +214,13 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Begins a pass over all layers. `single`: it has one token.
-    pub fn begin_pass(&mut self, single: bool) {
+    /// Begins a pass over all layers. `single`: it has one token. `held_only`: nothing is read, and neurons that are not
+    /// in memory are left out.
+    pub fn begin_pass(&mut self, single: bool, held_only: bool) {
+        self.job.held_only = held_only;
+        if held_only {
+            return;
+        }
         self.residency.begin_pass();
         self.prefetch.begin_pass(single);
     }

@@ -90,7 +90,8 @@ impl TileFfn {
         units.iter().map(pairs).sum::<usize>() as u64
     }
 
-    /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases.
+    /// `out[row] = Σ weight × bank(input[row])` over the units of the row, in their order, without Down's biases. For drafts,
+    /// only over the banks that are in memory.
     ///
     /// # Errors
     /// A failed read, or a file that has changed.
@@ -108,10 +109,15 @@ impl TileFfn {
             let number = self.banks[unit.bank as usize].number;
             blocks(unit.rows.len()).map(move |_| number)
         });
-        by.tiles.begin_layer(by.io, self.place, visits)?;
+        if !at.held_only {
+            by.tiles.begin_layer(by.io, self.place, visits)?;
+        }
         for unit in at.units {
             let bank = &self.banks[unit.bank as usize];
             for first in blocks(unit.rows.len()) {
+                if at.held_only && !by.tiles.begin_held(bank.number) {
+                    continue;
+                }
                 let count = (unit.rows.len() - first).min(TileSizes::ROWS);
                 let TileRoom {
                     gathered,

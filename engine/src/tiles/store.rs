@@ -9,8 +9,9 @@
 //! Tiles are requested in order of use while slots are free. Resident ones are multiplied first, the others on arrival.
 //!
 //! Every token visits all dense tiles (dense FFNs and shared experts). Such a cyclic scan defeats LRU: it evicts each tile just
-//! before its next use. So a fixed number of dense tiles is retained, evenly spaced over the pass, and the others are
-//! transient: they pass through a ring of slots, read ahead of the layer that is computed. Experts are cached by LRFU.
+//! before its next use. So a fixed number of dense tiles is retained, bank by bank, and the others are transient: they pass
+//! through a ring of slots, read ahead of the layer that is computed. Retained banks are evenly spaced over the pass, so that
+//! storage never waits for computing, and whole, so that drafts can use them. Experts are cached by LRFU.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,6 +50,8 @@ struct Visit {
     /// Tiles before it have been asked for.
     requested: u32,
     held: Vec<Held>,
+    /// For drafts: it counts as no use.
+    draft: bool,
 }
 
 /// The tiles of a model under a memory budget.
@@ -63,7 +66,7 @@ pub(crate) struct TileStore {
     spare: Vec<Vec<Held>>,
     /// All banks in order of use, if all are dense: then the next visit is known. Otherwise empty.
     scan: Vec<u32>,
-    /// Dense tiles in earlier banks, by bank.
+    /// Dense tiles in banks that are retained before it, by bank.
     dense_before: Vec<u32>,
     /// Dense tiles, and how many of them are retained.
     dense: u64,
@@ -76,6 +79,16 @@ pub(crate) struct TileStore {
     read: u64,
     /// Units of work of resident tiles.
     ready: Vec<u32>,
+}
+
+/// The banks in the order in which their tiles are retained: those of any first part are evenly spaced (van der Corput).
+fn retention_order(banks: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..banks).collect();
+    order.sort_by_key(|&bank| {
+        let place = ((bank as u64) << 32) / banks as u64;
+        (place as u32).reverse_bits()
+    });
+    order
 }
 
 impl TileStore {
@@ -91,13 +104,16 @@ impl TileStore {
             return Err(Error::Failed { first });
         };
         let banks = layout.banks.iter();
-        let mut dense = 0;
-        let dense_before = banks.clone().map(|bank| {
-            let before = dense;
-            dense += if bank.dense { bank.tiles } else { 0 };
-            before
-        });
-        let dense_before = dense_before.collect();
+        let mut before = 0;
+        let mut dense_before = vec![0; tiles.len()];
+        for bank in retention_order(tiles.len()) {
+            dense_before[bank] = before;
+            before += if layout.banks[bank].dense {
+                tiles[bank]
+            } else {
+                0
+            };
+        }
         let scan: Vec<u32> = match banks.clone().all(|bank| bank.dense) {
             true => (0..tiles.len() as u32).collect(),
             false => Vec::new(),
@@ -148,6 +164,11 @@ impl TileStore {
         layout.bytes() + (banks + held) as u64
     }
 
+    /// Whether there is a slot for every tile.
+    pub fn holds_all(&self) -> bool {
+        u64::from(self.cache.slots()) >= self.layout.tiles()
+    }
+
     /// Waits for all reads in flight.
     pub fn settle(&mut self, io: &mut NeuronStore) -> Result<(), Error> {
         io.submit_tiles()?;
@@ -185,6 +206,21 @@ impl TileStore {
         self.request(io)
     }
 
+    /// Begins a visit of `bank` for drafts, before all others. False without one, if a tile is not in memory.
+    pub fn begin_held(&mut self, bank: u32) -> bool {
+        let keys = (0..self.layout.tiles_of(bank)).map(|tile| Key::new(bank, tile));
+        if !keys.into_iter().all(|key| self.cache.contains(key)) {
+            return false;
+        }
+        self.add_visit(bank);
+        self.visits.rotate_right(1);
+        if let Some(visit) = self.visits.front_mut() {
+            (visit.requested, visit.draft) = (visit.held.len() as u32, true);
+        }
+        self.current += 1;
+        true
+    }
+
     /// Ends the current visit.
     pub fn end_visit(&mut self) {
         if let Some(visit) = self.visits.pop_front() {
@@ -207,10 +243,7 @@ impl TileStore {
         if !self.layout.banks[bank as usize].dense {
             return false;
         }
-        // Of the first n dense tiles, n · retained / dense are retained.
-        let number = u64::from(self.dense_before[bank as usize] + tile);
-        let retained = |n: u64| n * self.retained / self.dense.max(1);
-        retained(number + 1) == retained(number)
+        u64::from(self.dense_before[bank as usize] + tile) >= self.retained
     }
 
     /// Appends a visit and pins its resident tiles.
@@ -225,6 +258,7 @@ impl TileStore {
             bank,
             requested: 0,
             held,
+            draft: false,
         });
     }
 
@@ -413,7 +447,8 @@ impl TileStore {
                 self.wait(io)?;
                 continue;
             }
-            let (bank, cache, layout) = (visit.bank, &self.cache, &io.layout);
+            let (bank, counts) = (visit.bank, !visit.draft);
+            let (cache, layout) = (&self.cache, &io.layout);
             let of_units = Columns::new(&mut y[..tokens * rows], tokens, rows, rows);
             // With one token the limit is memory bandwidth, which is highest on contiguous rows; with several, the
             // kernels work on blocks of rows.
@@ -457,11 +492,34 @@ impl TileStore {
                 if let Held::Resident(_) = *held {
                     *held = Held::Done;
                     left -= 1;
-                    self.used += 1;
-                    self.release(bank, place as u32, true);
+                    self.used += u64::from(counts);
+                    self.release(bank, place as u32, counts);
                 }
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retained_banks_are_evenly_spaced() {
+        for banks in [1, 2, 3, 7, 28, 64, 100] {
+            let order = retention_order(banks);
+            for count in 1..=banks {
+                let mut first = order[..count].to_vec();
+                first.sort_unstable();
+                first.push(first[0] + banks);
+                let gaps = first.windows(2).map(|pair| pair[1] - pair[0]);
+                let most = gaps.max().unwrap_or(0);
+                assert!(
+                    most <= 2 * banks.div_ceil(count) + 1,
+                    "{count} of {banks}: {first:?}"
+                );
+            }
+        }
     }
 }

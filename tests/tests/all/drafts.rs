@@ -1,11 +1,15 @@
 //! Texts are the same with drafts and without, bit for bit.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use emberflow_engine::{
-    Draft, Engine, Error, Generation, MOST_DRAFTS, Model, Options, Request, Sampling, Speculation,
+    Draft, DraftCounts, Engine, Error, Generation, MOST_DRAFTS, Model, Options, Request, Sampling,
+    Speculation, demo_container,
 };
-use emberflow_tests::{case, fixtures, give, one_per_family, roomy};
+use emberflow_kernels::DType;
+use emberflow_models::demo::Demo;
+use emberflow_tests::{case, one_per_family, packed, roomy, squeeze};
 
 /// Tokens of a text.
 const LEN: usize = 40;
@@ -21,11 +25,13 @@ struct Script {
 }
 
 impl Draft for Script {
-    fn name(&self) -> &'static str {
-        "script"
-    }
-
-    fn propose(&mut self, text: &[u32], depth: usize, drafts: &mut Vec<u32>) -> Result<(), Error> {
+    fn propose(
+        &mut self,
+        text: &[u32],
+        depth: usize,
+        _: f64,
+        drafts: &mut Vec<u32>,
+    ) -> Result<(), Error> {
         assert!(self.text.starts_with(text), "{text:?} of {:?}", self.text);
         for place in text.len()..text.len() + depth {
             let known = self.text.get(place).copied();
@@ -68,6 +74,16 @@ fn fixed(depth: usize, model: bool) -> Speculation {
         lookup: !model,
         model,
         depth: Some(depth),
+        ..Speculation::OFF
+    }
+}
+
+/// Drafts of the model itself.
+fn itself(depth: usize) -> Speculation {
+    Speculation {
+        memory: true,
+        depth: Some(depth),
+        ..Speculation::OFF
     }
 }
 
@@ -132,28 +148,69 @@ fn drafts_change_no_bit_in_any_family() {
     );
 }
 
-/// With little memory, with drafts from the text itself and as many as pay.
+/// Opens a fixture as it lies, or packed, or a bundled model.
+fn open_as(name: &str, dir: &Path, options: Options) -> Engine {
+    let model = match name.strip_prefix("packed ") {
+        Some("demo") => Model::demo(),
+        Some("demo-moe") => Model::open(demo_container(Demo::Experts).unwrap()),
+        Some(name) => {
+            let file = dir.join(format!("{name}.f32.ember"));
+            if !file.exists() {
+                packed(&case(name), dir, DType::F32);
+            }
+            Model::load(file)
+        }
+        None => Model::of_checkpoint(case(name)),
+    };
+    Engine::open(model.unwrap(), options).unwrap()
+}
+
+/// With little memory: drafts from the text itself, of the model itself, and as many as pay.
 #[test]
 fn drafts_change_no_bit_under_any_budget() {
-    for name in ["qwen3_moe", "qwen3_next", "opt", "gemma3"] {
-        let folder = case(name);
-        if !folder.exists() {
-            panic!("no fixture {name} in {:?}", fixtures());
-        }
-        let open = |options| Engine::open(Model::of_checkpoint(&folder).unwrap(), options).unwrap();
-        let mut plain = open(roomy(LEN + 16));
-        let prompt = [prompt_of(&plain, 5), prompt_of(&plain, 5)].concat();
+    for name in [
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "gemma3",
+        "gemma3n",
+        "packed demo",
+        "packed demo-moe",
+        "packed opt",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut plain = open_as(name, dir.path(), roomy(LEN + 32));
+        let prompt = prompt_of(&plain, 5).repeat(2);
         let (expected, _) = generate(&mut plain, &prompt, Sampling::default());
-        for speculation in [Speculation::AUTO, fixed(1, false), fixed(5, false)] {
-            let mut engine = open(with(speculation));
+        for speculation in [
+            Speculation::AUTO,
+            fixed(1, false),
+            fixed(5, false),
+            itself(1),
+            itself(3),
+        ] {
+            let mut options = Options {
+                speculation,
+                ..roomy(LEN + 32)
+            };
+            // Small models have more tiles than a pass needs at once.
+            options.lab.tile = 1 << 9;
+            let mut engine = open_as(name, dir.path(), options);
+            let mut made = DraftCounts::default();
             for share in [1.0, 0.5, 0.0] {
-                give(&mut engine, share);
+                squeeze(&mut engine, share);
                 let (found, _) = generate(&mut engine, &prompt, Sampling::default());
-                assert_eq!(
-                    found.logits_hash, expected.logits_hash,
-                    "{name} {speculation:?} {share}"
-                );
-                assert_eq!(found.tokens, expected.tokens);
+                let what = format!("{name} {speculation:?} {share}");
+                assert_eq!(found.logits_hash, expected.logits_hash, "{what}");
+                assert_eq!(found.tokens, expected.tokens, "{what}");
+                made.proposed += found.drafts.memory.proposed;
+                made.taken += found.drafts.memory.taken;
+            }
+            if speculation == itself(3) && name != "qwen3_next" {
+                assert!(made.proposed > 0, "{name}: {made:?}");
+            }
+            if speculation == itself(3) && name.starts_with("packed demo") {
+                assert!(made.taken > 0, "{name}: {made:?}");
             }
         }
     }

@@ -45,7 +45,7 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: 0,
-        speculation: args.drafts.speculate,
+        drafts: args.drafts.clone(),
         force: args.force,
     };
     let engine = open_for(model, &args.engine(), &wanted, args.json)?;

@@ -78,12 +78,16 @@ pub(crate) fn parse_speculation(text: &str) -> Result<Speculation, String> {
         "auto" => Ok(auto),
         "off" => Ok(Speculation::OFF),
         "ngram" => Ok(Speculation {
-            model: false,
-            ..auto
+            lookup: true,
+            ..Speculation::OFF
+        }),
+        "memory" => Ok(Speculation {
+            memory: true,
+            ..Speculation::OFF
         }),
         "model" => Ok(Speculation {
-            lookup: false,
-            ..auto
+            model: true,
+            ..Speculation::OFF
         }),
         _ => match text.parse() {
             Ok(depth) if (1..=MOST_DRAFTS).contains(&depth) => Ok(Speculation {
@@ -91,7 +95,7 @@ pub(crate) fn parse_speculation(text: &str) -> Result<Speculation, String> {
                 ..auto
             }),
             _ => Err(format!(
-                "expected auto, off, ngram, model or a number from 1 to {MOST_DRAFTS}"
+                "expected auto, off, ngram, memory, model or a number from 1 to {MOST_DRAFTS}"
             )),
         },
     }

@@ -147,7 +147,7 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: args.parallel.into(),
         spans: 0,
-        speculation: args.drafts.speculate,
+        drafts: args.drafts.clone(),
         force: args.force,
     };
     let mut engine = open_serving(model, &args.engine, &wanted, reserve).inspect_err(|e| {

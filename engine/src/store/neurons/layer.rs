@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use arrayvec::ArrayVec;
 use emberflow_storage::arena::Slot;
 use emberflow_storage::cache::Key;
 use emberflow_storage::io::Priority;
@@ -141,12 +142,17 @@ impl NeuronStore {
         let next = after.clone().next();
         let end = next.unwrap_or_else(|| self.layout.banks_of(number).end);
         self.residency.begin_layer(end.saturating_sub(1));
-        self.judge(number, banks.clone())?;
-        self.prefetch.begin_layer(number, after);
+        if !self.job.held_only {
+            self.judge(number, banks.clone())?;
+            self.prefetch.begin_layer(number, after);
+        }
         self.job.begin(number, rows);
         for bank in banks.clone() {
             let rules = rules(self.settings, &self.residency, &self.job, &self.outside)(bank);
             (self.job).add_unit(bank, self.layout.clusters(bank), rules);
+        }
+        if self.job.held_only {
+            return Ok(());
         }
         drop_strays(&mut self.reads, &self.prefetch, &self.job);
         self.read_certain(banks)
@@ -155,8 +161,19 @@ impl NeuronStore {
     /// Requests the next cluster of `unit` with its needed neurons `ids`, ascending. Units and
     /// their clusters are requested in order, each once.
     pub fn need(&mut self, unit: usize, ids: &[u32]) {
-        let (UnitWork { bank, rules, .. }, needed) = (self.job.unit(unit), ids.len() as u64);
+        let UnitWork { bank, rules, .. } = self.job.unit(unit);
         let cluster = self.job.next_cluster(unit);
+        let held: ArrayVec<u32, CLUSTER>;
+        let ids = match self.job.held_only && !self.is_hot(bank, cluster) {
+            true => {
+                let cold = &self.residency.cold.cache;
+                let is_held = |&neuron: &u32| cold.contains(Key { bank, neuron });
+                held = ids.iter().copied().filter(is_held).collect();
+                &held[..]
+            }
+            false => ids,
+        };
+        let needed = ids.len() as u64;
         let places = self.job.add_places(ids);
         let mut found = ClusterState {
             needed: ids.len(),
@@ -207,6 +224,11 @@ impl NeuronStore {
         self.job.items.push(item);
     }
 
+    /// Whether a cluster is in memory as a whole.
+    fn is_hot(&self, bank: u32, cluster: u32) -> bool {
+        (cluster as usize) < self.outside.holds(bank) || self.residency.hot.contains(bank, cluster)
+    }
+
     /// Requests the misses of the clusters added so far, in order, as free slots allow.
     pub fn advance(&mut self) -> Result<(), Error> {
         while let Some(item) = self.job.next_item() {
@@ -215,7 +237,7 @@ impl NeuronStore {
             }
             self.job.requested();
         }
-        if self.job.is_requested() {
+        if self.job.is_requested() && !self.job.held_only {
             self.read_ahead()?;
         }
         self.reads.submit()

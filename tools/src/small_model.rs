@@ -1,0 +1,149 @@
+//! Drafts of a small model with the same tokens (`--draft`).
+
+use std::fmt;
+
+use emberflow_engine::{
+    Budget, Draft, Engine, Error, Logits, Model, Options, Sequence, Text, log_probability,
+    most_likely,
+};
+use emberflow_storage::mem;
+
+use crate::Failure;
+use crate::cli::{DraftArgs, ModelArg};
+use crate::model::open_model;
+
+/// A small model in memory, and the text that it follows.
+pub struct SmallModel {
+    engine: Engine,
+    sequence: Sequence,
+    /// Tokens of both models.
+    vocab: u32,
+}
+
+/// A small model, and the bytes that it will take in addition to those it has.
+pub struct Opened {
+    /// The model.
+    pub model: Box<dyn Draft>,
+    /// See [`Opened`].
+    pub reserve: u64,
+}
+
+/// Opens the model of `--draft` for texts of `target` of up to `context` tokens; `None` without one.
+///
+/// # Errors
+/// A model that cannot be opened, or has other tokens.
+pub fn open(
+    args: &DraftArgs,
+    target: &Text,
+    context: usize,
+    threads: Option<u16>,
+) -> Result<Option<Opened>, Failure> {
+    let Some(path) = &args.draft else {
+        return Ok(None);
+    };
+    let model = open_model(&ModelArg {
+        model: Some(path.clone()),
+    })?;
+    check_tokens(target, &model)?;
+    let vocab = target.config().vocab.min(model.text().config().vocab);
+    let options = Options {
+        threads: threads.unwrap_or(0).into(),
+        context: context.min(model.text().config().max_context as usize),
+        ..Options::new(Budget::FfnShare(1.0))
+    };
+    let engine = Engine::open(model, options)?;
+    let sequence = engine.new_sequence()?;
+    if !sequence.goes_back() {
+        return Err(Failure::usage(
+            "--draft needs a model without recurrent layers: its state must go back after a wrong draft",
+        ));
+    }
+    let reserve = engine.memory().held();
+    let reserve = reserve.saturating_sub(mem::rss().unwrap_or(reserve));
+    let model = Box::new(SmallModel {
+        engine,
+        sequence,
+        vocab,
+    });
+    Ok(Some(Opened { model, reserve }))
+}
+
+/// Rejects a model with other tokens than `target`.
+fn check_tokens(target: &Text, model: &Model) -> Result<(), Failure> {
+    let [ours, theirs] = [target, model.text()].map(|text| text.tokenizer());
+    let shared = ours.vocab_size().min(theirs.vocab_size());
+    let differs = (0..shared).find(|&id| ours.id_to_token(id) != theirs.id_to_token(id));
+    let Some(id) = differs else {
+        return Ok(());
+    };
+    let named = [ours, theirs].map(|tokens| tokens.id_to_token(id).unwrap_or_default());
+    Err(Failure::usage(format!(
+        "--draft needs a model with the same tokens: token {id} is {:?} here and {:?} there; a smaller model of the \
+         same family has them",
+        named[0], named[1]
+    )))
+}
+
+impl fmt::Debug for SmallModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.engine.config().name;
+        f.debug_struct("SmallModel").field("name", name).finish()
+    }
+}
+
+impl SmallModel {
+    /// Computes all but the last `left` tokens of `text` that are not yet computed.
+    fn compute(&mut self, text: &[u32], left: usize) -> Result<(), Error> {
+        let wanted = &text[..text.len().saturating_sub(left)];
+        let known = self.sequence.tokens().iter().zip(wanted);
+        let common = known.take_while(|(a, b)| a == b).count();
+        let common = self.sequence.truncate(common);
+        let chunk = self.engine.chunk();
+        for tokens in wanted[common..].chunks(chunk) {
+            self.engine
+                .forward(&mut self.sequence, tokens, Logits::None)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the model can follow `text` by `depth` tokens.
+    fn knows(&self, text: &[u32], depth: usize) -> bool {
+        let capacity = self.sequence.tokens().len() + self.sequence.room();
+        text.len() + depth <= capacity && text.iter().all(|&token| token < self.vocab)
+    }
+}
+
+impl Draft for SmallModel {
+    fn catch_up(&mut self, text: &[u32]) -> Result<(), Error> {
+        match self.knows(text, 0) {
+            true => self.compute(text, 1),
+            false => Ok(()),
+        }
+    }
+
+    fn propose(
+        &mut self,
+        text: &[u32],
+        depth: usize,
+        least: f64,
+        drafts: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        let Some(&last) = text.last().filter(|_| self.knows(text, depth)) else {
+            return Ok(());
+        };
+        self.compute(text, 1)?;
+        let (mut last, mut sure) = (last, 1.0);
+        for _ in 0..depth {
+            self.engine
+                .forward(&mut self.sequence, &[last], Logits::Last)?;
+            let logits = &self.engine.logits()[..self.vocab as usize];
+            last = most_likely(logits);
+            drafts.push(last);
+            sure *= log_probability(logits, last).exp();
+            if sure < least {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
