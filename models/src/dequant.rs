@@ -1,28 +1,5 @@
 //! Decoders of formats for which there are no products.
 
-use half::f16;
-
-/// 16 scales and minima of 4 bits, bit pairs, two super-scales.
-pub(crate) const Q2_K_BYTES: usize = 16 + 64 + 2 + 2;
-
-/// Decodes consecutive blocks of `B` bytes into `N` weights each.
-pub(crate) fn blocks<const B: usize, const N: usize>(
-    raw: &[u8],
-    out: &mut [f32],
-    decode: impl Fn(&[u8; B], &mut [f32; N]),
-) {
-    let (packed, _) = raw.as_chunks::<B>();
-    let (weights, _) = out.as_chunks_mut::<N>();
-    for (block, out) in packed.iter().zip(weights) {
-        decode(block, out);
-    }
-}
-
-/// The f16 at byte `at`.
-fn half_at<const B: usize>(block: &[u8; B], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
 /// An eight-bit float of 4 exponent and 3 fraction bits, exact. There is no infinity; two codes are NaN.
 pub(crate) fn e4m3(byte: u8) -> f32 {
     let (exponent, fraction) = (byte >> 3 & 15, f32::from(byte & 7));
@@ -72,21 +49,6 @@ pub(crate) fn mxfp4_pairs(raw: &[u8], exponents: &[u8], out: &mut [f32]) {
         for (&byte, out) in block.iter().zip(out.chunks_exact_mut(2)) {
             out[0] = four_bits(byte & 15, exponent);
             out[1] = four_bits(byte >> 4, exponent);
-        }
-    }
-}
-
-/// `d·scale·q − dmin·min`, groups of 16. Each half of 128 weights has 32 bytes of bit pairs: run r of 32
-/// takes pair r of each.
-pub(crate) fn q2_k(block: &[u8; Q2_K_BYTES], out: &mut [f32; 256]) {
-    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
-    for (run, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (half, r) = (run / 4, run % 4);
-        let pairs = &block[16 + half * 32..][..32];
-        for (j, value) in out.iter_mut().enumerate() {
-            let group = block[run * 2 + j / 16];
-            let (scale, min) = (d * f32::from(group & 15), dmin * f32::from(group >> 4));
-            *value = scale * f32::from(pairs[j] >> (2 * r) & 3) - min;
         }
     }
 }

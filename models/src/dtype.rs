@@ -13,7 +13,6 @@ pub(crate) enum DType {
     Bf16,
     /// Blocks that products read without repacking.
     Block(Block),
-    Q2K,
     /// MXFP4 in the order of safetensors, with exponents stored separately.
     Mxfp4Pairs,
     /// Powers of two, the scales of blocks.
@@ -32,7 +31,6 @@ impl DType {
             Self::F32 => "F32",
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
-            Self::Q2K => "Q2_K",
             Self::Block(block) => block.name(),
             Self::Mxfp4Pairs => "MXFP4",
             Self::F8E4M3 => "F8_E4M3",
@@ -51,9 +49,7 @@ impl DType {
             Self::F16 => Format::F16,
             Self::Bf16 => Format::BF16,
             Self::Block(block) => Format::Block(block),
-            Self::Q2K | Self::Mxfp4Pairs | Self::E8M0 | Self::I64 | Self::I32 | Self::F8E4M3 => {
-                return None;
-            }
+            Self::Mxfp4Pairs | Self::E8M0 | Self::I64 | Self::I32 | Self::F8E4M3 => return None,
         })
     }
 
@@ -66,7 +62,6 @@ impl DType {
             Self::E8M0 => (1, 1),
             Self::I64 => (1, 8),
             Self::I32 => (1, 4),
-            Self::Q2K => (256, dequant::Q2_K_BYTES),
             Self::Block(block) => (block.elements(), block.bytes()),
             Self::Mxfp4Pairs => (32, 16),
         }
@@ -94,7 +89,6 @@ impl DType {
             Self::F32 => decode_scalars(raw, out, f32::from_le_bytes),
             Self::F16 => decode_scalars(raw, out, |b| f16::from_le_bytes(b).to_f32()),
             Self::Bf16 => decode_scalars(raw, out, |b| bf16::from_le_bytes(b).to_f32()),
-            Self::Q2K => dequant::blocks(raw, out, dequant::q2_k),
             Self::Block(block) => decode_blocks(block, raw, out),
             Self::F8E4M3 => decode_scalars(raw, out, |[byte]| dequant::e4m3(byte)),
             Self::E8M0 => decode_scalars(raw, out, |[byte]| dequant::e8m0(byte)),

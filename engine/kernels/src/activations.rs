@@ -7,13 +7,13 @@
 //!     0  512   quants  4 × {first halves of 4 groups, second halves of 4 groups}
 //!   512   64   scales  16 × f32, the largest magnitude of the group, or the limit of the token, / 127
 //!   576   64   by_8    16 × i32, −8 times the sum of the group's quants
-//!   640   64   by_128  16 × i32, −128 times that sum
+//!   640   64   halves  32 × i16, the sum of the quants of each half of a group
 //!   704   64   sums    16 × f32, that sum times the group's scale
 //! ```
 //!
-//! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles are;
-//! `by_128` corrects that of signed bytes turned into unsigned ones. `sums` is what a
-//! minimum that is taken from all weights of a group takes from the product.
+//! `by_8` corrects a sum of products whose weights were 8 too large, as stored nibbles are; 16 times as
+//! much corrects that of signed bytes turned into unsigned ones. `sums` is what a minimum that is taken
+//! from all weights of a group takes from the product; `halves` are for minimums of halves of groups.
 //!
 //! The quants are in the order of the nibbles of a q4 row: 64 bytes of such a row hold the first
 //! halves of 4 groups in their low nibbles and the second halves in their high ones. Elements
@@ -39,16 +39,20 @@ pub struct Chunk {
     pub(crate) quants: [i8; CHUNK],
     pub(crate) scales: [f32; CHUNK_GROUPS],
     pub(crate) by_8: [i32; CHUNK_GROUPS],
-    pub(crate) by_128: [i32; CHUNK_GROUPS],
+    pub(crate) halves: [i16; 2 * CHUNK_GROUPS],
     pub(crate) sums: [f32; CHUNK_GROUPS],
 }
 
 impl Chunk {
+    /// By which power of two [`by_8`](Chunk::by_8) is to be multiplied for weights that were 128 too large.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const BY_128: i32 = 4;
+
     const ZERO: Chunk = Chunk {
         quants: [0; CHUNK],
         scales: [0.0; CHUNK_GROUPS],
         by_8: [0; CHUNK_GROUPS],
-        by_128: [0; CHUNK_GROUPS],
+        halves: [0; 2 * CHUNK_GROUPS],
         sums: [0.0; CHUNK_GROUPS],
     };
 }

@@ -169,7 +169,6 @@ fn dtype(id: u32) -> Result<DType, String> {
     Ok(match id {
         0 => DType::F32,
         1 => DType::F16,
-        10 => DType::Q2K,
         26 => DType::I32,
         30 => DType::Bf16,
         _ => {

@@ -13,6 +13,8 @@ pub enum Block {
     Q5_1,
     /// 8-bit integers, a scale for 32.
     Q8_0,
+    /// 2-bit integers; scales and minimums in four bits for 16, in units of two for 256.
+    Q2K,
     /// 3-bit integers less 4; scales in six bits for 16, in units of one for 256.
     Q3K,
     /// 4-bit integers; scales and minimums in six bits for 32, in units of two for 256.
@@ -31,12 +33,13 @@ pub enum Block {
 
 impl Block {
     /// Every format.
-    pub const ALL: [Block; 12] = [
+    pub const ALL: [Block; 13] = [
         Block::Q4_0,
         Block::Q4_1,
         Block::Q5_0,
         Block::Q5_1,
         Block::Q8_0,
+        Block::Q2K,
         Block::Q3K,
         Block::Q4K,
         Block::Q5K,
@@ -54,6 +57,7 @@ impl Block {
             Block::Q5_0 => "Q5_0",
             Block::Q5_1 => "Q5_1",
             Block::Q8_0 => "Q8_0",
+            Block::Q2K => "Q2_K",
             Block::Q3K => "Q3_K",
             Block::Q4K => "Q4_K",
             Block::Q5K => "Q5_K",
@@ -72,6 +76,7 @@ impl Block {
             Block::Q5_0 => 6,
             Block::Q5_1 => 7,
             Block::Q8_0 => 8,
+            Block::Q2K => 10,
             Block::Q3K => 11,
             Block::Q4K => 12,
             Block::Q5K => 13,
@@ -92,7 +97,8 @@ impl Block {
         match self {
             Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Q8_0 => 32,
             Block::Iq4Nl | Block::Mxfp4 => 32,
-            Block::Q3K | Block::Q4K | Block::Q5K | Block::Q6K | Block::Iq4Xs => 256,
+            Block::Q2K | Block::Q3K | Block::Q4K | Block::Q5K | Block::Q6K => 256,
+            Block::Iq4Xs => 256,
         }
     }
 
@@ -104,6 +110,7 @@ impl Block {
             Block::Q5_0 => 22,
             Block::Q5_1 => 24,
             Block::Q8_0 => 34,
+            Block::Q2K => 84,
             Block::Q3K => 110,
             Block::Q4K => 144,
             Block::Q5K => 176,

@@ -10,15 +10,17 @@
 //! A weight of group `g`, the 32 weights from `32 g` on, is
 //!
 //! ```text
-//! (scale × step) × q − minimum        scale, minimum: f32, one for each group
-//!                                     step: an integer, one for each half of a group, 1 in most formats
-//!                                     q: an integer of at most 8 bits
+//! (scale × step) × q − minimum × step'    scale, minimum: f32, one for each group
+//!                                         step, step': integers, one for each half of a group, 1 in most
+//!                                         formats
+//!                                         q: an integer of at most 8 bits
 //! ```
 //!
 //! A product follows the chain rule (see the crate's documentation): the sum over both halves of
 //! `step × Σ q·x` is an exact integer of less than 2²⁴, so it does not matter in which order an
 //! instruction set adds. It is added to the chain with the factor `scale × activation scale`, then
-//! the minimum times the sum of the group's activations is taken from the chain.
+//! the minimum times the sum of the group's activations is taken from the chain. Of minimums with steps
+//! the sum over both halves of `step' × Σ x` is added with the factor `−minimum × activation scale`.
 
 #![allow(unsafe_code)]
 
@@ -26,6 +28,7 @@ mod format;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod q2_k;
 mod q3_k;
 mod q4_0;
 mod q4_1;
@@ -49,7 +52,7 @@ macro_rules! with_block {
         $crate::blocks::with_block!(
             @ $block, $format => $call;
             Q4_0 BlockQ4_0, Q4_1 BlockQ4_1, Q5_0 BlockQ5_0, Q5_1 BlockQ5_1, Q8_0 BlockQ8_0,
-            Q3K BlockQ3K, Q4K BlockQ4K, Q5K BlockQ5K, Q6K BlockQ6K,
+            Q2K BlockQ2K, Q3K BlockQ3K, Q4K BlockQ4K, Q5K BlockQ5K, Q6K BlockQ6K,
             Iq4Nl BlockIq4Nl, Iq4Xs BlockIq4Xs, Mxfp4 BlockMxfp4
         )
     };
@@ -65,6 +68,7 @@ macro_rules! with_block {
 pub(crate) use iq4_nl::BlockIq4Nl;
 pub(crate) use iq4_xs::BlockIq4Xs;
 pub(crate) use mxfp4::BlockMxfp4;
+pub(crate) use q2_k::BlockQ2K;
 pub(crate) use q3_k::BlockQ3K;
 pub(crate) use q4_0::BlockQ4_0;
 pub(crate) use q4_1::BlockQ4_1;
@@ -122,6 +126,8 @@ pub struct Group {
     pub steps: [i8; 2],
     /// What is taken from every weight.
     pub minimum: f32,
+    /// A further factor of what is taken from each half.
+    pub min_steps: [i8; 2],
 }
 
 impl Group {
@@ -129,10 +135,12 @@ impl Group {
     pub fn decode(&self, out: &mut [f32; GROUP]) {
         let halves = out.as_chunks_mut::<HALF>().0.iter_mut();
         let quants = self.quants.as_chunks::<HALF>().0;
-        for ((out, quants), step) in halves.zip(quants).zip(self.steps) {
+        let steps = self.steps.into_iter().zip(self.min_steps);
+        for ((out, quants), (step, min_step)) in halves.zip(quants).zip(steps) {
             let scale = self.scale * f32::from(step);
+            let minimum = self.minimum * f32::from(min_step);
             for (out, &q) in out.iter_mut().zip(quants) {
-                *out = scale * f32::from(q) - self.minimum;
+                *out = scale * f32::from(q) - minimum;
             }
         }
     }
@@ -153,8 +161,10 @@ pub(crate) trait Format: bytemuck::Pod {
     const RAISED: u8;
     /// Whether a minimum is taken from all weights of a group.
     const MINS: bool;
-    /// Whether each half of a group has a further factor; quants are then at most 32 in magnitude.
+    /// Whether each half of a group has a further factor; the sum of a group's products with steps is below 2²⁴.
     const STEPS: bool;
+    /// Whether each half of a group has a further factor of the minimum.
+    const MIN_STEPS: bool = false;
 
     /// The reference: group `g` of the block.
     fn group(&self, g: usize) -> Group;
@@ -172,7 +182,7 @@ pub(crate) trait Format: bytemuck::Pod {
     /// The CPU has the instruction set of `V`.
     unsafe fn scales<V: Vector>(chunk: Blocks<'_, Self>) -> V::Values;
 
-    /// The scale and the minimum of each group, of a format with minimums.
+    /// The scale and the minimum of each group, of a format with minimums; minimums with steps are negated.
     ///
     /// # Safety
     /// The CPU has the instruction set of `V`.
@@ -186,6 +196,12 @@ pub(crate) trait Format: bytemuck::Pod {
     /// The further factors of a format that has them, two for each group.
     #[inline(always)]
     fn steps(_chunk: Blocks<'_, Self>) -> [i8; 2 * CHUNK_GROUPS] {
+        [1; 2 * CHUNK_GROUPS]
+    }
+
+    /// The further factors of the minimums of a format that has them, two for each group.
+    #[inline(always)]
+    fn min_steps(_chunk: Blocks<'_, Self>) -> [i8; 2 * CHUNK_GROUPS] {
         [1; 2 * CHUNK_GROUPS]
     }
 }

@@ -38,6 +38,7 @@ impl Format for BlockMxfp4 {
             scale: MXFP4_SCALES[usize::from(self.exponent)],
             steps: [1; 2],
             minimum: 0.0,
+            min_steps: [1; 2],
         }
     }
 

@@ -66,6 +66,7 @@ impl Format for BlockQ3K {
             scale: f16_to_f32(u16::from_le_bytes(self.scale)),
             steps: [steps[2 * g], steps[2 * g + 1]],
             minimum: 0.0,
+            min_steps: [1; 2],
         }
     }
 

@@ -50,6 +50,7 @@ impl Format for BlockQ5K {
             scale: unit(self.scale) * f32::from(scales[g]),
             steps: [1; 2],
             minimum: unit(self.minimum) * f32::from(mins[g]),
+            min_steps: [1; 2],
         }
     }
 

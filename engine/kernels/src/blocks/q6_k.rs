@@ -49,6 +49,7 @@ impl Format for BlockQ6K {
             scale: f16_to_f32(u16::from_le_bytes(self.scale)),
             steps: [self.steps[2 * g], self.steps[2 * g + 1]],
             minimum: 0.0,
+            min_steps: [1; 2],
         }
     }
 

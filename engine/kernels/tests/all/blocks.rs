@@ -40,6 +40,7 @@ fn scales(format: Block) -> &'static [usize] {
         Block::Q4_0 | Block::Q5_0 | Block::Q8_0 | Block::Iq4Nl | Block::Iq4Xs => &[0],
         Block::Q4_1 | Block::Q5_1 | Block::Q4K | Block::Q5K => &[0, 2],
         Block::Q6K => &[208],
+        Block::Q2K => &[80, 82],
         Block::Q3K => &[108],
         Block::Mxfp4 => &[0],
     }
@@ -93,14 +94,17 @@ fn product(format: Block, row: &[u8], x: &Quantised) -> f32 {
     let mut chains = [0.0f32; 16];
     for (g, xs) in x.quants.chunks(GROUP).enumerate() {
         let group = block_group(format, row, g);
-        let mut sum = 0;
+        let (mut sum, mut less) = (0, 0);
         for (i, &x) in xs.iter().enumerate() {
             let (half, quant) = (i / (GROUP / 2), i32::from(group.quants[i]));
             sum += i32::from(group.steps[half]) * quant * x;
+            less += i32::from(group.min_steps[half]) * x;
         }
         let chain = &mut chains[g % 16];
         *chain = (sum as f32).mul_add(group.scale * x.scales[g], *chain);
-        if matches!(format, Block::Q4_1 | Block::Q5_1 | Block::Q4K | Block::Q5K) {
+        if format == Block::Q2K {
+            *chain = (less as f32).mul_add(-group.minimum * x.scales[g], *chain);
+        } else if matches!(format, Block::Q4_1 | Block::Q5_1 | Block::Q4K | Block::Q5K) {
             let all = xs.iter().sum::<i32>() as f32 * x.scales[g];
             *chain = (-group.minimum).mul_add(all, *chain);
         }

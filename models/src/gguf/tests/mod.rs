@@ -328,7 +328,7 @@ fn block_formats_decode_like_the_reference() {
         DType::Block(Block::Q4K),
         DType::Block(Block::Q5K),
         DType::Block(Block::Q6K),
-        DType::Q2K,
+        DType::Block(Block::Q2K),
         DType::Block(Block::Q3K),
         DType::Block(Block::Iq4Nl),
         DType::Block(Block::Iq4Xs),

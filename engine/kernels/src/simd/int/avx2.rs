@@ -190,8 +190,9 @@ impl<const VNNI: bool> Unit for Avx2<VNNI> {
             let mut sums = [sums_of_groups(parts[0]), sums_of_groups(parts[1])];
             if VNNI {
                 for i in 0..2 {
-                    let correction = load(x.by_128[8 * i..].as_ptr().cast());
-                    sums[i] = _mm256_add_epi32(sums[i], correction);
+                    let by_8 = load(x.by_8[8 * i..].as_ptr().cast());
+                    let by_128 = _mm256_slli_epi32::<{ Chunk::BY_128 }>(by_8);
+                    sums[i] = _mm256_add_epi32(sums[i], by_128);
                 }
             }
             sums
@@ -435,19 +436,16 @@ impl<const VNNI: bool> BlockUnit for Avx2<VNNI> {
                         16..=31 => medium_sums_of_groups(parts),
                         _ => sums_of_groups(parts),
                     };
-                    let eights = match VNNI && B::SIGNED {
-                        true => 128 / 8,
-                        false if B::STEPS => 0,
-                        false => B::RAISED / 8,
-                    };
-                    sums[t][half] = match eights {
-                        16 => {
-                            _mm256_add_epi32(of_groups, load(x.by_128[8 * half..].as_ptr().cast()))
+                    let by_8 = load(x.by_8[8 * half..].as_ptr().cast());
+                    sums[t][half] = match VNNI && B::SIGNED {
+                        _ if B::STEPS => of_groups,
+                        true => {
+                            let by_128 = _mm256_slli_epi32::<{ Chunk::BY_128 }>(by_8);
+                            _mm256_add_epi32(of_groups, by_128)
                         }
-                        times => {
-                            let by_8 = load(x.by_8[8 * half..].as_ptr().cast());
+                        false => {
                             let mut sum = of_groups;
-                            for _ in 0..times {
+                            for _ in 0..B::RAISED / 8 {
                                 sum = _mm256_add_epi32(sum, by_8);
                             }
                             sum
@@ -504,9 +502,11 @@ unsafe fn block_products<B: Format, const VNNI: bool>(
             let mut sums = [_mm256_setzero_si256(); 2];
             for i in 0..2 {
                 // At most 2 × 63 × 127 each, and 2 × 32 × 127 the difference.
-                let products = _mm256_maddubs_epi16(weights[i], x[i]);
-                let less = _mm256_maddubs_epi16(raised, x[i]);
-                sums[i] = _mm256_madd_epi16(_mm256_sub_epi16(products, less), by[i]);
+                let mut products = signed_pairs::<B>(weights[i], x[i]);
+                if B::RAISED > 0 {
+                    products = _mm256_sub_epi16(products, _mm256_maddubs_epi16(raised, x[i]));
+                }
+                sums[i] = _mm256_madd_epi16(products, by[i]);
             }
             return _mm256_add_epi32(sums[0], sums[1]);
         }
@@ -520,14 +520,7 @@ unsafe fn block_products<B: Format, const VNNI: bool>(
         }
         let mut sums = [_mm256_setzero_si256(); 2];
         for i in 0..2 {
-            sums[i] = match B::SIGNED {
-                // The weight's sign moves to the activation, which is never −128.
-                true => _mm256_maddubs_epi16(
-                    _mm256_abs_epi8(weights[i]),
-                    _mm256_sign_epi8(x[i], weights[i]),
-                ),
-                false => _mm256_maddubs_epi16(weights[i], x[i]),
-            };
+            sums[i] = signed_pairs::<B>(weights[i], x[i]);
             if B::MOST > 31 {
                 sums[i] = _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1));
             }
@@ -535,6 +528,22 @@ unsafe fn block_products<B: Format, const VNNI: bool>(
         match B::MOST {
             0..=31 => _mm256_add_epi16(sums[0], sums[1]),
             _ => _mm256_add_epi32(sums[0], sums[1]),
+        }
+    }
+}
+
+/// Sums of two products of unpacked weights, in 16 bits.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn signed_pairs<B: Format>(weights: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller guarantees AVX2.
+    unsafe {
+        match B::SIGNED {
+            // The weight's sign moves to the activation, which is never −128.
+            true => _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)),
+            false => _mm256_maddubs_epi16(weights, x),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     blocks::{BlockTile, chunk_of},
     dot::{factors, scales_of},
     form::{Form, Of, RAISED_BY},
-    gemm::{Panel, Step, Tile, Tokens},
+    gemm::{self, Panel, Step, Tile, Tokens},
 };
 use crate::{
     Chunk, Row,
@@ -120,6 +120,7 @@ impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
                         }
                     }
                 }
+                let factor = |part: usize| (GROUP + part * size_of::<f32>()) * ROWS;
                 // [scales, minimums][first eight groups, the others][row]
                 let mut lines = [[[_mm256_setzero_si256(); ROWS]; 2]; 2];
                 for r in 0..ROWS {
@@ -132,11 +133,21 @@ impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
                     if B::STEPS {
                         let steps = B::steps(chunks[r]);
                         for g in 0..count {
-                            let to = panel.group(first + g).add(ROWS * GROUP).cast::<[i16; 2]>();
                             for half in 0..2 {
                                 let step = i16::from(steps[2 * g + half]);
-                                to.add((1 + half) * ROWS + r).write([step; 2]);
+                                let to = panel.group(first + g).add(factor(gemm::STEPS_AT + half));
+                                to.cast::<[i16; 2]>().add(r).write([step; 2]);
                             }
+                        }
+                    }
+                    if B::MIN_STEPS {
+                        let steps = B::min_steps(chunks[r]);
+                        for g in 0..count {
+                            let these = [steps[2 * g], steps[2 * g + 1]].map(i16::from);
+                            let to = panel
+                                .group(first + g)
+                                .add(factor(gemm::min_steps_at::<Of<B>>()));
+                            to.cast::<[i16; 2]>().add(r).write(these);
                         }
                     }
                 }
@@ -145,7 +156,7 @@ impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
                         let these = ROWS.min(count.saturating_sub(ROWS * half));
                         for (i, &line) in transpose(lines)[..these].iter().enumerate() {
                             let group = panel.group(first + ROWS * half + i);
-                            let to = group.add(ROWS * GROUP + part * 4 * ROWS);
+                            let to = group.add(factor(part * gemm::mins_at::<Of<B>>()));
                             _mm256_store_si256(to.cast(), line);
                         }
                     }
@@ -169,15 +180,19 @@ unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
     unsafe {
         let mut sums = [_mm256_setzero_si256(); T];
         let vnni = const { VNNI && !F::STEPS };
-        let (correction, times) = if !F::SIGNED || F::FLOATS {
-            (std::mem::offset_of!(Chunk, by_8), by_8::<F, VNNI>())
-        } else {
-            (std::mem::offset_of!(Chunk, by_128), vnni as usize)
+        let raised_by_128 = F::SIGNED && !F::FLOATS;
+        let times = match raised_by_128 {
+            _ if F::STEPS => 0,
+            true => vnni as usize,
+            false => by_8::<F, VNNI>(),
         };
-        let times = if F::STEPS { 0 } else { times };
         for t in 0..T {
             for _ in 0..times {
-                sums[t] = _mm256_add_epi32(sums[t], splat(x.byte(t, correction + 4 * m)));
+                let mut correction = splat(x.byte(t, std::mem::offset_of!(Chunk, by_8) + 4 * m));
+                if raised_by_128 {
+                    correction = _mm256_slli_epi32::<{ Chunk::BY_128 }>(correction);
+                }
+                sums[t] = _mm256_add_epi32(sums[t], correction);
             }
         }
         let steps = group.add(ROWS * GROUP + ROWS * size_of::<f32>());
@@ -200,7 +215,7 @@ unsafe fn panel_sums<F: Form, const VNNI: bool, const T: usize>(
             if !vnni {
                 // Twice the step in each four bytes.
                 let by = match F::STEPS {
-                    true => load(steps.add(first / F::RUN * 4 * ROWS)),
+                    true => load(steps.add(first / (STEPS / 2) * 4 * ROWS)),
                     false => _mm256_set1_epi16(1),
                 };
                 for t in 0..T {

@@ -125,7 +125,9 @@ impl Unit for Avx512 {
                 *part = _mm512_dpbusd_epi32(*part, low, load(x));
                 *part = _mm512_dpbusd_epi32(*part, high, load(x.add(64)));
             }
-            _mm512_add_epi32(sums_of_groups(parts), load(x.by_128.as_ptr().cast()))
+            let by_128 =
+                _mm512_slli_epi32::<{ Chunk::BY_128 as u32 }>(load(x.by_8.as_ptr().cast()));
+            _mm512_add_epi32(sums_of_groups(parts), by_128)
         }
     }
 

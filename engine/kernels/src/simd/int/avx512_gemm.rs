@@ -89,11 +89,7 @@ impl Tile for Avx512 {
     #[inline(always)]
     unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[__m512i; T]; P] {
         let Step { group, apart, x, m } = at;
-        let correction = if F::NIBBLES {
-            std::mem::offset_of!(Chunk, by_8)
-        } else {
-            std::mem::offset_of!(Chunk, by_128)
-        };
+        let correction = std::mem::offset_of!(Chunk, by_8);
         // SAFETY: the caller guarantees AVX-512 VNNI, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); T]; P];
@@ -102,6 +98,9 @@ impl Tile for Avx512 {
                     let mut start = splat(x.byte(t, correction + 4 * m));
                     if F::FLOATS {
                         start = _mm512_add_epi32(start, start);
+                    }
+                    if !F::NIBBLES {
+                        start = _mm512_slli_epi32::<{ Chunk::BY_128 as u32 }>(start);
                     }
                     for p in 0..P {
                         sums[p][t] = start;

@@ -198,7 +198,14 @@ unsafe fn step<U: BlockUnit, B: Format, const T: usize>(
     // SAFETY: passed on from the caller.
     unsafe {
         let sums = U::blocks::<B, T>(chunk, xs);
-        if B::MINS {
+        if B::MIN_STEPS {
+            let [scales, mins] = B::factors::<U>(chunk);
+            let steps = B::min_steps(chunk);
+            for t in 0..T {
+                chains[t] = U::add(chains[t], sums[t], scales, &*xs[t]);
+                chains[t] = U::add(chains[t], of_halves::<U>(&steps, &*xs[t]), mins, &*xs[t]);
+            }
+        } else if B::MINS {
             let [scales, mins] = B::factors::<U>(chunk);
             for t in 0..T {
                 chains[t] = U::add(chains[t], sums[t], scales, &*xs[t]);
@@ -211,6 +218,16 @@ unsafe fn step<U: BlockUnit, B: Format, const T: usize>(
             }
         }
     }
+}
+
+/// The sums of the activations of both halves of each group, each times its step.
+#[inline(always)]
+fn of_halves<U: BlockUnit>(steps: &[i8; 2 * CHUNK_GROUPS], x: &Chunk) -> U::Sums {
+    const { assert!(size_of::<U::Sums>() == size_of::<[i32; CHUNK_GROUPS]>()) };
+    let product = |i: usize| i32::from(steps[i]) * i32::from(x.halves[i]);
+    let sums: [i32; CHUNK_GROUPS] = std::array::from_fn(|g| product(2 * g) + product(2 * g + 1));
+    // SAFETY: sums are an i32 for each group.
+    unsafe { std::mem::transmute_copy(&sums) }
 }
 
 /// Room for the last chunk of each row of a panel.
@@ -263,7 +280,7 @@ pub(super) unsafe fn pack<U: BlockUnit, B: Format, const STEP: usize, const ROWS
                 let [scales, mins] = B::factors::<U>(chunk);
                 let scales: [f32; CHUNK_GROUPS] = std::mem::transmute_copy(&scales);
                 let mins: [f32; CHUNK_GROUPS] = std::mem::transmute_copy(&mins);
-                let steps = B::steps(chunk);
+                let (steps, min_steps) = (B::steps(chunk), B::min_steps(chunk));
                 for g in 0..count {
                     let group = panel.group(first + g);
                     let mut quants = [0u8; GROUP];
@@ -280,14 +297,19 @@ pub(super) unsafe fn pack<U: BlockUnit, B: Format, const STEP: usize, const ROWS
                     }
                     let to = group.add(ROWS * GROUP).cast::<f32>();
                     to.add(r).write(scales[g]);
-                    if B::MINS {
-                        to.add(ROWS + r).write(mins[g]);
-                    }
                     if B::STEPS {
                         for half in 0..2 {
-                            let to = to.add((1 + half) * ROWS + r).cast::<i32>();
+                            let to = to.add((gemm::STEPS_AT + half) * ROWS + r).cast::<i32>();
                             to.write(i32::from(steps[2 * g + half]));
                         }
+                    }
+                    if B::MINS {
+                        to.add(gemm::mins_at::<Of<B>>() * ROWS + r).write(mins[g]);
+                    }
+                    if B::MIN_STEPS {
+                        let these = [min_steps[2 * g], min_steps[2 * g + 1]].map(i16::from);
+                        let to = to.add(gemm::min_steps_at::<Of<B>>() * ROWS + r);
+                        to.cast::<[i16; 2]>().write(these);
                     }
                 }
             }

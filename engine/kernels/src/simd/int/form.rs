@@ -23,6 +23,8 @@ pub(super) trait Form {
     const CHANNEL: bool;
     /// Whether each half of a group has a further factor, an integer.
     const STEPS: bool = false;
+    /// Whether each half of a group has a further factor of the minimum, an integer.
+    const MIN_STEPS: bool = false;
     #[cfg(target_arch = "x86_64")]
     /// Whether packed weights are signed where the instruction set takes such.
     const SIGNED: bool = !Self::NIBBLES || Self::FLOATS;
@@ -107,23 +109,28 @@ pub(super) struct Of<B>(PhantomData<B>);
 
 impl<B: Format> Form for Of<B> {
     const DTYPE: DType = DType::Block(B::BLOCK);
-    const NIBBLES: bool = B::MOST <= 15 && !B::STEPS;
+    const NIBBLES: bool = B::MOST <= 15 && !B::STEPS && (!B::SIGNED || Self::FLOATS);
     const CENTRED: bool = B::RAISED == 8;
     const FLOATS: bool = B::SIGNED && B::MOST == 12;
     const MINS: bool = B::MINS;
     const CHANNEL: bool = false;
     const STEPS: bool = B::STEPS;
+    const MIN_STEPS: bool = B::MIN_STEPS;
     #[cfg(target_arch = "x86_64")]
-    const SIGNED: bool = B::SIGNED || B::STEPS;
+    const SIGNED: bool = B::SIGNED || (B::STEPS && B::RAISED > 0);
     #[cfg(target_arch = "x86_64")]
     const EIGHTS: usize = B::RAISED as usize / 8;
     #[cfg(target_arch = "x86_64")]
-    // Sums of two products are at most 2 × 15 × 127, 2 × 31 × 127 and with steps 2 × 32 × 127: eight
-    // and four of them fit in 16 bits.
+    // Sums of two products are at most 2 × 15 × 127, 2 × 32 × 127 and 2 × 64 × 127: eight, four and two
+    // of them fit in 16 bits. Those with one step are at most half of a group.
     const RUN: usize = match B::MOST {
-        _ if B::STEPS => 4,
+        most if B::STEPS => match most - B::RAISED {
+            0..=32 => 4,
+            _ => 2,
+        },
         0..=15 => 8,
-        16..=31 => 4,
+        16..=32 => 4,
+        33..=64 => 2,
         _ => 1,
     };
 }

@@ -32,16 +32,34 @@ const ALIGN: usize = 64;
 /// Levels of the tree that folds the chains.
 const ROUNDS: usize = CHUNK_GROUPS.ilog2() as usize;
 
-/// Bytes of a packed group of `rows` rows: signed or offset bytes, then f32 scales, then f32
-/// minimums or the steps of the first and of the second halves, four bytes each, if there are any.
-const fn group_bytes(rows: usize, mins: bool, steps: bool) -> usize {
-    rows * (GROUP + (1 + mins as usize + 2 * steps as usize) * size_of::<f32>())
+/// Which of a packed group's factors are the steps of the first halves; those of the second ones follow.
+pub(super) const STEPS_AT: usize = 1;
+
+/// Which of a packed group's factors are the minimums, if there are any.
+pub(super) const fn mins_at<F: Form>() -> usize {
+    STEPS_AT + 2 * F::STEPS as usize
 }
+
+/// Which of a packed group's factors are the steps of the minimums, if there are any.
+pub(super) const fn min_steps_at<F: Form>() -> usize {
+    mins_at::<F>() + 1
+}
+
+/// Bytes of a packed group of `rows` rows: signed or offset bytes, then the factors, four bytes for each
+/// row: f32 scales; the steps of the first and of the second halves; f32 minimums; the steps of the
+/// minimums, of both halves two i16.
+const fn group_bytes<F: Form>(rows: usize) -> usize {
+    let factors = mins_at::<F>() + F::MINS as usize + F::MIN_STEPS as usize;
+    rows * (GROUP + factors * size_of::<f32>())
+}
+
+/// Most bytes of a packed group: there are steps of minimums where panels are of half as many rows.
+const MAX_GROUP_BYTES: usize = MAX_ROWS * (GROUP + 3 * size_of::<f32>());
 
 /// f32 elements of scratch for two panels or the quants of [`MAX_FEW`] tokens, whatever the
 /// instruction set, saturating.
 pub(crate) const fn scratch_len(n: usize) -> usize {
-    let panels = (n.div_ceil(GROUP)).saturating_mul(2 * group_bytes(MAX_ROWS, false, true));
+    let panels = (n.div_ceil(GROUP)).saturating_mul(2 * MAX_GROUP_BYTES);
     let tokens = (n.div_ceil(CHUNK)).saturating_mul(CHUNK * MAX_FEW);
     let bytes = if panels > tokens { panels } else { tokens };
     bytes.saturating_add(ALIGN) / size_of::<f32>()
@@ -173,6 +191,25 @@ pub(super) trait Tile {
     /// The CPU has the instruction set of `Self`. [`pack`](Tile::pack) has written each of the
     /// packed groups with the same `F`; there are `T` tokens, which are valid for reads; `m < 16`.
     unsafe fn sums<F: Form, const P: usize, const T: usize>(at: Step) -> [[Self::Sums; T]; P];
+
+    /// The sums of a token's two halves of a group, each times the row's step: `ROWS` pairs of steps.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`, and `steps` is valid for reads of `ROWS` pairs.
+    #[inline(always)]
+    unsafe fn of_halves(steps: *const [i16; 2], sums: [i16; 2]) -> Self::Sums {
+        const { assert!(size_of::<Self::Sums>() == Self::ROWS * size_of::<i32>()) };
+        let mut all = [0; MAX_ROWS];
+        // SAFETY: the caller guarantees the steps; sums are an i32 for each row.
+        unsafe {
+            for (r, all) in all[..Self::ROWS].iter_mut().enumerate() {
+                let [first, second] = *steps.add(r);
+                *all =
+                    i32::from(first) * i32::from(sums[0]) + i32::from(second) * i32::from(sums[1]);
+            }
+            all.as_ptr().cast::<Self::Sums>().read_unaligned()
+        }
+    }
 
     /// The sums of two lots of elements, modulo 2³².
     ///
@@ -348,10 +385,11 @@ pub(super) unsafe fn matmul_as<K: Tile + Unit, R: Rows, F: Form, P: Pack<K>>(
 ) {
     // SAFETY: bytes may be anything.
     let (_, scratch, _) = unsafe { scratch.align_to_mut::<Line>() };
+    const { assert!(group_bytes::<F>(K::ROWS) <= MAX_GROUP_BYTES) }
     let panel = Panel {
         base: scratch.as_mut_ptr().cast(),
         groups: xs.n().div_ceil(GROUP),
-        group_bytes: const { group_bytes(K::ROWS, F::MINS, F::STEPS) },
+        group_bytes: const { group_bytes::<F>(K::ROWS) },
     };
     debug_assert!(2 * panel.bytes() <= size_of_val(scratch));
     let (count, last) = (rows.count(), rows.count() - 1);
@@ -478,9 +516,15 @@ unsafe fn tile<K: Tile, F: Form, const P: usize, const T: usize>(
                         for t in 0..T {
                             let scale = (*x.chunk(t)).scales[m];
                             chains[p][t] = K::add(chains[p][t], sums[p][t], scales, scale);
-                            if F::MINS {
+                            let mins = scales.add(mins_at::<F>() * K::ROWS);
+                            if F::MIN_STEPS {
+                                let steps = scales.add(min_steps_at::<F>() * K::ROWS).cast();
+                                let halves = &(*x.chunk(t)).halves;
+                                let sums = K::of_halves(steps, [halves[2 * m], halves[2 * m + 1]]);
+                                chains[p][t] = K::add(chains[p][t], sums, mins, scale);
+                            } else if F::MINS {
                                 let sum = (*x.chunk(t)).sums[m];
-                                chains[p][t] = K::less(chains[p][t], scales.add(K::ROWS), sum);
+                                chains[p][t] = K::less(chains[p][t], mins, sum);
                             }
                         }
                     }

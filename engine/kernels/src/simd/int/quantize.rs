@@ -185,7 +185,9 @@ unsafe fn quantize_chunk<Q: Quantize>(x: &[f32; CHUNK], all: Option<u32>, chunk:
         let at = first_half(g);
         chunk.quants[at..at + HALF].copy_from_slice(&quants[..HALF]);
         chunk.quants[at + SECOND_HALF..][..HALF].copy_from_slice(&quants[HALF..]);
-        (chunk.by_8[g], chunk.by_128[g]) = (-8 * sum, -128 * sum);
+        let first: i16 = quants[..HALF].iter().map(|&quant| i16::from(quant)).sum();
+        (chunk.halves[2 * g], chunk.halves[2 * g + 1]) = (first, sum as i16 - first);
+        chunk.by_8[g] = -8 * sum;
         chunk.sums[g] = sum as f32 * chunk.scales[g];
     }
 }
