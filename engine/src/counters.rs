@@ -46,6 +46,18 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// The same with the numbers of lookups of `other`.
+    pub(crate) fn with_lookups_of(self, other: Self) -> Self {
+        Self {
+            hot_hits: other.hot_hits,
+            hits: other.hits,
+            looked_up: other.looked_up,
+            misses: other.misses,
+            guessed_needed: other.guessed_needed,
+            ..self
+        }
+    }
+
     /// The difference to `before`.
     pub fn since(self, before: Self) -> Self {
         Self {

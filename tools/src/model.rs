@@ -128,7 +128,14 @@ impl Use {
         model: &Model,
         args: &EngineArgs,
     ) -> Result<Option<small_model::Opened>, Failure> {
-        small_model::open(&self.drafts, model.text(), self.context, args.threads)
+        let Some(path) = &self.drafts.draft else {
+            return Ok(None);
+        };
+        let small = open_model(&ModelArg {
+            model: Some(path.clone()),
+        })?;
+        let text = model.text();
+        small_model::open(small, text, self.context, args.threads).map(Some)
     }
 }
 

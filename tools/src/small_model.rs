@@ -9,8 +9,6 @@ use emberflow_engine::{
 use emberflow_storage::mem;
 
 use crate::Failure;
-use crate::cli::{DraftArgs, ModelArg};
-use crate::model::open_model;
 
 /// A small model in memory, and the text that it follows.
 pub struct SmallModel {
@@ -28,22 +26,16 @@ pub struct Opened {
     pub reserve: u64,
 }
 
-/// Opens the model of `--draft` for texts of `target` of up to `context` tokens; `None` without one.
+/// Opens `model` for texts of `target` of up to `context` tokens, with `threads` compute threads, or as many as are best.
 ///
 /// # Errors
-/// A model that cannot be opened, or has other tokens.
+/// A model that cannot be opened, has other tokens, or whose state cannot go back.
 pub fn open(
-    args: &DraftArgs,
+    model: Model,
     target: &Text,
     context: usize,
     threads: Option<u16>,
-) -> Result<Option<Opened>, Failure> {
-    let Some(path) = &args.draft else {
-        return Ok(None);
-    };
-    let model = open_model(&ModelArg {
-        model: Some(path.clone()),
-    })?;
+) -> Result<Opened, Failure> {
     check_tokens(target, &model)?;
     let vocab = target.config().vocab.min(model.text().config().vocab);
     let options = Options {
@@ -65,7 +57,7 @@ pub fn open(
         sequence,
         vocab,
     });
-    Ok(Some(Opened { model, reserve }))
+    Ok(Opened { model, reserve })
 }
 
 /// Rejects a model with other tokens than `target`.

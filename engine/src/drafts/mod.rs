@@ -117,6 +117,9 @@ impl DraftTotals {
     }
 }
 
+/// As [`Draft::propose`], for a text that is known.
+pub(crate) type Propose<'a> = dyn FnMut(usize, f64, &mut Vec<u32>) -> Result<(), Error> + 'a;
+
 /// Where drafts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
@@ -208,7 +211,7 @@ impl Drafts {
         &mut self,
         ask: &Ask<'_>,
         forecast: &dyn Fn(usize) -> f64,
-        itself: &mut dyn FnMut(usize, f64, &mut Vec<u32>) -> Result<(), Error>,
+        itself: &mut Propose<'_>,
     ) -> Result<(), Error> {
         self.clear();
         self.found = (self.options.lookup)

@@ -80,7 +80,7 @@ fn nothing_fired(layout: &Layout) -> Vec<Vec<u64>> {
 }
 
 /// Counters.
-#[derive(Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counts {
     /// (neuron, token) pairs: gate fired, gate computed, all.
     pub fired: u64,
@@ -119,6 +119,8 @@ pub(crate) struct Ffn {
     pub(super) schedule: Schedule,
     pub(super) recent: Recent,
     pub(super) counts: Counts,
+    /// The same before the passes that made the last drafts.
+    before_drafts: Option<Counts>,
     /// The activation of each layer, if they differ.
     pub(super) activations: Vec<Activation>,
     /// Cutoffs of gates, for banks with all gates computed.
@@ -170,6 +172,7 @@ impl Ffn {
             schedule: Schedule::new(room.clusters),
             recent: Recent::new(room.rows),
             counts: Counts::default(),
+            before_drafts: None,
             activations: Vec::new(),
             tops: Tops::default(),
             cutoffs: Vec::with_capacity(room.rows),
@@ -264,13 +267,20 @@ impl Ffn {
         }
     }
 
-    /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`. `held_only`: neurons that
-    /// are not in memory are left out.
-    pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool, held_only: bool) {
+    /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`.
+    pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool) {
+        self.counts = self.before_drafts.take().unwrap_or(self.counts);
         let all = self.recent.begin_pass(rows);
         if fresh {
-            self.store.begin_pass(all == 1, held_only);
+            self.store.begin_pass(all == 1);
         }
+    }
+
+    /// Begins a pass that makes drafts: neurons that are not in memory are left out, and nothing is counted.
+    pub fn begin_drafts(&mut self, rows: impl Iterator<Item = usize>) {
+        self.before_drafts.get_or_insert(self.counts);
+        self.recent.begin_pass(rows);
+        self.store.begin_drafts();
     }
 
     /// The observer's view of the layer just computed: `seen` with gates and hidden values.

@@ -140,7 +140,10 @@ impl Decoder {
             }
         }
         let rows = spans.iter().map(|span| span.tokens.len());
-        self.ffn.begin_pass(rows, fresh, hooks.held_only);
+        match hooks.held_only {
+            true => self.ffn.begin_drafts(rows),
+            false => self.ffn.begin_pass(rows, fresh),
+        }
         let positions = spans.iter().flat_map(|span| {
             let first = span.sequence.len();
             first..first + span.tokens.len()

@@ -158,17 +158,9 @@ impl<'e> Stepper<'e> {
             sequence.adopt(&self.texts[other].sequence, len);
             skipped = len;
         }
-        let mut text = LiveText::new(
-            first,
-            sequence,
-            before,
-            prompt.clone(),
-            request,
-            0,
-            vocab,
-            &bias,
-        )
-        .under(&rules);
+        let mut text = LiveText::new(first, sequence, prompt.clone(), request, 0, vocab, &bias)
+            .after(before)
+            .under(&rules);
         text.done = skipped;
         if request.mean_hidden {
             text.hidden = vec![0.0; self.engine.config().d_model as usize];
@@ -180,13 +172,13 @@ impl<'e> Stepper<'e> {
             let mut text = LiveText::new(
                 id,
                 sequence,
-                before,
                 prompt.clone(),
                 request,
                 index as u64,
                 vocab,
                 &bias,
             )
+            .after(before)
             .under(&rules);
             text.waits_for = Some(first);
             text.constraint = constraint.as_ref().map(|c| c.fork());

@@ -44,11 +44,10 @@ pub(super) struct LiveText {
 }
 
 impl LiveText {
-    /// Request `id`, which continues `prompt` with the `index`-th seed, after `before` positions.
+    /// Request `id`, which continues `prompt` with the `index`-th seed.
     pub fn new(
         id: RequestId,
         sequence: Sequence,
-        before: usize,
         prompt: Vec<u32>,
         request: Request,
         index: u64,
@@ -62,8 +61,8 @@ impl LiveText {
         let room = sequence.room() + 1 - prompt.len().min(sequence.room());
         Self {
             id,
+            before: sequence.len() + prompt.len(),
             sequence,
-            before: before + prompt.len(),
             prompt,
             done: 0,
             rows: Vec::new(),
@@ -78,6 +77,12 @@ impl LiveText {
             preempted: false,
             request,
         }
+    }
+
+    /// For a prompt of which some tokens are in the sequence already: it begins after `positions` positions.
+    pub fn after(mut self, positions: usize) -> Self {
+        self.before = positions + self.prompt.len();
+        self
     }
 
     /// Applies the checkpoint's text rules.

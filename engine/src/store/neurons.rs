@@ -91,6 +91,8 @@ pub(crate) struct NeuronStore {
     /// Number of compute threads; they are idle while memory is filled.
     threads: usize,
     counters: Counters,
+    /// The counters before the passes that made the last drafts, which do not count as lookups.
+    before_drafts: Option<Counters>,
     /// The first failure, including one of a device, ends all passes.
     latch: Arc<Latch>,
     pub tracer: Tracer,
@@ -144,6 +146,7 @@ impl NeuronStore {
             mapped,
             threads: options.threads,
             counters: Counters::default(),
+            before_drafts: None,
             latch,
             tracer,
             layout,
@@ -214,12 +217,17 @@ impl NeuronStore {
         Ok(())
     }
 
-    /// Begins a pass over all layers. `single`: it has one token. `held_only`: nothing is read, and neurons that are not
-    /// in memory are left out.
-    pub fn begin_pass(&mut self, single: bool, held_only: bool) {
-        self.job.held_only = held_only;
-        if held_only {
-            return;
+    /// Begins a pass that makes drafts: nothing is read, and neurons that are not in memory are left out.
+    pub fn begin_drafts(&mut self) {
+        self.job.held_only = true;
+        self.before_drafts.get_or_insert(self.counters);
+    }
+
+    /// Begins a pass over all layers. `single`: it has one token.
+    pub fn begin_pass(&mut self, single: bool) {
+        self.job.held_only = false;
+        if let Some(before) = self.before_drafts.take() {
+            self.counters = self.counters.with_lookups_of(before);
         }
         self.residency.begin_pass();
         self.prefetch.begin_pass(single);

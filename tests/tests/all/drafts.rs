@@ -257,8 +257,7 @@ fn a_conversation_goes_on_after_drafts() {
                         }
                     }
                 };
-                let made =
-                    engine.generate(&mut sequence, &text[known..].to_vec(), &request, &mut on);
+                let made = engine.generate(&mut sequence, &text[known..], &request, &mut on);
                 let made = made.unwrap();
                 assert_eq!(made.tokens.len(), max_tokens - 1);
                 text.extend(&made.tokens);

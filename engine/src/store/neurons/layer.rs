@@ -406,11 +406,13 @@ impl NeuronStore {
     /// Otherwise its needed neurons for which `keeps` returns true move to the cold region, as if
     /// read individually. `again`: the next token is likely to visit its bank.
     pub fn release(&mut self, item: usize, again: bool, keeps: impl Fn(u32) -> bool) {
+        // Drafts count as no use.
+        let draft = self.job.held_only;
         let it = &mut self.job.items[item];
         let (bank, cluster, places) = (it.bank, it.cluster, it.places());
         let ids = &self.job.ids[places.clone()];
         match std::mem::replace(&mut it.source, ByteSource::Unused) {
-            ByteSource::Hot(_) if again => self.residency.hot.unpin(bank, cluster),
+            ByteSource::Hot(_) if again && !draft => self.residency.hot.unpin(bank, cluster),
             ByteSource::Hot(_) => self.residency.hot.unpin_unused(bank, cluster),
             ByteSource::Stream(Some(slot)) => {
                 let (key, bytes) = ([bank, cluster], slot.as_slice());
@@ -422,6 +424,7 @@ impl NeuronStore {
                 for (held, &neuron) in self.job.held[places].iter_mut().zip(ids) {
                     let key = Key { bank, neuron };
                     match std::mem::replace(held, Held::Nothing) {
+                        Held::Pinned(_) | Held::Read(_) if draft => cold.unpin(key, Leave::Unused),
                         Held::Pinned(_) | Held::Read(_) if keeps(neuron) => {
                             cold.unpin(key, Leave::Used);
                         }
