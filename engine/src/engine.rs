@@ -7,10 +7,10 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
 
-use crate::ablation::Policy;
+use crate::ablation::{Ablation, Policy};
 use crate::cluster::LEAST_BUFFERS;
 use crate::counters::{Counters, nanoseconds};
-use crate::drafts::{Draft, DraftTotals, Drafts};
+use crate::drafts::{Draft, DraftTotals, Drafts, Speculation};
 use crate::error::Error;
 use crate::ffn::{Ffn, FfnRoom};
 use crate::first_tokens::FirstTokens;
@@ -115,7 +115,11 @@ impl Engine {
         let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
         let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
         let (text, choice) = (parts.text.clone(), parts.choice.clone());
-        let speculation = parts.options.speculation;
+        // Baselines are measured without drafts.
+        let speculation = match parts.options.lab.ablation {
+            Ablation::Full => parts.options.speculation,
+            _ => Speculation::OFF,
+        };
         let (options, planner) = (parts.options.clone(), parts.planner.clone());
         let rooms = parts.opened().rooms(&division);
         let decoder = build(parts, c, &division)?;

@@ -14,6 +14,7 @@
 //! [`Firing::unknown`]: crate::planner::Firing::unknown
 
 use crate::counters::Counters;
+use crate::planner::Planner;
 
 /// Tokens that fill the cache before counting, then counted tokens. Eight tokens of a 1B model with a tenth of its
 /// neurons firing are 100,000 samples of the share, and as many looked-up neurons.
@@ -32,6 +33,12 @@ pub(crate) struct FirstTokens {
 }
 
 impl FirstTokens {
+    /// Whether further tokens correct assumptions of `planner` about neurons.
+    pub fn corrects(&self, planner: &Planner) -> bool {
+        let assumed = planner.firing.assumed && planner.compares() && planner.needs.neurons > 0;
+        assumed && self.rounds < ROUNDS
+    }
+
     /// Discards a window that is interrupted by anything other than decoding.
     pub fn restart(&mut self) {
         self.tokens = 0;

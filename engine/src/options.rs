@@ -106,9 +106,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Most rows of logits after a pass: of all texts, or of the drafts of one.
+    /// Most rows of logits after a pass: one text has drafts if it was parked with them, the others do not.
     pub(crate) fn logit_rows(&self) -> usize {
-        self.batch.max(self.speculation.logit_rows())
+        self.batch.saturating_sub(1) + self.speculation.logit_rows()
     }
 
     /// The defaults under `budget`.

@@ -155,8 +155,8 @@ fn apply(engine: &mut Engine, division: Division) -> Result<(), Error> {
 /// # Errors
 /// A failed read.
 pub(crate) fn token_decoded(engine: &mut Engine) -> Result<(), Error> {
-    let alone = engine.planner.compares() && engine.decoder.ffn.lane.is_none();
-    if !(engine.planner.firing.assumed && alone) {
+    let lane = engine.decoder.ffn.lane.is_some();
+    if lane || !engine.first_tokens.corrects(&engine.planner) {
         return Ok(());
     }
     let now = engine.counters();

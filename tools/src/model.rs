@@ -8,11 +8,10 @@ use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::{Budget, Engine, Model, Options, demo_container, unpacked};
-use emberflow_kernels::DType;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
 
-use crate::cli::{DeviceArg, DraftArgs, EngineArgs, KvArg, ModelArg, Named};
+use crate::cli::{DeviceArg, DraftArgs, EngineArgs, ModelArg, Named};
 use crate::progress::Loading;
 use crate::{Failure, budget, machine, small_model};
 
@@ -135,7 +134,7 @@ impl Use {
             model: Some(path.clone()),
         })?;
         let text = model.text();
-        small_model::open(small, text, self.context, args.threads).map(Some)
+        small_model::open(small, text, self.context, args).map(Some)
     }
 }
 
@@ -265,10 +264,7 @@ fn engine_options(args: &EngineArgs, context: usize) -> Result<Options, Failure>
         sparsity: args.sparsity.into(),
         lock: args.lock,
         context,
-        kv: match args.kv {
-            KvArg::F16 => DType::F16,
-            KvArg::F32 => DType::F32,
-        },
+        kv: args.kv.into(),
         lane: open_lane(&args.device)?,
         lab: args.lab.clone(),
         ..Options::default()

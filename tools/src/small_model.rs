@@ -2,13 +2,21 @@
 
 use std::fmt;
 
+use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::{
-    Budget, Draft, Engine, Error, Logits, Model, Options, Sequence, Text, log_probability,
-    most_likely,
+    Budget, Draft, Engine, Error, Lab, Logits, MOST_DRAFTS, Model, Options, Sequence, Text,
+    log_probability, most_likely,
 };
 use emberflow_storage::mem;
 
-use crate::Failure;
+use crate::cli::EngineArgs;
+use crate::{Failure, size};
+
+/// Tokens that the small model computes at once.
+const CHUNK: usize = 32;
+
+/// Bytes of a buffer that each thread of the small model may have, as long as those of the other model.
+const PER_THREAD: u64 = 1 << 20;
 
 /// A small model in memory, and the text that it follows.
 pub struct SmallModel {
@@ -26,32 +34,46 @@ pub struct Opened {
     pub reserve: u64,
 }
 
-/// Opens `model` for texts of `target` of up to `context` tokens, with `threads` compute threads, or as many as are best.
+/// Opens `model` for texts of `target` of up to `context` tokens, within the memory of `args`.
 ///
 /// # Errors
-/// A model that cannot be opened, has other tokens, or whose state cannot go back.
+/// A model that cannot be opened or is too large, has other tokens, or whose state cannot go back.
 pub fn open(
     model: Model,
     target: &Text,
     context: usize,
-    threads: Option<u16>,
+    args: &EngineArgs,
 ) -> Result<Opened, Failure> {
     check_tokens(target, &model)?;
     let vocab = target.config().vocab.min(model.text().config().vocab);
     let options = Options {
-        threads: threads.unwrap_or(0).into(),
+        threads: args.threads.unwrap_or(0).into(),
         context: context.min(model.text().config().max_context as usize),
+        kv: args.kv.into(),
+        lab: Lab {
+            chunk: CHUNK,
+            ..args.lab.clone()
+        },
         ..Options::new(Budget::FfnShare(1.0))
     };
-    let engine = Engine::open(model, options)?;
+    let fits = |plan: &MemoryPlan| match args.memory {
+        Budget::Bytes(budget) if plan.held() >= budget => Err(Failure::usage(format!(
+            "the model of --draft takes {} of --memory {}: choose a smaller one, or more memory",
+            size::show(plan.held()),
+            size::show(budget)
+        ))),
+        _ => Ok(()),
+    };
+    let engine = Engine::open_watched(model, options, fits)?;
     let sequence = engine.new_sequence()?;
     if !sequence.goes_back() {
         return Err(Failure::usage(
             "--draft needs a model without recurrent layers: its state must go back after a wrong draft",
         ));
     }
-    let reserve = engine.memory().held();
-    let reserve = reserve.saturating_sub(mem::rss().unwrap_or(reserve));
+    let planned = engine.memory().held();
+    let reserve = planned.saturating_sub(mem::rss().unwrap_or(planned));
+    let reserve = reserve + PER_THREAD * engine.threads() as u64;
     let model = Box::new(SmallModel {
         engine,
         sequence,
@@ -106,11 +128,15 @@ impl SmallModel {
 }
 
 impl Draft for SmallModel {
+    fn behind(&self, text: &[u32]) -> Option<usize> {
+        let known = self.sequence.tokens().iter().zip(text);
+        let common = known.take_while(|(a, b)| a == b).count();
+        (self.knows(text, MOST_DRAFTS)).then(|| text.len().saturating_sub(common))
+    }
+
     fn catch_up(&mut self, text: &[u32]) -> Result<(), Error> {
-        match self.knows(text, 0) {
-            true => self.compute(text, 1),
-            false => Ok(()),
-        }
+        let missing = self.behind(text).unwrap_or(0);
+        self.compute(text, 1 + missing.saturating_sub(CHUNK))
     }
 
     fn propose(

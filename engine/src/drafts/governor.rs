@@ -22,7 +22,7 @@ pub const MOST_DRAFTS: usize = 8;
 
 /// Most rows of a text that decodes: a recurrent state goes back to before the pass, so all but the last of its rows may
 /// have to be computed again before the next drafts.
-pub(super) const MOST_ROWS: usize = 2 * MOST_DRAFTS + 1;
+pub(crate) const MOST_ROWS: usize = 2 * MOST_DRAFTS + 1;
 
 /// Drafts are checked if they are expected to be this many times as fast as none: noise.
 const GAIN: f64 = 1.05;
@@ -32,6 +32,9 @@ const NEW: f64 = 0.25;
 
 /// What counts stay after each further pass: about the last twenty.
 const FADING: f64 = 0.95;
+
+/// The same after a pass without drafts of a source: after a hundred passes a seventh of the counts is left.
+const UNUSED: f64 = 0.98;
 
 /// Number of counted drafts that the rate of the place before is worth.
 const PRIOR: f64 = 2.0;
@@ -79,6 +82,14 @@ impl Rates {
         for (place, count) in self.places.iter_mut().enumerate().take(tried) {
             count.taken = FADING * count.taken + f64::from(u8::from(place < taken));
             count.tried = FADING * count.tried + 1.0;
+        }
+    }
+
+    /// Forgets a little, after a pass without drafts of this source: so it is tried again some time.
+    pub fn fade(&mut self) {
+        for count in &mut self.places {
+            count.taken *= UNUSED;
+            count.tried *= UNUSED;
         }
     }
 
@@ -196,8 +207,8 @@ impl Governor {
             for depth in 1..=offer.most.min(MOST_DRAFTS) {
                 let mut seconds = self.time(pending + depth) + depth as f64 * offer.seconds;
                 if again {
-                    let last = tokens[depth] - tokens[depth - 1];
-                    seconds += (1.0 - last) * tokens[depth] * row;
+                    let all = tokens[depth] - tokens[depth - 1];
+                    seconds += (1.0 - all) * ((pending - 1) as f64 + tokens[depth]) * row;
                 }
                 let speed = tokens[depth] / seconds;
                 let choice = Choice {
@@ -235,31 +246,41 @@ mod tests {
     /// the seconds of `tokens` tokens, and those without drafts.
     fn simulate(
         tokens: usize,
-        right: f64,
+        right: impl Fn(usize) -> f64,
         draft: f64,
+        again: bool,
         forecast: fn(usize) -> f64,
         time: fn(usize) -> f64,
     ) -> [f64; 2] {
         let mut random = fastrand::Rng::with_seed(7);
         let mut governor = Governor::new(forecast);
         let (mut rates, mut made, mut seconds) = (Rates::new(0.5), 0, 0.0);
+        let mut pending = 1;
         while made < tokens {
             let offer = Offer {
                 rates: &rates,
-                most: MOST_DRAFTS,
+                most: MOST_DRAFTS.min(MOST_ROWS.saturating_sub(pending)),
                 seconds: draft,
             };
-            let depth = (governor.choose(1, &[offer], false)).map_or(0, |choice| choice.depth);
-            let taken = (0..depth).take_while(|_| random.f64() < right).count();
+            let chosen = governor.choose(pending, &[offer], again);
+            let depth = chosen.map_or(0, |choice| choice.depth);
+            let mut guess = |_: &usize| random.f64() < right(made);
+            let taken = (0..depth).take_while(&mut guess).count();
             match depth {
                 // It is known whether the first one would have been right, as with n-grams.
-                0 if draft == 0.0 => rates.count(usize::from(random.f64() < right), 1),
-                0 => {}
+                0 if draft == 0.0 => rates.count(usize::from(guess(&0)), 1),
+                0 => rates.fade(),
                 _ => rates.count(taken, depth.min(taken + 1)),
             }
-            governor.passed(1 + depth, depth, Duration::from_secs_f64(time(1 + depth)));
-            seconds += time(1 + depth) + depth as f64 * draft;
+            let rows = pending + depth;
+            governor.passed(rows, depth, Duration::from_secs_f64(time(rows)));
+            seconds += time(rows) + depth as f64 * draft;
             made += 1 + taken;
+            pending = if again && taken < depth {
+                pending + taken + 1
+            } else {
+                1
+            };
         }
         [seconds, made as f64 * time(1)]
     }
@@ -276,7 +297,7 @@ mod tests {
     fn right_drafts_of_cheap_rows_are_taken() {
         for forecast in [reads as fn(usize) -> f64, computes] {
             for draft in [0.0, 0.01] {
-                let [seconds, plain] = simulate(2000, 0.85, draft, forecast, reads);
+                let [seconds, plain] = simulate(2000, |_| 0.85, draft, false, forecast, reads);
                 assert!(seconds < 0.42 * plain, "{seconds} of {plain}, {draft}");
             }
         }
@@ -292,13 +313,37 @@ mod tests {
             (0.0, 0.0, computes),
         ] {
             for forecast in [reads as fn(usize) -> f64, computes] {
-                let [seconds, plain] = simulate(2000, right, draft, forecast, time);
+                let [seconds, plain] = simulate(2000, |_| right, draft, false, forecast, time);
                 assert!(
                     seconds < 1.03 * plain,
                     "{right} {draft}: {seconds} of {plain}"
                 );
             }
         }
+    }
+
+    #[test]
+    fn rows_that_are_computed_again_count() {
+        fn both(rows: usize) -> f64 {
+            0.2 + 0.02 * rows as f64
+        }
+        for (time, right, least) in [
+            (both as fn(usize) -> f64, 0.5, 1.0),
+            (both, 0.1, 0.97),
+            (both, 0.9, 1.8),
+            (reads, 0.8, 1.8),
+            (computes, 0.5, 0.97),
+        ] {
+            let [seconds, plain] = simulate(2000, |_| right, 0.0, true, time, time);
+            assert!(plain > least * seconds, "{right}: {seconds} of {plain}");
+        }
+    }
+
+    #[test]
+    fn a_source_that_was_wrong_is_tried_again() {
+        let later = |made: usize| if made < 300 { 0.0 } else { 0.9 };
+        let [seconds, plain] = simulate(3000, later, 0.03, false, reads, reads);
+        assert!(plain > 1.7 * seconds, "{seconds} of {plain}");
     }
 
     #[test]

@@ -19,7 +19,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 pub use governor::MOST_DRAFTS;
-use governor::{Choice, Governor, MOST_ROWS, NGRAM_RATE, Offer, Rates};
+pub(crate) use governor::MOST_ROWS;
+use governor::{Choice, Governor, NGRAM_RATE, Offer, Rates};
 use lookup::{MATCHES, Match};
 pub use source::Draft;
 use source::{Learned, Source};
@@ -128,6 +129,9 @@ enum Origin {
     Model,
 }
 
+/// Tokens that a source may be behind a text to make drafts: those of a pass.
+const NEAR: usize = MOST_DRAFTS + 1;
+
 /// What a text asks for.
 pub(crate) struct Ask<'a> {
     /// All of its tokens.
@@ -140,6 +144,8 @@ pub(crate) struct Ask<'a> {
     pub again: bool,
     /// Whether the model itself can make drafts.
     pub memory: bool,
+    /// Tokens of the model.
+    pub vocab: u32,
 }
 
 /// The sources of an engine and how well they do.
@@ -179,9 +185,10 @@ impl Drafts {
         }
     }
 
-    /// Forgets how long passes take, because memory is divided differently.
+    /// Forgets how long passes take and what the model knows from memory, which is divided differently.
     pub fn forget_times(&mut self) {
         self.governor = None;
+        self.memory = Learned::new();
     }
 
     /// Uses another source.
@@ -220,29 +227,54 @@ impl Drafts {
         if let Some(found) = self.found {
             found.follow(ask.text, MOST_DRAFTS, &mut self.guessed);
         }
+        self.follow(ask.text);
         let Some((from, depth, least)) = self.choose(ask, forecast) else {
             return Ok(());
         };
         self.from = from;
-        if let (Origin::Model, Some(source)) = (from, &mut self.source) {
-            source.draft.catch_up(ask.text)?;
-        }
         let start = Instant::now();
         match (from, &mut self.source) {
             (Origin::Memory, _) => {
                 itself(depth, least, &mut self.drafts)?;
-                self.memory.learn_time(start.elapsed(), self.drafts.len());
+                (self.memory).learn_time(start.elapsed(), self.drafts.len());
             }
             (Origin::Model, Some(source)) => {
-                (source.draft).propose(ask.text, depth, least, &mut self.drafts)?;
-                source
-                    .learned
-                    .learn_time(start.elapsed(), self.drafts.len());
+                let made = (source.draft).propose(ask.text, depth, least, &mut self.drafts);
+                (source.learned).learn_time(start.elapsed(), self.drafts.len());
+                self.keep_source(made);
             }
             _ => self.drafts.extend_from_slice(&self.guessed[..depth]),
         }
+        self.drafts.truncate(depth);
+        let known = self.drafts.iter().take_while(|&&token| token < ask.vocab);
+        self.drafts.truncate(known.count());
         self.totals.time += start.elapsed();
         Ok(())
+    }
+
+    /// Lets a source that is far behind the text come nearer. It makes no drafts before it is there.
+    fn follow(&mut self, text: &[u32]) {
+        let used = self.options.model;
+        if let Some(source) = self.source.as_mut().filter(|_| used)
+            && source
+                .draft
+                .behind(text)
+                .is_some_and(|behind| behind > NEAR)
+        {
+            let start = Instant::now();
+            let outcome = source.draft.catch_up(text);
+            self.totals.time += start.elapsed();
+            self.keep_source(outcome);
+        }
+    }
+
+    /// Drops a source that has failed: texts do not need it.
+    fn keep_source(&mut self, outcome: Result<(), Error>) {
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "no more drafts of the small model");
+            self.source = None;
+            self.drafts.clear();
+        }
     }
 
     /// The drafts of the next pass.
@@ -278,7 +310,12 @@ impl Drafts {
             offers.push(self.memory.offer(ask.most));
             sources.push(Origin::Memory);
         }
-        if let Some(source) = self.source.as_ref().filter(|_| self.options.model) {
+        let near = |source: &&Source| {
+            let behind = source.draft.behind(ask.text);
+            behind.is_some_and(|behind| behind <= NEAR)
+        };
+        let source = self.source.as_ref().filter(|_| self.options.model);
+        if let Some(source) = source.filter(near) {
             offers.push(source.learned.offer(ask.most));
             sources.push(Origin::Model);
         }
@@ -328,10 +365,15 @@ impl Drafts {
         totals.proposed += counts.proposed;
         totals.taken += counts.taken;
         let tried = self.drawn.len().min(checked.len());
-        match (self.from, &mut self.source) {
-            (Origin::Memory, _) => self.memory.rates.count(taken, tried),
-            (Origin::Model, Some(source)) => source.learned.rates.count(taken, tried),
-            _ => {}
+        let from = Some(self.from).filter(|_| tried > 0);
+        match from == Some(Origin::Memory) {
+            true => self.memory.rates.count(taken, tried),
+            false => self.memory.rates.fade(),
+        }
+        match &mut self.source {
+            Some(source) if from == Some(Origin::Model) => source.learned.rates.count(taken, tried),
+            Some(source) => source.learned.rates.fade(),
+            None => {}
         }
         // Also what was not checked.
         if let Some(found) = self.found {

@@ -8,15 +8,16 @@ use crate::error::Error;
 
 /// Guesses the next tokens of a text.
 pub trait Draft: Debug {
-    /// Catches up with `text`, without its last token. Not counted as time of drafts: a text is caught up with once.
+    /// Tokens of `text` that it has to compute before it can make drafts; `None` if it cannot follow the text.
+    fn behind(&self, text: &[u32]) -> Option<usize>;
+
+    /// Computes some of these tokens, as many as take less than about a second.
     ///
     /// # Errors
     /// A failed read.
-    fn catch_up(&mut self, _text: &[u32]) -> Result<(), Error> {
-        Ok(())
-    }
+    fn catch_up(&mut self, text: &[u32]) -> Result<(), Error>;
 
-    /// Appends up to `depth` tokens to `drafts` that may follow `text`. After the first, one that is right with a probability
+    /// Computes the tokens that it is behind, and appends up to `depth` tokens to `drafts` that may follow `text`. After the first, one that is right with a probability
     /// below `least` costs more than it saves.
     ///
     /// # Errors
@@ -61,7 +62,10 @@ impl Learned {
 
     /// Records the time of `made` drafts.
     pub fn learn_time(&mut self, time: Duration, made: usize) {
-        let each = time.as_secs_f64() / made.max(1) as f64;
+        if made == 0 {
+            return;
+        }
+        let each = time.as_secs_f64() / made as f64;
         self.seconds = match self.seconds {
             0.0 => each,
             before => before + NEW * (each - before),

@@ -269,14 +269,19 @@ impl Ffn {
 
     /// Begins a pass over consecutive sequences of `rows` rows each; resumes it unless `fresh`.
     pub fn begin_pass(&mut self, rows: impl Iterator<Item = usize>, fresh: bool) {
-        self.counts = self.before_drafts.take().unwrap_or(self.counts);
         let all = self.recent.begin_pass(rows);
         if fresh {
             self.store.begin_pass(all == 1);
         }
     }
 
-    /// Begins a pass that makes drafts: neurons that are not in memory are left out, and nothing is counted.
+    /// Ends passes that made drafts: nothing of them counts.
+    pub fn end_drafts(&mut self) {
+        self.counts = self.before_drafts.take().unwrap_or(self.counts);
+        self.store.end_drafts();
+    }
+
+    /// Begins a pass that makes drafts: neurons that are not in memory are left out.
     pub fn begin_drafts(&mut self, rows: impl Iterator<Item = usize>) {
         self.before_drafts.get_or_insert(self.counts);
         self.recent.begin_pass(rows);

@@ -408,6 +408,8 @@ impl Opened<'_> {
             io_bytes(self.layout, LEAST_BUFFERS, o.lab.ablation.policy().mapped),
             PER_THREAD * self.threads as u64,
             PER_POSITION * o.context as u64 * batch,
+            // The tokens of a text that has drafts.
+            4 * o.context as u64,
             // Candidates of each sampler, and a copy for sorting.
             20 * u64::from(self.config.vocab) * batch,
             tracks * o.lab.trace as u64 * size_of::<emberflow_storage::trace::Span>() as u64,

@@ -56,7 +56,8 @@ pub struct Generation {
 impl Engine {
     /// Runs `prompt` (not empty) after the tokens of `sequence` and generates. `on` receives the
     /// prefill progress after each prompt pass but the last, then each token, and may stop the
-    /// generation. The last generated token is not added to the sequence.
+    /// generation. The last generated token is not added to the sequence. With drafts and a
+    /// recurrent state the sequence may lack the tokens of the last pass, too: continue after [`Sequence::tokens`].
     ///
     /// # Errors
     /// An invalid request, a prompt that does not fit, a failed read, or non-finite logits.

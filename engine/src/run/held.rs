@@ -24,8 +24,12 @@ impl HeldDrafts<'_> {
     pub fn append(mut self, span: Span<'_>, drafts: &mut Vec<u32>) -> Result<(), Error> {
         let Span { sequence, tokens } = span;
         let len = sequence.len();
+        let times = self.decoder.times;
         let made = self.follow(sequence, tokens, drafts);
         sequence.truncate(len);
+        // Their time is that of drafts.
+        self.decoder.times = times;
+        self.decoder.ffn.end_drafts();
         made
     }
 

@@ -24,7 +24,7 @@ use super::request::{Request, RequestId, Stop};
 use super::spans::{FREE_ROWS, PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
-use crate::drafts::Ask;
+use crate::drafts::{Ask, MOST_ROWS};
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
 use crate::forward::Hooks;
@@ -51,8 +51,6 @@ pub struct Stepper<'e> {
     pace: Pace,
     /// The last request for whose prompt a memory division was considered.
     considered: Option<RequestId>,
-    /// Rows of the last pass.
-    last_rows: usize,
     /// The text for whose pass drafts were considered: it decodes alone.
     drafting: Option<RequestId>,
     /// Drafts of the last pass whose rows may yield tokens.
@@ -88,7 +86,6 @@ impl<'e> Stepper<'e> {
             turns: Turns::new(),
             pace: Pace::default(),
             considered: None,
-            last_rows: 0,
             drafting: None,
             checked: None,
             known: Vec::new(),
@@ -227,7 +224,6 @@ impl<'e> Stepper<'e> {
             }
         }
         let rows = self.running.iter().map(|part| part.rows).sum();
-        self.last_rows = rows;
         let whole = self.engine.pass.layers.is_none();
         let decodes = self.begin_lane(rows);
         let (start, before) = (Instant::now(), self.engine.counters());
@@ -321,11 +317,6 @@ impl<'e> Stepper<'e> {
                 }
                 Wants::Decode => {
                     self.end_prompt()?;
-                    // A pass with drafts says nothing about single tokens.
-                    if self.last_rows > 1 {
-                        self.engine.first_tokens.restart();
-                        return Ok(());
-                    }
                     token_decoded(self.engine)
                 }
                 Wants::Nothing | Wants::Underway => self.end_prompt(),
@@ -383,6 +374,7 @@ impl<'e> Stepper<'e> {
             decoder,
             pass,
             planner,
+            first_tokens,
             division,
             options,
             ..
@@ -390,17 +382,24 @@ impl<'e> Stepper<'e> {
         let [text] = self.texts.as_mut_slice() else {
             return Ok(());
         };
-        if !drafts.options().is_on() || text.wants() != Wants::Decode || !self.parked.is_empty() {
+        // Passes of one row correct the plan first.
+        let corrects = first_tokens.corrects(planner) && decoder.ffn.lane.is_none();
+        if corrects
+            || !drafts.options().is_on()
+            || text.wants() != Wants::Decode
+            || !self.parked.is_empty()
+        {
             return Ok(());
         }
         text.all_tokens(&mut self.known);
         let ask = Ask {
             text: &self.known,
             pending: text.pending(),
-            most: text.most_drafts(options.lab.chunk.max(options.batch)),
+            most: text.most_drafts(options.lab.chunk.max(options.batch).min(MOST_ROWS)),
             again: !text.sequence.goes_back(),
             // A recurrent state would have to be kept meanwhile.
             memory: text.sequence.goes_back() && decoder.leaves_out(),
+            vocab: decoder.config.vocab,
         };
         let forecast = |rows: usize| rows as f64 / planner.speed(division, rows);
         let mut itself = |depth, least, drafts: &mut Vec<u32>| {

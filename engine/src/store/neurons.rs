@@ -223,12 +223,16 @@ impl NeuronStore {
         self.before_drafts.get_or_insert(self.counters);
     }
 
-    /// Begins a pass over all layers. `single`: it has one token.
-    pub fn begin_pass(&mut self, single: bool) {
+    /// Ends passes that made drafts, which do not count as lookups.
+    pub fn end_drafts(&mut self) {
         self.job.held_only = false;
         if let Some(before) = self.before_drafts.take() {
             self.counters = self.counters.with_lookups_of(before);
         }
+    }
+
+    /// Begins a pass over all layers. `single`: it has one token.
+    pub fn begin_pass(&mut self, single: bool) {
         self.residency.begin_pass();
         self.prefetch.begin_pass(single);
     }

@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use emberflow_engine::{
-    Draft, DraftCounts, Engine, Error, Generation, MOST_DRAFTS, Model, Options, Request, Sampling,
-    Speculation, demo_container,
+    Admission, Draft, DraftCounts, Engine, Error, Generation, MOST_DRAFTS, Model, Options, Request,
+    Sampling, Speculation, Stepped, Stepper, demo_container,
 };
 use emberflow_kernels::DType;
 use emberflow_models::demo::Demo;
@@ -25,6 +26,14 @@ struct Script {
 }
 
 impl Draft for Script {
+    fn behind(&self, text: &[u32]) -> Option<usize> {
+        self.text.starts_with(text).then_some(0)
+    }
+
+    fn catch_up(&mut self, _: &[u32]) -> Result<(), Error> {
+        unreachable!("never behind")
+    }
+
     fn propose(
         &mut self,
         text: &[u32],
@@ -273,5 +282,79 @@ fn a_conversation_goes_on_after_drafts() {
         });
         assert_eq!(talk(&mut engine, &tokens), expected, "{name}");
         assert!(engine.draft_totals().model.taken > 0);
+    }
+}
+
+/// A text whose pass with eight drafts is set aside, while another one comes and goes, and between two tokens of a pass.
+#[test]
+fn a_pass_with_drafts_can_be_set_aside() {
+    for name in ["qwen3", "qwen3_next"] {
+        let open =
+            |options| Engine::open(Model::of_checkpoint(case(name)).unwrap(), options).unwrap();
+        let mut plain = open(roomy(LEN + 16));
+        let prompts = [1, 2].map(|seed| prompt_of(&plain, seed));
+        let expected = [0, 1].map(|n| generate(&mut plain, &prompts[n], Sampling::default()).0);
+        let mut engine = open(Options {
+            batch: 2,
+            preemption: true,
+            speculation: fixed(MOST_DRAFTS, true),
+            ..roomy(LEN + 16)
+        });
+        engine.set_draft(Box::new(Script {
+            text: [&prompts[0][..], &expected[0].tokens].concat(),
+            random: fastrand::Rng::with_seed(4),
+            right: 0.9,
+            vocab: engine.config().vocab,
+        }));
+        let sequences = [0, 1].map(|_| engine.new_sequence().unwrap());
+        let mut stepper = Stepper::new(&mut engine);
+        let flag = stepper.yield_flag();
+        let admit = |stepper: &mut Stepper<'_>, n: usize, sequence| {
+            let request = Request {
+                max_tokens: LEN,
+                ignore_eos: true,
+                ..Request::default()
+            };
+            let admission = Admission {
+                sequence,
+                prompt: prompts[n].clone(),
+                request,
+                samples: 1,
+                bias: Vec::new(),
+                constraint: None,
+            };
+            stepper.admit(admission).unwrap()
+        };
+        let [first, second] = sequences;
+        let mut tokens = 0;
+        let one = admit(&mut stepper, 0, first);
+        // Stops in the middle of what a pass has given, then in the middle of a pass.
+        while tokens < 12 {
+            if let Stepped::Passed { rows, events, .. } = stepper.step().unwrap() {
+                tokens += events.len();
+                if rows == 0 && tokens % 3 == 0 {
+                    stepper.preempt(one);
+                    stepper.resume(one);
+                }
+            }
+        }
+        while !matches!(stepper.step().unwrap(), Stepped::Yielded) {
+            flag.store(true, Ordering::Relaxed);
+        }
+        stepper.preempt(one);
+        let two = admit(&mut stepper, 1, second);
+        flag.store(true, Ordering::Relaxed);
+        assert!(matches!(stepper.step().unwrap(), Stepped::Yielded));
+        stepper.preempt(two);
+        [one, two].into_iter().for_each(|id| stepper.resume(id));
+        while !stepper.is_empty() {
+            stepper.step().unwrap();
+        }
+        for (id, expected) in [one, two].into_iter().zip(&expected) {
+            let found = stepper.take(id).unwrap();
+            assert_eq!(found.tokens, expected.tokens, "{name}");
+            assert_eq!(found.logits_hash, expected.logits_hash, "{name}");
+        }
+        assert!(engine.draft_totals().model.taken > 0, "{name}");
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use emberflow_engine::{Budget, Lab, Sparsity, Speculation};
+use emberflow_kernels::DType;
 use emberflow_models::demo::Demo;
 
 use super::{DeviceArg, parse_budget, parse_share, parse_speculation};
@@ -133,6 +134,15 @@ impl From<SparsityArg> for Sparsity {
             SparsityArg::Dense => Self::Dense,
             SparsityArg::Exact => Self::Exact,
             SparsityArg::Predicted => Self::Predicted,
+        }
+    }
+}
+
+impl From<KvArg> for DType {
+    fn from(arg: KvArg) -> Self {
+        match arg {
+            KvArg::F16 => Self::F16,
+            KvArg::F32 => Self::F32,
         }
     }
 }

@@ -124,6 +124,13 @@ impl Live<'_> {
     }
 }
 
+/// A pass in which all texts decoded.
+struct Decoded {
+    texts: usize,
+    tokens: usize,
+    time: Duration,
+}
+
 /// All jobs, and the stepper that runs them.
 struct Worker<'e, 't> {
     stepper: Stepper<'e>,
@@ -134,6 +141,8 @@ struct Worker<'e, 't> {
     idle: Vec<Sequence>,
     totals: Totals,
     schedule: Schedule,
+    /// The last pass in which all texts decoded.
+    decoded: Option<Decoded>,
     /// Origin of the scheduler's times.
     start: Instant,
     /// Number of texts so far.
@@ -164,6 +173,7 @@ pub fn work(
         idle: Vec::new(),
         totals: Totals::default(),
         schedule: Schedule::new(scheduling, most),
+        decoded: None,
         start: Instant::now(),
         texts: 0,
     };
@@ -396,24 +406,47 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
+    /// Counts a step for the schedule. A pass is recorded when its last token is drawn: with drafts it has several, one at
+    /// each step.
+    fn count_pass(&mut self, rows: usize, whole: bool, tokens: usize, time: Duration) {
+        if rows == 0 {
+            if let Some(pass) = &mut self.decoded {
+                pass.tokens += tokens;
+                pass.time += time;
+            }
+            return;
+        }
+        let now = self.time_of(Instant::now());
+        if let Some(pass) = self.decoded.take() {
+            (self.schedule).decoded(now, pass.texts, pass.tokens, pass.time);
+        }
+        let mut running = self.live.iter().filter(|live| !live.aside);
+        let texts = running.clone().count();
+        let decodes = whole && running.all(|live| live.tokens > 0);
+        self.decoded = decodes.then_some(Decoded {
+            texts,
+            tokens,
+            time,
+        });
+    }
+
     /// Runs a pass and sends its results.
     fn step(&mut self) -> Result<(), Failure> {
         let start = Instant::now();
         let stepped = self.stepper.step()?;
         let time = start.elapsed();
         self.totals.pass += time;
-        let (events, whole) = match stepped {
-            Stepped::Passed { events, whole, .. } => (std::mem::take(events), whole),
+        let (events, rows, whole) = match stepped {
+            Stepped::Passed {
+                events,
+                rows,
+                whole,
+            } => (std::mem::take(events), rows, whole),
             Stepped::Idle | Stepped::Yielded => return Ok(()),
         };
-        let mut running = self.live.iter().filter(|live| !live.aside);
-        if whole && running.all(|live| live.tokens > 0) {
-            let texts = self.live.iter().filter(|live| !live.aside).count();
-            let now = self.time_of(Instant::now());
-            let is_token = |event: &&Event| matches!(event, Event::Token { .. });
-            let tokens = events.iter().filter(is_token).count();
-            self.schedule.decoded(now, texts, tokens, time);
-        }
+        let is_token = |event: &&Event| matches!(event, Event::Token { .. });
+        let tokens = events.iter().filter(is_token).count();
+        self.count_pass(rows, whole, tokens, time);
         for event in events {
             match event {
                 Event::Token {

@@ -186,7 +186,8 @@ impl NeuronStore {
             None
         };
         found.hot = hot.is_some() || shared;
-        if found.needed > 0 && !found.hot {
+        // What is left for drafts is in memory, neuron by neuron.
+        if found.needed > 0 && !found.hot && !self.job.held_only {
             found.belongs_hot = self.residency.belongs_hot(bank, cluster);
             found.underway = self.reads.is_underway(bank, cluster);
             found.promoting = self.job.promoting;
