@@ -11,9 +11,9 @@
 //!
 //! A source that knows how sure it is stops as soon as a further draft costs more time than it saves.
 //!
-//! Times are measured, and scaled from the nearest measured number of rows by the plan's forecast before that. Rates are
-//! measured too, also those of drafts that were made and not checked. Now and then a pass without drafts, or one with two
-//! of them, measures what would be out of date otherwise.
+//! Times are measured. Before that they lie on the line through the nearest two that are, or grow from the only one as the
+//! plan's forecast does. Rates are measured too, also those of drafts that were made and not checked. Now and then a pass
+//! without drafts, or one with two of them, measures what would be out of date otherwise.
 
 use std::time::Duration;
 
@@ -174,20 +174,24 @@ impl Governor {
         }
     }
 
-    /// Seconds of a pass of `rows` rows: measured, or from the nearest measured numbers.
+    /// Seconds of a pass of `rows` rows: measured, or on the line through the nearest two measured numbers; with one, as the
+    /// forecast grows from there.
     fn time(&self, rows: usize) -> f64 {
         let rows = rows.min(MOST_ROWS);
         let measured = |rows: &usize| self.seconds[*rows] > 0.0;
-        let below = (1..=rows).rev().find(measured);
-        let above = (rows..=MOST_ROWS).find(measured);
+        let mut below = (1..=rows).rev().filter(measured);
+        let mut above = (rows + 1..=MOST_ROWS).filter(measured);
+        let near = [below.next(), above.next().or_else(|| below.next())];
         let scaled = |from: usize| self.seconds[from] * self.forecast[rows] / self.forecast[from];
-        match (below, above) {
-            (Some(below), Some(above)) if below < above => {
-                let share = (rows - below) as f64 / (above - below) as f64;
-                self.seconds[below] + share * (self.seconds[above] - self.seconds[below])
+        match near {
+            [Some(one), _] if one == rows => self.seconds[rows],
+            [Some(one), Some(other)] => {
+                let [low, high] = [one.min(other), one.max(other)];
+                let rise = (self.seconds[high] - self.seconds[low]) / (high - low) as f64;
+                self.seconds[one] + rise.max(0.0) * (rows - one) as f64
             }
-            (Some(from), _) | (None, Some(from)) => scaled(from),
-            (None, None) => self.forecast[rows],
+            [Some(from), None] | [None, Some(from)] => scaled(from),
+            [None, None] => self.forecast[rows],
         }
     }
 
@@ -298,7 +302,9 @@ mod tests {
         for forecast in [reads as fn(usize) -> f64, computes] {
             for draft in [0.0, 0.01] {
                 let [seconds, plain] = simulate(2000, |_| 0.85, draft, false, forecast, reads);
-                assert!(seconds < 0.42 * plain, "{seconds} of {plain}, {draft}");
+                // At best 0.22 and 0.33.
+                let most = if draft == 0.0 { 0.32 } else { 0.43 };
+                assert!(seconds < most * plain, "{seconds} of {plain}, {draft}");
             }
         }
     }

@@ -516,7 +516,7 @@ mod tests {
                 let gaps = first.windows(2).map(|pair| pair[1] - pair[0]);
                 let most = gaps.max().unwrap_or(0);
                 assert!(
-                    most <= 2 * banks.div_ceil(count) + 1,
+                    most <= 2 * banks.div_ceil(count) + 2,
                     "{count} of {banks}: {first:?}"
                 );
             }
