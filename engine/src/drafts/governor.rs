@@ -24,19 +24,19 @@ pub const MOST_DRAFTS: usize = 8;
 /// have to be computed again before the next drafts.
 pub(crate) const MOST_ROWS: usize = 2 * MOST_DRAFTS + 1;
 
-/// Drafts are checked if they are expected to be this many times as fast as none: noise.
+/// Minimum expected speedup for checking drafts: smaller ones are within the noise.
 const GAIN: f64 = 1.05;
 
 /// Share of the last pass in the mean time of its number of rows.
 const NEW: f64 = 0.25;
 
-/// What counts stay after each further pass: about the last twenty.
+/// Factor of the counts after each pass with drafts: the last twenty or so count.
 const FADING: f64 = 0.95;
 
-/// The same after a pass without drafts of a source: after a hundred passes a seventh of the counts is left.
+/// Factor of a source's counts after each pass without its drafts: a hundred such passes leave a seventh.
 const UNUSED: f64 = 0.98;
 
-/// Number of counted drafts that the rate of the place before is worth.
+/// Weight of the previous place's rate as a prior, in counted drafts.
 const PRIOR: f64 = 2.0;
 
 /// The rate at which a draft is taken before any was counted: with n-grams 0.12 to 0.23, with a model of a third of the
@@ -85,7 +85,7 @@ impl Rates {
         }
     }
 
-    /// Forgets a little, after a pass without drafts of this source: so it is tried again some time.
+    /// Decays the counts after a pass without drafts of this source, so that it is eventually tried again.
     pub fn fade(&mut self) {
         for count in &mut self.places {
             count.taken *= UNUSED;
@@ -223,7 +223,7 @@ impl Governor {
                 if speed > best.0 {
                     best = (speed, Some(choice));
                 }
-                // Would pay if its rows took no time.
+                // An upper bound: as if its rows took no time.
                 let hoped = tokens[depth] / (self.time(pending) + depth as f64 * offer.seconds);
                 if depth <= TRIAL && hoped > plain * GAIN {
                     trial = Some(choice);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_drafts_and_dear_rows_cost_less_than_three_percent() {
+    fn wrong_drafts_and_slow_rows_cost_less_than_three_percent() {
         for (right, draft, time) in [
             (0.05, 0.0, reads as fn(usize) -> f64),
             (0.0, 0.02, reads),
@@ -388,7 +388,7 @@ mod tests {
             chosen.map(|chosen| (chosen.offer, chosen.depth)),
             Some((1, 3))
         );
-        let dear = governor.choose(1, &[offer(&bad, 0.0), offer(&good, 10.0)], false);
-        assert_eq!(dear, None);
+        let slow = governor.choose(1, &[offer(&bad, 0.0), offer(&good, 10.0)], false);
+        assert_eq!(slow, None);
     }
 }

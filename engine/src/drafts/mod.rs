@@ -28,13 +28,13 @@ use source::{Learned, Source};
 /// Which drafts are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Speculation {
-    /// Continuations of earlier occurrences of the text's end.
+    /// Copies what followed an earlier occurrence of the last tokens (prompt lookup decoding).
     pub lookup: bool,
-    /// The model itself, computing only what is in memory.
+    /// Runs the model with only the FFN weights that are in memory.
     pub memory: bool,
-    /// Drafts of another source, such as a small model, if there is one.
+    /// Asks another source, such as a small model, if one is set.
     pub model: bool,
-    /// So many drafts in every pass for which there are any, at most [`MOST_DRAFTS`]; otherwise as many as pay.
+    /// A fixed number of drafts per pass, at most [`MOST_DRAFTS`]; `None` lets the governor choose.
     pub depth: Option<usize>,
 }
 
@@ -47,7 +47,7 @@ impl Speculation {
         depth: None,
     };
 
-    /// All sources, as far as they pay.
+    /// All sources, chosen by the governor.
     pub const AUTO: Self = Self {
         lookup: true,
         memory: true,
@@ -72,7 +72,7 @@ impl Speculation {
 /// Counts of drafts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct DraftCounts {
-    /// Drafts that were checked, and those of them that the text took.
+    /// Drafts that were checked, and how many of them were accepted.
     pub proposed: u64,
     /// See `proposed`.
     pub taken: u64,
@@ -100,6 +100,8 @@ pub struct DraftTotals {
     pub passes: u64,
     /// See `passes`.
     pub rows: u64,
+    /// Bytes that these passes read from storage.
+    pub bytes: u64,
     /// Time to make drafts.
     pub time: Duration,
 }
@@ -113,12 +115,13 @@ impl DraftTotals {
             model: self.model.since(before.model),
             passes: self.passes - before.passes,
             rows: self.rows - before.rows,
+            bytes: self.bytes - before.bytes,
             time: self.time - before.time,
         }
     }
 }
 
-/// As [`Draft::propose`], for a text that is known.
+/// [`Draft::propose`] without its text argument.
 pub(crate) type Propose<'a> = dyn FnMut(usize, f64, &mut Vec<u32>) -> Result<(), Error> + 'a;
 
 /// Where drafts come from.
@@ -129,18 +132,18 @@ enum Origin {
     Model,
 }
 
-/// Tokens that a source may be behind a text to make drafts: those of a pass.
+/// A source drafts only if it has at most this many tokens left to compute: those of one pass.
 const NEAR: usize = MOST_DRAFTS + 1;
 
-/// What a text asks for.
+/// A request for drafts of one text.
 pub(crate) struct Ask<'a> {
     /// All of its tokens.
     pub text: &'a [u32],
-    /// Rows that its next pass computes in any case.
+    /// Rows that its next pass computes even without drafts.
     pub pending: usize,
     /// Most drafts.
     pub most: usize,
-    /// Whether rejected drafts make the next pass compute the rows before them again.
+    /// After a rejected draft the next pass must recompute the accepted rows (recurrent state).
     pub again: bool,
     /// Whether the model itself can make drafts.
     pub memory: bool,
@@ -157,7 +160,7 @@ pub(crate) struct Drafts {
     memory: Learned,
     source: Option<Source>,
     totals: DraftTotals,
-    /// The last match, and what it says that follows.
+    /// The last match, and the tokens that followed it.
     found: Option<Match>,
     guessed: Vec<u32>,
     /// The drafts of the next pass, and where they come from.
@@ -252,7 +255,7 @@ impl Drafts {
         Ok(())
     }
 
-    /// Lets a source that is far behind the text come nearer. It makes no drafts before it is there.
+    /// Lets a source that has many tokens left to compute process some of them. It drafts once it has caught up.
     fn follow(&mut self, text: &[u32]) {
         let used = self.options.model;
         if let Some(source) = self.source.as_mut().filter(|_| used)
@@ -268,7 +271,7 @@ impl Drafts {
         }
     }
 
-    /// Drops a source that has failed: texts do not need it.
+    /// Drops a source that has failed; generation continues without it.
     fn keep_source(&mut self, outcome: Result<(), Error>) {
         if let Err(error) = outcome {
             tracing::warn!(%error, "no more drafts of the small model");
@@ -335,9 +338,11 @@ impl Drafts {
         Some((sources[offer], depth, least))
     }
 
-    /// Records the time of the pass over `rows` rows, of which the drafts are the last, up to its first token.
-    pub fn passed(&mut self, rows: usize, time: Duration) {
+    /// Records the time of the pass over `rows` rows, of which the drafts are the last, up to its first token; it read
+    /// `bytes` from storage.
+    pub fn passed(&mut self, rows: usize, bytes: u64, time: Duration) {
         self.totals.passes += 1;
+        self.totals.bytes += bytes;
         self.totals.rows += rows as u64;
         if let Some(governor) = &mut self.governor {
             governor.passed(rows, self.drafts.len(), time);

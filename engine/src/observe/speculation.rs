@@ -46,7 +46,7 @@ impl SpeculationReport {
             return None;
         }
         let each = 1.0 / totals.passes as f64;
-        let read = generation.counters.bytes_read as f64 * each;
+        let read = totals.bytes as f64 * each;
         Some(Self {
             kind,
             proposed: all.proposed,

@@ -248,7 +248,8 @@ impl<'e> Stepper<'e> {
         }
         let takers = self.end_pass();
         if whole && self.drafting.is_some() {
-            self.engine.drafts.passed(rows, start.elapsed());
+            let read = self.engine.counters().since(before).bytes_read;
+            self.engine.drafts.passed(rows, read, start.elapsed());
         }
         self.draw(takers)?;
         Ok(Stepped::Passed {
