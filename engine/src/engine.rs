@@ -38,6 +38,10 @@ use crate::store::{Foreseen, LayerResidency, Layout, NeuronStore, StoreSetup, re
 use crate::thread_buffer;
 use crate::tiles::{TileLayout, TileStore};
 
+/// Version of the numbers in a sequence's state. Raised by a change of arithmetic, which `hashes` in the program's tests
+/// notices, and by one of what a state consists of.
+const STATE_VERSION: u32 = 1;
+
 /// Rows whose logits the caller wants. A pass has one row per token, span after span.
 pub enum Logits<'a> {
     /// None.
@@ -419,6 +423,23 @@ impl Engine {
     /// Counts of prefetched experts since the engine was opened; `None` without experts.
     pub fn foreseen(&self) -> Option<Foreseen> {
         self.decoder.ffn.store.foreseen()
+    }
+
+    /// Whether sequences have recurrent state, so that they continue from its snapshots only.
+    pub fn is_recurrent(&self) -> bool {
+        self.pool.shape().recurrent > 0
+    }
+
+    /// Identifies what the state of a sequence depends on besides its tokens: the model and how it is computed. Where it
+    /// is equal, state that one engine wrote has the bits that another one computes.
+    pub fn state_identity(&self) -> u128 {
+        let model = self.decoder.ffn.store.layout.container.identity();
+        let numerics = self.lane().map_or("cpu".to_owned(), |lane| lane.numerics);
+        let [sparsity, kv] = [self.sparsity().name(), self.options.kv.name()];
+        let all = format!("{STATE_VERSION} {model:x} {sparsity} {kv} {numerics}");
+        let rope = self.decoder.rope.constants().flat_map(f32::to_le_bytes);
+        let all: Vec<u8> = all.into_bytes().into_iter().chain(rope).collect();
+        xxhash_rust::xxh3::xxh3_128(&all)
     }
 
     /// Uses drafts of `source` for texts that decode alone, if the options allow. No text depends on it.

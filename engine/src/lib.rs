@@ -160,7 +160,7 @@ pub use run::{
     most_likely,
 };
 pub use sampler::{Bias, Sampler, Sampling};
-pub use state::{Sequence, Span};
+pub use state::{Restored, Sequence, Span};
 pub use store::Foreseen;
 pub use store::LayerResidency;
 pub use unpacked::unpacked;

@@ -86,6 +86,12 @@ impl Ropes {
         }
     }
 
+    /// Inverse frequencies and factors, which depend on the context in some models.
+    pub fn constants(&self) -> impl Iterator<Item = f32> {
+        let tables = [&self.all].into_iter().chain(&self.local);
+        tables.flat_map(|table| table.inv_freq.iter().copied().chain([table.factor]))
+    }
+
     /// The table of a layer.
     pub fn of(&self, layer: usize) -> &RopeTable {
         let locally = self.locally.get(layer) == Some(&true);

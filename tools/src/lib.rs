@@ -48,6 +48,7 @@ pub mod run;
 pub mod serve;
 pub mod size;
 pub mod small_model;
+pub mod states;
 pub mod stats;
 pub mod suggest;
 pub mod tell;

@@ -114,6 +114,8 @@ pub struct Use {
     pub batch: usize,
     /// Trace spans per thread.
     pub spans: usize,
+    /// Bytes that the caller will allocate itself.
+    pub reserve: u64,
     /// Drafts of next tokens.
     pub drafts: DraftArgs,
     /// Whether the plan may exceed free memory.
@@ -150,7 +152,7 @@ pub fn open_for(
         prompt: wanted.prompt,
         batch: wanted.batch,
         speculation: wanted.drafts.speculate,
-        reserve: small.as_ref().map_or(0, |small| small.reserve),
+        reserve: wanted.reserve + small.as_ref().map_or(0, |small| small.reserve),
         ..engine_options(args, wanted.context)?
     };
     options.lab.trace = wanted.spans;
@@ -166,20 +168,15 @@ fn with_drafts(mut engine: Engine, small: Option<small_model::Opened>) -> Engine
     engine
 }
 
-/// As [`open_for`], for a server that allocates `reserve` bytes itself and preempts requests.
-pub fn open_serving(
-    model: Model,
-    args: &EngineArgs,
-    wanted: &Use,
-    reserve: u64,
-) -> Result<Engine, Failure> {
+/// As [`open_for`], for a server, which preempts requests.
+pub fn open_serving(model: Model, args: &EngineArgs, wanted: &Use) -> Result<Engine, Failure> {
     let small = wanted.small_model(&model, args)?;
     let of_drafts = small.as_ref().map_or(0, |small| small.reserve);
     let options = Options {
         batch: wanted.batch,
         preemption: true,
         speculation: wanted.drafts.speculate,
-        reserve: reserve + of_drafts,
+        reserve: wanted.reserve + of_drafts,
         ..engine_options(args, wanted.context)?
     };
     let engine = open(model, options, wanted.force, false)?;

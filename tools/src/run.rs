@@ -13,6 +13,7 @@ use crate::generation::{
 use crate::model::{Use, open_for, open_model};
 use crate::prompt::{Prompt, PromptReader};
 use crate::serve::stops::Stops;
+use crate::states::SessionFile;
 use crate::tell::tell;
 use crate::{Failure, atomic, budget, chat, chrome, interrupt, print_json};
 
@@ -57,10 +58,14 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
             "the prompt is empty: pass text with -p or -f",
         ));
     }
+    let session = (args.session.as_ref())
+        .map(|path| SessionFile::new(path, args.model.file()))
+        .transpose()?;
     // The context length decides the memory plan: use what is needed, not the model's maximum.
     let needed = prompt
         .len()
         .saturating_add(args.most_tokens().unwrap_or(ROOM));
+    let needed = needed.max(session.as_ref().map_or(0, SessionFile::positions));
     let context = args.context.map_or(needed.min(max), |c| c as usize);
     if prompt.len() > context {
         return Err(Failure::Engine(emberflow_engine::Error::ContextFull {
@@ -78,13 +83,19 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         prompt: prompt.len(),
         batch,
         spans,
+        reserve: args.session.as_ref().map_or(0, |_| SessionFile::MEMORY),
         drafts: args.drafts.clone(),
         force: args.force,
     };
     let mut engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::on_ctrl_c(&stop);
-    let mut sequence = engine.new_sequence()?;
+    let empty = engine.new_sequence()?;
+    let mut sequence = match &session {
+        Some(file) => file.restore(&engine, empty)?.0,
+        None => empty,
+    };
+    let known = reuse(&mut sequence, &prompt);
     if !args.json {
         print_now(&text)?;
     }
@@ -98,7 +109,10 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
             true
         }
         None => {
-            let made = generate(&mut engine, &mut sequence, &prompt, &how, &stop)?;
+            let made = generate(&mut engine, &mut sequence, &prompt[known..], &how, &stop)?;
+            if let Some(file) = &session {
+                file.save(&engine, &sequence, String::new())?;
+            }
             let report = report(&mut engine, &made, &how)?;
             asked.finish(&report, made.generation.stop)?;
             made.generation.stop == Stop::Caller
@@ -109,6 +123,14 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         return Err(Failure::Interrupted);
     }
     Ok(())
+}
+
+/// Cuts a sequence to what it has in common with the beginning of `prompt`, whose last token is computed in any case.
+/// Returns the number of tokens that it has then.
+fn reuse(sequence: &mut Sequence, prompt: &[u32]) -> usize {
+    let both = sequence.tokens().iter().zip(prompt);
+    let common = both.take_while(|(a, b)| a == b).count();
+    sequence.truncate(common.min(prompt.len() - 1))
 }
 
 /// The number of continuations that are drawn together.

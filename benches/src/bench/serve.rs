@@ -69,10 +69,11 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: PARALLEL,
         spans: 0,
+        reserve: 0,
         drafts: DraftArgs::OFF,
         force: false,
     };
-    let mut engine = open_serving(model, &args.engine.engine(), &wanted, 0)?;
+    let mut engine = open_serving(model, &args.engine.engine(), &wanted)?;
     let mut server = Server {
         passes: if args.simulate {
             Some(Passes::measure(&mut engine)?)
@@ -217,7 +218,7 @@ fn serve(
                 waiting
             })
         })?;
-        work(engine, &jobs, &shared, scheduling, || {})?;
+        work(engine, &jobs, &shared, scheduling, None, || {})?;
         match clients.join() {
             Ok(served) => served.into_iter().collect(),
             Err(_) => Err(Failure::Fault("the clients' thread has failed".to_owned())),

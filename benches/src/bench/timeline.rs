@@ -92,6 +92,7 @@ pub fn command(args: &TimelineArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: ROOM,
+        reserve: 0,
         drafts: DraftArgs::OFF,
         force: args.force,
     };

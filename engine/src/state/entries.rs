@@ -1,5 +1,7 @@
 //! Vectors of pools of positions, for one pool size: the pages of a sequence that hold them.
 
+use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::layer::{LayerKv, PageWriter};
@@ -94,6 +96,34 @@ impl Entries {
     /// Drops the contents after position `len`.
     pub fn truncate(&mut self, len: usize) {
         self.pages.truncate(self.shape.pools(len));
+    }
+
+    /// Writes the vectors of the pools that `positions` complete.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write(&self, positions: Range<usize>, to: &mut dyn Write) -> io::Result<()> {
+        self.pages.write(self.pools(positions), to)
+    }
+
+    /// Reads what [`Entries::write`] wrote.
+    ///
+    /// # Errors
+    /// Those of `from`.
+    pub fn read(&mut self, positions: Range<usize>, from: &mut dyn Read) -> io::Result<()> {
+        match self.pools(positions) {
+            none if none.is_empty() => Ok(()),
+            pools => self.pages.read(pools, from),
+        }
+    }
+
+    /// Bytes that [`Entries::write`] writes.
+    pub fn saved_bytes(&self, positions: Range<usize>) -> u64 {
+        self.pools(positions).len() as u64 * self.pages.shape().position_bytes()
+    }
+
+    fn pools(&self, positions: Range<usize>) -> Range<usize> {
+        self.shape.pools(positions.start)..self.shape.pools(positions.end)
     }
 
     /// Fills the vectors of `len` positions with a small constant, for benchmarks.

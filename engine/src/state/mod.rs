@@ -23,5 +23,5 @@ pub(crate) use layer::LayerKv;
 pub(crate) use pages::{KvPages, KvPool};
 pub(crate) use recurrent::RecurrentPart;
 pub(crate) use sequence::StatePool;
-pub use sequence::{Sequence, Span};
+pub use sequence::{Restored, Sequence, Span};
 pub(crate) use shape::{BLOCK, HeadLayers, KvShape, PoolShape, StateShape};

@@ -3,6 +3,8 @@
 //! Sequences with a common prefix share pages, copy-on-write. Admission reserves pages for a
 //! sequence's full length, so that decode never runs out of pages.
 
+use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::layer::{LayerKv, PageWriter};
@@ -137,6 +139,31 @@ impl KvPages {
     /// One layer, for reading.
     pub fn layer(&self, layer: usize) -> LayerKv<'_> {
         LayerKv::new(self.pool.shape, &self.pages, layer)
+    }
+
+    /// Writes the keys and values of `positions`.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write(&self, positions: Range<usize>, to: &mut dyn Write) -> io::Result<()> {
+        (self.pool.shape).visit(positions, |page, bytes| {
+            to.write_all(&self.pages[page].bytes()[bytes])
+        })
+    }
+
+    /// Reads what [`KvPages::write`] wrote of `positions`, which follow those that are there.
+    ///
+    /// # Errors
+    /// Those of `from`.
+    pub fn read(&mut self, positions: Range<usize>, from: &mut dyn Read) -> io::Result<()> {
+        self.prepare(positions.start, positions.len());
+        let pages = &mut self.pages;
+        (self.pool.shape).visit(positions, |page, bytes| {
+            match Arc::get_mut(&mut pages[page]) {
+                Some(page) => from.read_exact(&mut page.bytes_mut()[bytes]),
+                None => unreachable!("a prepared page has one owner"),
+            }
+        })
     }
 
     /// Fills the pages of `len` positions with a small constant, for benchmarks.

@@ -165,6 +165,58 @@ impl Recurrent {
         self.go_to(self.len - count, before);
     }
 
+    /// Lengths at which there is a state, from the shortest on.
+    pub fn lens(&self) -> ArrayVec<usize, { SNAPSHOTS + 1 }> {
+        let snapshots = self.snapshots.iter().map(|snapshot| snapshot.len);
+        let mut lens: ArrayVec<_, _> = snapshots.filter(|&len| len < self.len).collect();
+        lens.sort_unstable();
+        lens.extend(
+            self.now
+                .is_some()
+                .then_some(self.len)
+                .filter(|&len| len > 0),
+        );
+        lens
+    }
+
+    /// The state after `len` tokens, if there is one.
+    pub fn block(&self, len: usize) -> Option<&[u8]> {
+        let snapshot = || self.snapshots.iter().find(|snapshot| snapshot.len == len);
+        let now = self.now.as_ref().filter(|_| len == self.len);
+        let block = now.or_else(|| snapshot().map(|snapshot| &snapshot.block))?;
+        Some(block.bytes())
+    }
+
+    /// Adds the state after `len` tokens as a snapshot, as `fill` fills it.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    pub fn restore<E>(
+        &mut self,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut block = self.pool.take();
+        let filled = match Arc::get_mut(&mut block) {
+            Some(block) => fill(block.bytes_mut()),
+            None => unreachable!("a free block has one owner"),
+        };
+        match filled {
+            Ok(()) => self.keep(Snapshot { len, block }),
+            Err(_) => self.release(Some(block)),
+        }
+        filled
+    }
+
+    /// Makes the longest snapshot of up to `len` tokens the current state, and returns its length.
+    pub fn resume(&mut self, len: usize) -> usize {
+        let usable = self.snapshots.iter().filter(|snapshot| snapshot.len <= len);
+        let last = usable.max_by_key(|snapshot| snapshot.len).cloned();
+        let (len, block) = last.map_or((0, None), |last| (last.len, Some(last.block)));
+        self.go_to(len, block);
+        len
+    }
+
     /// Goes back to the longest length up to `len` that is possible, and returns it.
     pub fn truncate(&mut self, len: usize) -> usize {
         let reached = self.reach(len);

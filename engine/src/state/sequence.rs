@@ -1,5 +1,6 @@
 //! One sequence: its tokens and their state.
 
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -230,6 +231,39 @@ impl Sequence {
         reached
     }
 
+    /// Whether every position's state can be written.
+    pub fn can_be_saved(&self) -> bool {
+        self.check_range().is_ok()
+    }
+
+    /// Bytes that [`write_positions`](Self::write_positions) writes of `positions`.
+    pub fn saved_bytes(&self, positions: Range<usize>) -> u64 {
+        let pools = self
+            .entries
+            .iter()
+            .map(|entries| entries.saved_bytes(positions.clone()));
+        positions.len() as u64 * self.position_bytes() + pools.sum::<u64>()
+    }
+
+    /// Writes keys, values and pool vectors of `positions`, in an order that depends on the model only.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write_positions(&self, positions: Range<usize>, to: &mut dyn Write) -> io::Result<()> {
+        self.pages.write(positions.clone(), to)?;
+        (self.entries.iter()).try_for_each(|entries| entries.write(positions.clone(), to))
+    }
+
+    /// Lengths at which it has recurrent state, from the shortest on; none if its state is that of positions.
+    pub fn snapshots(&self) -> impl Iterator<Item = usize> {
+        self.recurrent.iter().flat_map(Recurrent::lens)
+    }
+
+    /// Recurrent state after `len` tokens, one of [`snapshots`](Self::snapshots).
+    pub fn snapshot(&self, len: usize) -> Option<&[u8]> {
+        self.recurrent.as_ref()?.block(len)
+    }
+
     /// Takes a snapshot at position `len`, so that other sequences can continue from it.
     pub(crate) fn mark(&mut self, len: usize) {
         if let Some(recurrent) = &mut self.recurrent {
@@ -283,5 +317,65 @@ impl Sequence {
             recurrent.commit(count);
         }
         self.tokens.resize(count, token);
+    }
+}
+
+/// A sequence whose state is read from outside of the process. What was read before an error counts.
+#[derive(Debug)]
+pub struct Restored(Sequence);
+
+impl Restored {
+    /// Begins with `empty`, whose contents are removed.
+    pub fn new(mut empty: Sequence) -> Self {
+        empty.clear();
+        Self(empty)
+    }
+
+    /// Free positions.
+    pub fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    /// Number of tokens so far.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Reads what [`Sequence::write_positions`] wrote of the next positions, which are of `tokens`.
+    ///
+    /// # Errors
+    /// Those of `from`, and more tokens than the sequence has room for.
+    pub fn positions(&mut self, tokens: &[u32], from: &mut dyn Read) -> io::Result<()> {
+        let sequence = &mut self.0;
+        if tokens.len() > sequence.room() {
+            return Err(io::Error::other("it is longer than the context"));
+        }
+        let positions = sequence.len()..sequence.len() + tokens.len();
+        sequence.pages.read(positions.clone(), from)?;
+        for entries in &mut sequence.entries {
+            entries.read(positions.clone(), from)?;
+        }
+        sequence.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Reads a [snapshot](Sequence::snapshot) of the state after `len` tokens. Of more than two the last ones count.
+    ///
+    /// # Errors
+    /// Those of `from`.
+    pub fn snapshot(&mut self, len: usize, from: &mut dyn Read) -> io::Result<()> {
+        match &mut self.0.recurrent {
+            Some(recurrent) => recurrent.restore(len, |block| from.read_exact(block)),
+            None => Ok(()),
+        }
+    }
+
+    /// The sequence, up to the last token from which it can continue.
+    pub fn finish(mut self) -> Sequence {
+        let len = self.0.len();
+        let resumed = self.0.recurrent.as_mut().map_or(len, |r| r.resume(len));
+        self.0.truncate(resumed);
+        self.0
     }
 }

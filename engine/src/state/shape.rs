@@ -12,6 +12,8 @@
 //! The layout follows from the attention kernels: they compute scores for 32 positions at once and
 //! read both halves of a head sequentially. Elements are f16 (default) or f32.
 
+use std::ops::Range;
+
 use emberflow_kernels::{DType, GROUP};
 
 use super::recurrent::BLOCKS;
@@ -180,6 +182,43 @@ impl KvShape {
     /// Bytes per position.
     pub fn position_bytes(self) -> u64 {
         self.bytes(self.elements()) as u64
+    }
+
+    /// Visits the bytes of `positions`, as a page's number and a range in it: group by group of [`GROUP`] positions, and
+    /// in each by layer, keys before values, and head. Their number and order do not depend on the page size, and nothing
+    /// of other positions is among them.
+    pub fn visit<E>(
+        self,
+        positions: Range<usize>,
+        mut each: impl FnMut(usize, Range<usize>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut first = positions.start;
+        while first < positions.end {
+            let inside = first % GROUP;
+            let count = (GROUP - inside).min(positions.end - first);
+            let (page, group) = (first / self.page, first % self.page - inside);
+            let mut piece =
+                |start: usize, elements: usize| each(page, start..start + self.bytes(elements));
+            for layer in 0..self.layers() {
+                let (width, head_dim) = (self.width(layer), self.head_dim(layer));
+                for head in (0..self.kv_heads(layer)).filter(|_| !self.latent) {
+                    let keys = self.at(layer, 0, head) + self.bytes(group * head_dim);
+                    if count == GROUP {
+                        piece(keys, GROUP * head_dim)?;
+                        continue;
+                    }
+                    for element in 0..head_dim {
+                        piece(keys + self.bytes(element * GROUP + inside), count)?;
+                    }
+                }
+                for head in 0..self.kv_heads(layer) {
+                    let values = self.at(layer, 1, head);
+                    piece(values + self.bytes((group + inside) * width), count * width)?;
+                }
+            }
+            first += count;
+        }
+        Ok(())
     }
 
     /// Pages of `positions` positions.

@@ -26,6 +26,7 @@ mod powerinfer;
 mod predicted;
 mod pruned;
 mod same_bits;
+mod saved_state;
 mod several_devices;
 mod stepper;
 mod text_golden;

@@ -18,6 +18,7 @@ use crate::editor::{Editor, TerminalInput};
 use crate::generation::{Context, ROOM, Settings};
 use crate::model::{Use, open_for};
 use crate::prompt::PromptReader;
+use crate::states::SessionFile;
 use crate::tell::{tell, tell_part};
 use crate::template::Renderer;
 use crate::terminal::{self, Quiet};
@@ -45,17 +46,26 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         prompt: 0,
         batch: 1,
         spans: 0,
+        reserve: args.session.as_ref().map_or(0, |_| SessionFile::MEMORY),
         drafts: args.drafts.clone(),
         force: args.force,
     };
+    let file = (args.session.as_ref())
+        .map(|path| SessionFile::new(path, args.model.file()))
+        .transpose()?;
     let engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::on_ctrl_c(&stop);
-    let session = Session {
-        sequence: engine.new_sequence()?,
+    let empty = engine.new_sequence()?;
+    let (sequence, note) = match &file {
+        Some(file) => file.restore(&engine, empty)?,
+        None => (empty, String::new()),
+    };
+    let mut session = Session {
+        sequence,
         engine,
         template,
-        said: Transcript::new(args.system.as_deref()),
+        said: Transcript::of_note(&note, args.system.as_deref())?,
         settings,
         usual: settings,
         context: Context { length, max },
@@ -64,20 +74,22 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         drawn: 0,
         statistics: None,
     };
-    match editor {
-        Some(editor) => on_terminal(session, editor, quiet.as_ref()),
-        None => line_by_line(session),
-    }
+    let ended = match editor {
+        Some(editor) => on_terminal(&mut session, editor, quiet.as_ref()),
+        None => line_by_line(&mut session),
+    };
+    let saved = file.map_or(Ok(()), |file| session.leave(&file));
+    ended.and(saved)
 }
 
 /// A chat on a terminal.
 fn on_terminal(
-    mut session: Session,
+    session: &mut Session,
     mut editor: Editor,
     quiet: Option<&Quiet>,
 ) -> Result<(), Failure> {
     greet(
-        &session,
+        session,
         "/help lists commands; Ctrl-C stops an answer, Ctrl-D ends.",
     );
     loop {
@@ -88,7 +100,7 @@ fn on_terminal(
         }
         session.stop.store(false, Ordering::Relaxed);
         let next = match typed {
-            TerminalInput::Message(message) => take(&mut session, &message),
+            TerminalInput::Message(message) => take(session, &message),
             TerminalInput::Interrupt => {
                 tell("(Ctrl-D or /exit ends the chat)");
                 continue;
@@ -137,7 +149,7 @@ fn goes_on(why: &Failure) -> bool {
 }
 
 /// A chat whose messages are the lines of a pipe, or of a terminal without an editor.
-fn line_by_line(mut session: Session) -> Result<(), Failure> {
+fn line_by_line(session: &mut Session) -> Result<(), Failure> {
     let interactive = std::io::stdin().is_terminal() && !session.settings.json;
     let mut input = std::io::stdin().lock();
     let text = session.engine.text().clone();
@@ -146,7 +158,7 @@ fn line_by_line(mut session: Session) -> Result<(), Failure> {
         context: session.context.length,
     };
     if interactive {
-        greet(&session, "Ctrl-C stops an answer; Ctrl-D or /exit quits.");
+        greet(session, "Ctrl-C stops an answer; Ctrl-D or /exit quits.");
     }
     loop {
         if interactive {

@@ -9,6 +9,7 @@ use emberflow_engine::{Engine, Report, Sequence, Stop};
 use super::commands::{ChatCommand, HELP, Setting};
 use super::transcript::Transcript;
 use crate::generation::{Context, Generated, Settings, generate, print_now, report, tell_end};
+use crate::states::SessionFile;
 use crate::tell::tell;
 use crate::template::Renderer;
 use crate::{Failure, print_json, size};
@@ -51,6 +52,14 @@ pub enum Next {
 }
 
 impl Session {
+    /// Saves the conversation and its state.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn leave(&self, file: &SessionFile) -> Result<(), Failure> {
+        file.save(&self.engine, &self.sequence, self.said.note()?)
+    }
+
     /// Answers a message. Returns why the answer ended.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use emberflow_models::chat::{Conversation, Message};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::tell::tell;
 use crate::{Failure, atomic};
 
 /// Maximum size of a saved conversation in bytes.
@@ -36,6 +37,37 @@ impl Transcript {
         });
         transcript.set_system(system);
         transcript
+    }
+
+    /// The conversation that [`note`](Self::note) has saved, if there is one; a system message replaces its own.
+    ///
+    /// # Errors
+    /// A usage error for another text.
+    pub fn of_note(note: &str, system: Option<&str>) -> Result<Self, Failure> {
+        let mut transcript = Self::new(system);
+        if !note.is_empty() {
+            let wrong =
+                |why: &str| Failure::usage(format!("the session has no conversation: {why}"));
+            transcript.0.messages = messages(note.as_bytes(), wrong)?;
+            if system.is_some() {
+                transcript.set_system(system);
+            }
+            let count = transcript.turns();
+            tell(format_args!(
+                "(a conversation of {count} messages continues)"
+            ));
+        }
+        Ok(transcript)
+    }
+
+    /// The conversation as text.
+    ///
+    /// # Errors
+    /// None that messages can have.
+    pub fn note(&self) -> Result<String, Failure> {
+        let messages = self.0.messages.clone();
+        let json = serde_json::to_string(&Saved { messages });
+        Ok(json.map_err(std::io::Error::from)?)
     }
 
     /// The messages for the chat template.
@@ -179,7 +211,12 @@ fn read(path: &Path) -> Result<Vec<Message>, Failure> {
     if read.map_err(Failure::file(path))? as u64 > LONGEST {
         return Err(wrong("it is larger than 16 MiB"));
     }
-    let saved: Saved = serde_json::from_slice(&bytes).map_err(|e| wrong(&e.to_string()))?;
+    messages(&bytes, wrong)
+}
+
+/// The messages in JSON.
+fn messages(json: &[u8], wrong: impl Fn(&str) -> Failure) -> Result<Vec<Message>, Failure> {
+    let saved: Saved = serde_json::from_slice(json).map_err(|e| wrong(&e.to_string()))?;
     for (at, message) in saved.messages.iter().enumerate() {
         let role = ["user", "assistant"]
             .iter()

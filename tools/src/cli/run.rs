@@ -41,6 +41,10 @@ pub struct RunArgs {
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
     pub tokens: Option<i64>,
+    /// File for the state of the text or chat (keys, values, recurrent state): read if it exists, so that the beginning
+    /// of a prompt that is the same is not computed again and a chat continues, and written at the end.
+    #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
+    pub session: Option<PathBuf>,
     /// Context length in tokens (num_ctx, --ctx-size). Default: prompt plus -n (with -n -1: prompt plus
     /// 2048; with --chat: 2048), at most the model's limit.
     #[arg(long, value_name = "N")]

@@ -1,5 +1,7 @@
 //! Arguments of `serve`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::{DraftArgs, EngineArgs, ModelArg};
@@ -40,6 +42,14 @@ pub struct ServeArgs {
     /// default: 2048, or the model's limit.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
+    /// Folder for the state of conversations (keys, values, recurrent state), created if missing: a conversation that is
+    /// continued, or a prompt that begins like an earlier one, is not computed again, also after a restart. Written
+    /// while no request runs.
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Most bytes in --state-dir, and most that are written there in a day; the least recently used make room.
+    #[arg(long, value_name = "SIZE", default_value = "20GiB", value_parser = crate::size::parse, requires = "state_dir")]
+    pub state_size: u64,
     /// API key that clients must send as `Authorization: Bearer KEY`.
     #[arg(
         long,

@@ -25,6 +25,8 @@ pub struct Totals {
     pub prompt_tokens: u64,
     /// Prompt tokens reused from the KV cache.
     pub cached_tokens: u64,
+    /// Those of them whose state was read from disk.
+    pub restored_tokens: u64,
     /// Generated tokens.
     pub predicted_tokens: u64,
     /// Texts running.
@@ -107,7 +109,7 @@ const fn metric(name: &'static str, help: &'static str, value: fn(&Totals) -> u6
 }
 
 /// Names ending in `_total` are counters, the others gauges.
-const METRICS: [Metric; 14] = [
+const METRICS: [Metric; 15] = [
     metric("requests_total", "Requests started.", |t| t.requests),
     metric(
         "requests_cancelled_total",
@@ -131,6 +133,11 @@ const METRICS: [Metric; 14] = [
         "prompt_tokens_cached_total",
         "Prompt tokens reused from the KV cache.",
         |t| t.cached_tokens,
+    ),
+    metric(
+        "prompt_tokens_restored_total",
+        "Those of them whose state was read from disk.",
+        |t| t.restored_tokens,
     ),
     metric("tokens_predicted_total", "Tokens generated.", |t| {
         t.predicted_tokens

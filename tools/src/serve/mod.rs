@@ -20,6 +20,7 @@ mod error;
 pub mod fields;
 mod generate;
 mod http;
+mod idle;
 mod infill;
 mod input_items;
 mod lines;
@@ -80,6 +81,7 @@ use self::stored::ResponseStore;
 use self::worker::Job;
 use crate::cli::ServeArgs;
 use crate::model::{Use, open_model, open_serving};
+use crate::states::StateFolder;
 use crate::template::Renderer;
 use crate::{Failure, budget};
 
@@ -147,20 +149,34 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
         prompt: 0,
         batch: args.parallel.into(),
         spans: 0,
+        reserve,
         drafts: args.drafts.clone(),
         force: args.force,
     };
-    let mut engine = open_serving(model, &args.engine, &wanted, reserve).inspect_err(|e| {
+    let mut engine = open_serving(model, &args.engine, &wanted).inspect_err(|e| {
         if matches!(e, Failure::Engine(Error::BudgetTooSmall { .. })) {
             tracing::warn!(
                 "smaller --parallel, --context, --queue and --grammars need less memory"
             );
         }
     })?;
-    worker::work(&mut engine, &jobs, &shared, Scheduling::Classes, || {
-        // Standard output may be closed.
-        let _ = writeln!(std::io::stdout(), "http://{address}");
-    })?;
+    let states = (args.state_dir.as_ref())
+        .map(|path| StateFolder::open(path, args.state_size, &engine))
+        .transpose()?;
+    if let Some(states) = &states {
+        tracing::info!(positions = states.positions(), "saved state");
+    }
+    worker::work(
+        &mut engine,
+        &jobs,
+        &shared,
+        Scheduling::Classes,
+        states,
+        || {
+            // Standard output may be closed.
+            let _ = writeln!(std::io::stdout(), "http://{address}");
+        },
+    )?;
     match http.join() {
         Ok(served) => Ok(served?),
         Err(_) => Err(Failure::Fault("the HTTP thread panicked".to_owned())),
@@ -176,7 +192,9 @@ fn reserve(args: &ServeArgs, app: &App) -> u64 {
     };
     let template = app.template.as_ref();
     let template = template.map_or(0, |template| template.memory(app.body_limit));
+    let states = args.state_dir.as_ref().map_or(0, |_| StateFolder::MEMORY);
     HTTP + app.responses.limit() as u64
+        + states
         + log_probs
         + template
         + grammars

@@ -4,16 +4,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use emberflow_engine::{
     Admission, Bias, Constraint, Engine, Error, Event, Finished, LogProbs, Request, RequestId,
-    Sequence, Stepped, Stepper, Stop, Tail,
+    Stepped, Stepper, Stop, Tail,
 };
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::idle::{Begun, IdleSequences};
 use super::lines::{self, Lines};
 use super::metrics::Totals;
 pub use super::out::{End, Out};
@@ -23,9 +24,10 @@ use super::shared::Shared;
 use super::snapshot::{MemoryPart, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
+use crate::states::StateFolder;
 
-/// Minimum length of a common prefix for which the KV cache of a finished request is reused.
-const REUSE: usize = 8;
+/// Time without requests after which state is saved: a conversation's next request often follows at once.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// A request and the channel for its output.
 pub struct Job {
@@ -137,8 +139,7 @@ struct Worker<'e, 't> {
     tokenizer: &'t Tokenizer,
     waiting: VecDeque<Job>,
     live: Vec<Live<'t>>,
-    /// Sequences of finished requests, oldest first, for prefix reuse.
-    idle: Vec<Sequence>,
+    idle: IdleSequences,
     totals: Totals,
     schedule: Schedule,
     /// The last pass in which all texts decoded.
@@ -149,7 +150,8 @@ struct Worker<'e, 't> {
     texts: u64,
 }
 
-/// Runs jobs until all senders are dropped. Calls `started` once it accepts jobs.
+/// Runs jobs until all senders are dropped, and saves the state of finished ones in `states`. Calls `started` once it
+/// accepts jobs.
 ///
 /// # Errors
 /// A failed read, after which the engine must be reopened.
@@ -158,6 +160,7 @@ pub fn work(
     jobs: &Receiver<Job>,
     shared: &Shared,
     scheduling: Scheduling,
+    states: Option<StateFolder>,
     started: impl FnOnce(),
 ) -> Result<(), Failure> {
     let tokenizer = engine.text().tokenizer().clone();
@@ -170,7 +173,7 @@ pub fn work(
         tokenizer: &tokenizer,
         waiting: VecDeque::new(),
         live: Vec::new(),
-        idle: Vec::new(),
+        idle: IdleSequences::new(states),
         totals: Totals::default(),
         schedule: Schedule::new(scheduling, most),
         decoded: None,
@@ -180,9 +183,9 @@ pub fn work(
     loop {
         if worker.live.is_empty() && worker.waiting.is_empty() {
             worker.report(shared);
-            match jobs.recv() {
-                Ok(job) => worker.waiting.push_back(job),
-                Err(_) => return Ok(()),
+            match worker.next_job(jobs, shared) {
+                Some(job) => worker.waiting.push_back(job),
+                None => return Ok(()),
             }
         }
         worker.waiting.extend(jobs.try_iter());
@@ -198,6 +201,21 @@ pub fn work(
 }
 
 impl<'t> Worker<'_, 't> {
+    /// Waits for a job. Until one comes, the state of idle sequences is saved; after the last one, what is left of it, as
+    /// long as a server may take to end.
+    fn next_job(&mut self, jobs: &Receiver<Job>, shared: &Shared) -> Option<Job> {
+        let mut pause = PAUSE;
+        while self.idle.unsaved() {
+            match jobs.recv_timeout(pause) {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Disconnected) if shared.must_end() => return None,
+                Err(_) => self.idle.save_next(),
+            }
+            pause = Duration::ZERO;
+        }
+        jobs.recv().ok()
+    }
+
     /// Cancels texts whose client has gone.
     fn cancel_abandoned(&mut self) {
         self.waiting.retain(|job| !job.out.is_closed());
@@ -237,8 +255,8 @@ impl<'t> Worker<'_, 't> {
     /// Keeps the sequence of a finished request for reuse.
     fn keep(&mut self, live: Option<&Live<'_>>, finished: Finished) {
         let read_only = live.is_some_and(|live| live.read_only);
-        if finished.sequence.len() >= REUSE && !read_only {
-            self.idle.push(finished.sequence);
+        if !read_only {
+            self.idle.add(finished.sequence);
         }
     }
 
@@ -291,8 +309,9 @@ impl<'t> Worker<'_, 't> {
         } else {
             &job.prompt[..job.prompt.len() - 1]
         };
-        let sequence = match self.take_idle(reusable, room) {
-            Ok(sequence) => sequence,
+        let taken = self.idle.take(reusable, room, self.stepper.engine());
+        let Begun { sequence, restored } = match taken {
+            Ok(begun) => begun,
             Err(e) => {
                 let _ = job.out.send(Out::Failed(e.to_string()));
                 return;
@@ -319,6 +338,7 @@ impl<'t> Worker<'_, 't> {
         class.queue.add(job.arrived.elapsed());
         self.totals.prompt_tokens += (job.prompt.len() - known) as u64;
         self.totals.cached_tokens += known as u64;
+        self.totals.restored_tokens += restored as u64;
         if job.begins {
             let _ = job.out.send(Out::Started {
                 index: job.first,
@@ -348,39 +368,6 @@ impl<'t> Worker<'_, 't> {
             });
         }
         self.texts += job.samples as u64;
-    }
-
-    /// A sequence with the longest cached prefix of `tokens`, or an empty one. Keeps at most `room` other idle
-    /// sequences.
-    fn take_idle(&mut self, tokens: &[u32], room: usize) -> Result<Sequence, Error> {
-        let common = |sequence: &Sequence| {
-            let pairs = sequence.tokens().iter().zip(tokens);
-            sequence.reach(pairs.take_while(|(a, b)| a == b).count())
-        };
-        let all = self.idle.iter().map(common).enumerate();
-        let best = all.max_by_key(|&(_, len)| len);
-        let best = best.filter(|&(_, len)| len >= REUSE);
-        let mut taken = best.map(|(at, _)| self.idle.remove(at));
-        let excess = self.idle.len().saturating_sub(room);
-        self.idle.drain(..excess);
-        let Some((at, len)) = best else {
-            return self.stepper.engine().new_sequence();
-        };
-        // Fork rather than take the sequence of another conversation, if there is room.
-        if self.idle.len() < room
-            && let Some(other) = taken.take_if(|other| other.len() > len)
-        {
-            let fork = other.fork_at(len);
-            self.idle.insert(at - excess.min(at), other);
-            return fork;
-        }
-        match taken {
-            Some(mut sequence) => {
-                sequence.truncate(len);
-                Ok(sequence)
-            }
-            None => self.stepper.engine().new_sequence(),
-        }
     }
 
     /// Preempts and resumes texts as the scheduler decides.

@@ -41,5 +41,6 @@ mod serve;
 mod serve_edges;
 mod serve_limits;
 mod serve_rules;
+mod states;
 mod templates;
 mod verify;

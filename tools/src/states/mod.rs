@@ -1,0 +1,12 @@
+//! State of sequences on disk: what was computed comes back, bit for bit.
+//!
+//! `serve --state-dir` saves conversations in a [folder](StateFolder), piece by piece; `run --session` saves one in a
+//! [file](SessionFile). A state is used for the tokens, model and arithmetic that it was computed with, and only then.
+
+mod file;
+mod folder;
+mod index;
+mod session;
+
+pub use self::folder::StateFolder;
+pub use self::session::SessionFile;

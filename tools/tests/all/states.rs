@@ -1,0 +1,225 @@
+//! State on disk: a conversation continues after a restart with the same text, whatever happened to its files.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::common::server::{HANGS, Server};
+use crate::common::{emberflow, exported, succeed};
+
+const MODELS: [&str; 2] = ["demo", "demo-moe"];
+
+fn prompt(words: usize) -> String {
+    let words = (0..words).map(|i| ["A vector is", "a slice of", "the trait has"][i % 3]);
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn server(model: &str, folder: &Path, more: &[&str]) -> Server {
+    let folder = folder.to_str().unwrap();
+    let args = [&[model, "--context", "900", "--state-dir", folder], more].concat();
+    Server::start(&args)
+}
+
+/// The text of an answer, and how many tokens of the prompt were not computed.
+fn ask(server: &Server, prompt: &str) -> (String, u64) {
+    let body = json!({"prompt": prompt, "max_tokens": 12, "ignore_eos": true, "temperature": 0});
+    let reply = server.post("/v1/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let json = reply.json();
+    let cached = &json["usage"]["prompt_tokens_details"]["cached_tokens"];
+    let text = json["choices"][0]["text"].as_str().unwrap().to_owned();
+    (text, cached.as_u64().unwrap())
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .filter(|path| path.extension().is_some_and(|it| it == "state"))
+        .collect()
+}
+
+/// Waits for a number of whole files.
+fn wait_for_files(folder: &Path, count: usize) {
+    let start = Instant::now();
+    while files(folder).len() < count {
+        assert!(start.elapsed() < HANGS, "{:?}", files(folder));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_conversation_continues_after_a_kill_with_the_same_text() {
+    for model in MODELS {
+        let dir = tempfile::tempdir().unwrap();
+        let (short, long) = (prompt(110), prompt(160));
+        let fresh = Server::start(&[model, "--context", "900"]);
+        let expected = [&short, &long].map(|prompt| ask(&fresh, prompt).0);
+        let first = server(model, dir.path(), &[]);
+        assert_eq!(ask(&first, &short), (expected[0].clone(), 0));
+        wait_for_files(dir.path(), 2);
+        first.end("-KILL");
+        let second = server(model, dir.path(), &[]);
+        let (text, cached) = ask(&second, &long);
+        assert_eq!(text, expected[1]);
+        assert!(cached >= 300, "{cached}");
+        assert_eq!(second.metric("prompt_tokens_restored_total"), cached);
+        // Saved at the end too, without a pause.
+        assert_eq!(second.end("-TERM"), 0);
+        let third = server(model, dir.path(), &[]);
+        let (text, more) = ask(&third, &long);
+        assert!(text == expected[1] && more > cached, "{more} {cached}");
+    }
+}
+
+#[test]
+fn damaged_foreign_and_missing_files_cost_a_cold_prompt_and_no_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = prompt(160);
+    let first = server("demo", dir.path(), &[]);
+    let (expected, _) = ask(&first, &long);
+    wait_for_files(dir.path(), 2);
+    assert_eq!(first.end("-TERM"), 0);
+    let all = files(dir.path());
+    let whole: Vec<_> = all
+        .iter()
+        .map(|path| std::fs::read(path).unwrap())
+        .collect();
+    std::fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+    let name = all[0].file_name().unwrap().to_str().unwrap();
+    let foreign = dir
+        .path()
+        .join(format!("{}{}", "0".repeat(32), &name[32..]));
+    std::fs::write(&foreign, "of another model").unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    for round in 0..8 {
+        for (path, bytes) in all.iter().zip(&whole) {
+            std::fs::write(path, bytes).unwrap();
+            let at = random.u64(..bytes.len() as u64);
+            let file = File::options().write(true).open(path).unwrap();
+            match round {
+                0..4 => file
+                    .write_at(&[bytes[at as usize] ^ 4], at)
+                    .map(|_| ())
+                    .unwrap(),
+                4 | 5 => file.set_len(at).unwrap(),
+                // Another text's name.
+                6 => std::fs::write(path, &whole[whole.len() - 1]).unwrap(),
+                _ => file.set_len(0).unwrap(),
+            }
+        }
+        let server = server("demo", dir.path(), &[]);
+        if round % 2 == 1 {
+            all.iter().for_each(|path| drop(std::fs::remove_file(path)));
+        }
+        assert_eq!(ask(&server, &long).0, expected, "{round}");
+        server.end("-KILL");
+    }
+    assert_eq!(
+        std::fs::read(dir.path().join("notes.txt")).unwrap(),
+        b"mine"
+    );
+    assert_eq!(std::fs::read(foreign).unwrap(), b"of another model");
+}
+
+#[test]
+fn the_folder_stays_within_its_size_and_two_servers_share_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = [(); 2].map(|()| server("demo", dir.path(), &["--state-size", "4MiB"]));
+    let bytes = || -> u64 {
+        let sizes = files(dir.path())
+            .into_iter()
+            .filter_map(|path| path.metadata().ok());
+        sizes.map(|facts| facts.len()).sum()
+    };
+    let text = prompt(150);
+    let (expected, _) = ask(&first, &text);
+    wait_for_files(dir.path(), 2);
+    for round in 0..4 {
+        let other = format!("{round} {text}");
+        let texts = [&first, &second].map(|server| ask(server, &other).0);
+        assert_eq!(texts[0], texts[1]);
+        assert!(bytes() <= 4 << 20);
+    }
+    assert_eq!(ask(&second, &text).0, expected);
+    for server in [first, second] {
+        assert_eq!(server.end("-TERM"), 0);
+    }
+    assert!((1..=4 << 20).contains(&bytes()), "{}", bytes());
+}
+
+fn run(args: &[&str]) -> Value {
+    let out = succeed(
+        emberflow()
+            .arg("run")
+            .args(args)
+            .args(["--json", "--ignore-eos"]),
+    );
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+fn a_session_continues_a_text_and_a_chat() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.session");
+    let session = file.to_str().unwrap();
+    let (short, long) = (prompt(60), prompt(90));
+    let of = |prompt: &str, more: &[&str]| run(&[&["-p", prompt, "-n", "12"], more].concat());
+    let first = of(&short, &["--session", session]);
+    assert_eq!(first["text"], of(&short, &[])["text"]);
+    let second = of(&long, &["--session", session]);
+    assert_eq!(second["text"], of(&long, &[])["text"]);
+    let [all, part] = [of(&long, &[]), second].map(|it| it["prompt_tokens"].as_u64().unwrap());
+    assert!(part * 2 < all, "{part} of {all}");
+    // A damaged file costs time only; another file is never replaced.
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 9]).unwrap();
+    assert_eq!(
+        of(&long, &["--session", session])["text"],
+        of(&long, &[])["text"]
+    );
+    let precious = dir.path().join("precious");
+    std::fs::write(&precious, "mine").unwrap();
+    for (model, path, why) in [
+        ("demo", &precious, "is not a saved session"),
+        ("demo-moe", &file, "another model"),
+    ] {
+        let path = path.to_str().unwrap();
+        let out = emberflow()
+            .args(["run", model, "-p", "A", "--session", path])
+            .output();
+        let out = out.unwrap();
+        let err = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && err.contains(why), "{err}");
+    }
+    assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
+
+    let model = exported(dir.path());
+    let chat = dir.path().join("b.session");
+    let talk = |message: &str, more: &[&str]| {
+        let args = ["run", &model, "--chat", "-n", "8", "--temp", "0", "--json"];
+        let said = dir.path().join("said");
+        std::fs::write(&said, message).unwrap();
+        let mut command = emberflow();
+        command
+            .args(args)
+            .args(more)
+            .stdin(File::open(said).unwrap());
+        String::from_utf8(succeed(&mut command).stdout).unwrap()
+    };
+    let path = ["--session", chat.to_str().unwrap()];
+    talk("What is a vector?\n", &path);
+    let continued = talk("And a slice?\n", &path);
+    let at_once = talk("What is a vector?\nAnd a slice?\n", &[]);
+    let last =
+        |out: &str| -> Value { serde_json::from_str(out.trim().lines().last().unwrap()).unwrap() };
+    assert_eq!(last(&continued)["text"], last(&at_once)["text"]);
+    assert_eq!(
+        last(&continued)["logits_hash"],
+        last(&at_once)["logits_hash"]
+    );
+}
