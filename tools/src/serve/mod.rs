@@ -77,7 +77,7 @@ use self::app::App;
 use self::calls::{CallFormat, shows_tools};
 use self::connections::Routers;
 use self::shared::Shared;
-use self::stored::ResponseStore;
+use self::stored::{ResponseFolder, ResponseStore};
 use self::worker::Job;
 use crate::cli::ServeArgs;
 use crate::model::{Use, open_model, open_serving};
@@ -102,6 +102,8 @@ const EXTRA_CONNECTIONS: usize = 32;
 /// Memory for finished responses: a constant part, and a part per byte of a body, so that the longest one fits.
 const STORE: usize = 1 << 20;
 const STORED_BODIES: usize = 2;
+/// Responses take one part of so many of `--state-size`.
+const RESPONSES: u64 = 16;
 /// Memory of the HTTP side without requests.
 const HTTP: u64 = 8 << 20;
 
@@ -160,8 +162,9 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
             );
         }
     })?;
+    let size = args.state_size - args.state_size / RESPONSES;
     let states = (args.state_dir.as_ref())
-        .map(|path| StateFolder::open(path, args.state_size, &engine))
+        .map(|path| StateFolder::open(path, size, &engine))
         .transpose()?;
     if let Some(states) = &states {
         tracing::info!(positions = states.positions(), "saved state");
@@ -192,7 +195,10 @@ fn reserve(args: &ServeArgs, app: &App) -> u64 {
     };
     let template = app.template.as_ref();
     let template = template.map_or(0, |template| template.memory(app.body_limit));
-    let states = args.state_dir.as_ref().map_or(0, |_| StateFolder::MEMORY);
+    let states = args.state_dir.as_ref().map_or(0, |_| {
+        // A response that is read, and what it is read from.
+        StateFolder::MEMORY + 2 * app.responses.limit() as u64
+    });
     HTTP + app.responses.limit() as u64
         + states
         + log_probs
@@ -241,6 +247,9 @@ fn app(
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
     let body_limit = BODY + BODY_PER_POSITION * context;
+    let responses = (args.state_dir.as_ref())
+        .map(|path| ResponseFolder::open(&path.join("responses"), args.state_size / RESPONSES))
+        .transpose()?;
     Ok(Arc::new(App {
         shared,
         jobs,
@@ -257,7 +266,9 @@ fn app(
         permits: Arc::new(Semaphore::new(parallel + queue)),
         readers: Arc::new(Semaphore::new(READERS)),
         body_limit,
-        responses: Arc::new(ResponseStore::new(STORE + STORED_BODIES * body_limit)),
+        responses: Arc::new(
+            ResponseStore::new(STORE + STORED_BODIES * body_limit).saving(responses),
+        ),
         digest: ollama_api::digest(model.container().identity()),
         key: args.api_key.clone(),
         origin: args.allow_origin.clone(),

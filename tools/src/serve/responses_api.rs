@@ -116,7 +116,7 @@ async fn remove(
 fn unknown(store: &ResponseStore, id: &str) -> ApiError {
     let id: String = id.chars().take(100).collect();
     ApiError::unknown(format!(
-        "there is no response `{id}`: this server keeps the last responses of one run, up to {} KiB, except those with `store` false; send the whole conversation as `input`",
+        "there is no response `{id}`: this server keeps the last responses, up to {} KiB (more, also of earlier runs, with --state-dir), except those with `store` false; send the whole conversation as `input`",
         store.limit() >> 10
     ))
 }

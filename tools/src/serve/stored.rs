@@ -1,7 +1,20 @@
-//! Finished responses, kept in memory for `previous_response_id`, `GET /v1/responses/{id}` and its `/input_items`.
+//! Finished responses for `previous_response_id`, `GET /v1/responses/{id}` and its `/input_items`: the last ones in memory,
+//! with `--state-dir` more of them on disk.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use emberflow_storage::container::checksum;
+use serde::{Deserialize, Serialize};
+
+use crate::{Failure, atomic};
+
+/// Bytes of the names of files in a folder of responses, at most.
+const NAME: usize = 64;
+/// Files of a folder, at most, so that the oldest one is soon found.
+const FILES: usize = 4096;
 
 /// A finished response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +46,7 @@ pub struct ResponseStore {
     /// Maximum bytes.
     limit: usize,
     kept: Mutex<Kept>,
+    folder: Option<ResponseFolder>,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +62,13 @@ impl ResponseStore {
         Self {
             limit,
             kept: Mutex::default(),
+            folder: None,
         }
+    }
+
+    /// The same, with responses also in a folder.
+    pub fn saving(self, folder: Option<ResponseFolder>) -> Self {
+        Self { folder, ..self }
     }
 
     /// Maximum bytes.
@@ -58,6 +78,16 @@ impl ResponseStore {
 
     /// Keeps a response, and drops the oldest ones for it. One that is larger than the whole store is not kept.
     pub fn put(&self, response: StoredResponse) {
+        if let Some(folder) = &self.folder
+            && response.bytes() <= self.limit
+            && let Err(why) = folder.write(&response)
+        {
+            tracing::warn!(%why, "a response is not saved");
+        }
+        self.keep(response);
+    }
+
+    fn keep(&self, response: StoredResponse) {
         let bytes = response.bytes();
         if bytes > self.limit {
             return;
@@ -76,15 +106,22 @@ impl ResponseStore {
     /// The response with this id.
     pub fn get(&self, id: &str) -> Option<StoredResponse> {
         let kept = self.kept();
-        kept.all.iter().find(|kept| kept.id == id).cloned()
+        let found = kept.all.iter().find(|kept| kept.id == id).cloned();
+        drop(kept);
+        found.or_else(|| {
+            let saved = self.folder.as_ref()?.read(id, self.limit)?;
+            self.keep(saved.clone());
+            Some(saved)
+        })
     }
 
     /// Drops the response with this id; returns whether there was one.
     pub fn remove(&self, id: &str) -> bool {
+        let saved = self.folder.as_ref().is_some_and(|folder| folder.remove(id));
         let mut kept = self.kept();
         let at = kept.all.iter().position(|kept| kept.id == id);
         let Some(removed) = at.and_then(|at| kept.all.remove(at)) else {
-            return false;
+            return saved;
         };
         kept.bytes -= removed.bytes();
         true
@@ -92,6 +129,116 @@ impl ResponseStore {
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A response in a file: its checksum in hexadecimal, a line ending, this as JSON.
+#[derive(Serialize, Deserialize)]
+struct SavedResponse {
+    id: String,
+    object: String,
+    items: String,
+    inputs: usize,
+}
+
+/// Responses on disk, one in a file of its own.
+#[derive(Debug)]
+pub struct ResponseFolder {
+    path: PathBuf,
+    /// Maximum bytes.
+    limit: u64,
+}
+
+impl ResponseFolder {
+    /// Opens or creates the folder `path` for this many bytes.
+    ///
+    /// # Errors
+    /// A folder that cannot be created or written.
+    pub fn open(path: &Path, limit: u64) -> Result<Self, Failure> {
+        std::fs::create_dir_all(path).map_err(Failure::file(path))?;
+        atomic::may_write(&path.join("resp.json"), true, &[])?;
+        Ok(Self {
+            path: path.to_owned(),
+            limit,
+        })
+    }
+
+    /// The file of a response; `None` for an id that no response has.
+    fn file(&self, id: &str) -> Option<PathBuf> {
+        let known = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        let valid = id.starts_with("resp_") && id.len() <= NAME && id.bytes().all(known);
+        valid.then(|| self.path.join(format!("{id}.json")))
+    }
+
+    fn write(&self, response: &StoredResponse) -> Result<(), Failure> {
+        let Some(file) = self.file(&response.id) else {
+            return Ok(());
+        };
+        let saved = SavedResponse {
+            id: response.id.clone(),
+            object: response.object.to_string(),
+            items: response.items.to_string(),
+            inputs: response.inputs,
+        };
+        let json = serde_json::to_string(&saved).map_err(std::io::Error::from)?;
+        let text = format!("{:08x}\n{json}", checksum(json.as_bytes()));
+        match self.make_room(text.len() as u64)? {
+            true => atomic::write(&file, text.as_bytes()),
+            false => Ok(()),
+        }
+    }
+
+    /// The response with this id, if it is whole and of at most `limit` bytes.
+    fn read(&self, id: &str, limit: usize) -> Option<StoredResponse> {
+        let file = self.file(id)?;
+        // JSON writes a byte with six at most.
+        let long = file.metadata().ok()?.len() > 6 * limit as u64;
+        let text = (!long).then(|| std::fs::read_to_string(&file).ok())??;
+        let (sum, json) = text.split_once('\n')?;
+        let whole = u32::from_str_radix(sum, 16) == Ok(checksum(json.as_bytes()));
+        let saved: SavedResponse = whole.then(|| serde_json::from_str(json).ok())??;
+        let response = StoredResponse {
+            id: saved.id,
+            object: saved.object.into(),
+            items: saved.items.into(),
+            inputs: saved.inputs,
+        };
+        (response.id == id && response.bytes() <= limit).then_some(response)
+    }
+
+    fn remove(&self, id: &str) -> bool {
+        let file = self.file(id);
+        file.is_some_and(|file| std::fs::remove_file(file).is_ok())
+    }
+
+    /// Removes the oldest responses until there is room for `bytes`. False, and nothing is removed, if there is never enough.
+    fn make_room(&self, bytes: u64) -> Result<bool, Failure> {
+        if bytes > self.limit {
+            return Ok(false);
+        }
+        let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(Failure::file(&self.path))? {
+            let Ok((path, Ok(facts))) = entry.map(|it| (it.path(), it.metadata())) else {
+                continue;
+            };
+            let id = path.file_stem().and_then(|stem| stem.to_str());
+            if id.and_then(|id| self.file(id)).as_ref() == Some(&path) {
+                let written = facts.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                files.push((written, facts.len(), path));
+            }
+        }
+        files.sort();
+        let mut taken: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+        let mut count = files.len();
+        for (_, freed, path) in files {
+            if taken + bytes <= self.limit && count < FILES {
+                break;
+            }
+            // Another process may have removed it.
+            let _ = std::fs::remove_file(path);
+            (taken, count) = (taken - freed, count - 1);
+        }
+        Ok(true)
     }
 }
 
@@ -127,5 +274,37 @@ mod tests {
         store.put(response("g", 100 + 2 * one));
         assert!(has("g") && !has("b") && !has("d") && !has("e"));
         assert_eq!(store.kept().bytes, 3 * one);
+    }
+
+    #[test]
+    fn responses_on_disk_outlive_the_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = || {
+            let folder = ResponseFolder::open(dir.path(), 3000).unwrap();
+            ResponseStore::new(100_000).saving(Some(folder))
+        };
+        let path = |id: &str| dir.path().join(format!("{id}.json"));
+        std::fs::write(path("mine"), "mine").unwrap();
+        let first = store();
+        for id in ["resp_1", "resp_2", "resp_3"] {
+            first.put(response(id, 1000));
+        }
+        first.put(response("resp_large", 5000));
+        let second = store();
+        assert_eq!(second.get("resp_3"), first.get("resp_3"));
+        assert!(second.get("resp_1").is_none(), "the oldest one made room");
+        assert!(second.get("../x").is_none() && second.get("mine").is_none());
+        assert!(first.get("resp_large").is_some() && second.get("resp_large").is_none());
+        assert!(second.remove("resp_3") && store().get("resp_3").is_none());
+        let bytes = std::fs::read(path("resp_2")).unwrap();
+        for at in (0..bytes.len()).step_by(41) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            std::fs::write(path("resp_2"), &damaged).unwrap();
+            assert!(store().get("resp_2").is_none(), "{at}");
+        }
+        std::fs::write(path("resp_2"), &bytes).unwrap();
+        assert!(store().get("resp_2").is_some());
+        assert_eq!(std::fs::read(path("mine")).unwrap(), b"mine");
     }
 }

@@ -310,8 +310,12 @@ impl StateFolder {
         std::fs::write(&path, format!("{day} {bytes}\n")).map_err(Failure::file(&path))
     }
 
-    /// Removes the least recently used files until there is room for `bytes`. False if there is never enough.
+    /// Removes the least recently used files until there is room for `bytes`. False, and nothing is removed, if there is never
+    /// enough.
     fn make_room(&mut self, bytes: u64) -> bool {
+        if bytes > self.limit {
+            return false;
+        }
         loop {
             let taken: u64 = self.files.values().map(|facts| facts.bytes).sum();
             let few = self.index.tokens() + PIECE <= TOKENS && self.files.len() < FILES;

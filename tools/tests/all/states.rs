@@ -10,7 +10,28 @@ use serde_json::{Value, json};
 use crate::common::server::{HANGS, Server};
 use crate::common::{emberflow, exported, succeed};
 
-const MODELS: [&str; 2] = ["demo", "demo-moe"];
+/// Models, their context, and the lengths of two prompts: dense, a mixture, recurrent beside attention, and with pools of
+/// positions.
+const MODELS: [(&str, &str, [usize; 2]); 4] = [
+    ("demo", "900", [110, 160]),
+    ("demo-moe", "900", [110, 160]),
+    (
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/fixtures/models/qwen3_5"
+        ),
+        "500",
+        [35, 45],
+    ),
+    (
+        concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/fixtures/models/deepseek_v4"
+        ),
+        "500",
+        [35, 45],
+    ),
+];
 
 fn prompt(words: usize) -> String {
     let words = (0..words).map(|i| ["A vector is", "a slice of", "the trait has"][i % 3]);
@@ -19,19 +40,22 @@ fn prompt(words: usize) -> String {
 
 fn server(model: &str, folder: &Path, more: &[&str]) -> Server {
     let folder = folder.to_str().unwrap();
-    let args = [&[model, "--context", "900", "--state-dir", folder], more].concat();
+    let args = [&[model, "--state-dir", folder], more].concat();
     Server::start(&args)
 }
 
-/// The text of an answer, and how many tokens of the prompt were not computed.
-fn ask(server: &Server, prompt: &str) -> (String, u64) {
+/// The text of an answer, the tokens of its prompt, and how many of them were not computed.
+fn ask(server: &Server, prompt: &str) -> (String, [u64; 2]) {
     let body = json!({"prompt": prompt, "max_tokens": 12, "ignore_eos": true, "temperature": 0});
     let reply = server.post("/v1/completions", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
-    let json = reply.json();
-    let cached = &json["usage"]["prompt_tokens_details"]["cached_tokens"];
+    let (json, usage) = (reply.json(), &reply.json()["usage"]);
+    let numbers = [
+        &usage["prompt_tokens"],
+        &usage["prompt_tokens_details"]["cached_tokens"],
+    ];
     let text = json["choices"][0]["text"].as_str().unwrap().to_owned();
-    (text, cached.as_u64().unwrap())
+    (text, numbers.map(|number| number.as_u64().unwrap()))
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -54,33 +78,66 @@ fn wait_for_files(folder: &Path, count: usize) {
 
 #[test]
 fn a_conversation_continues_after_a_kill_with_the_same_text() {
-    for model in MODELS {
+    for (model, context, lengths) in MODELS {
         let dir = tempfile::tempdir().unwrap();
-        let (short, long) = (prompt(110), prompt(160));
-        let fresh = Server::start(&[model, "--context", "900"]);
+        let context = ["--context", context];
+        let [short, long] = lengths.map(prompt);
+        let fresh = Server::start(&[&[model], &context[..]].concat());
         let expected = [&short, &long].map(|prompt| ask(&fresh, prompt).0);
-        let first = server(model, dir.path(), &[]);
-        assert_eq!(ask(&first, &short), (expected[0].clone(), 0));
+        let first = server(model, dir.path(), &context);
+        let (text, [tokens, cached]) = ask(&first, &short);
+        assert_eq!((text, cached), (expected[0].clone(), 0), "{model}");
+        assert!(tokens > 256, "{model}: {tokens}");
         wait_for_files(dir.path(), 2);
         first.end("-KILL");
-        let second = server(model, dir.path(), &[]);
-        let (text, cached) = ask(&second, &long);
-        assert_eq!(text, expected[1]);
-        assert!(cached >= 300, "{cached}");
+        let second = server(model, dir.path(), &context);
+        let (text, [_, cached]) = ask(&second, &long);
+        assert_eq!(text, expected[1], "{model}");
+        assert!(cached + 8 >= tokens, "{model}: {cached} of {tokens}");
         assert_eq!(second.metric("prompt_tokens_restored_total"), cached);
         // Saved at the end too, without a pause.
         assert_eq!(second.end("-TERM"), 0);
-        let third = server(model, dir.path(), &[]);
-        let (text, more) = ask(&third, &long);
-        assert!(text == expected[1] && more > cached, "{more} {cached}");
+        let third = server(model, dir.path(), &context);
+        let (text, [_, more]) = ask(&third, &long);
+        assert!(
+            text == expected[1] && more > cached,
+            "{model}: {more} {cached}"
+        );
     }
+}
+
+#[test]
+fn a_response_is_continued_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = |text: &str| json!({"input": text, "max_output_tokens": 6, "temperature": 0});
+    let first = server("demo", dir.path(), &["--context", "900"]);
+    let id = first.post("/v1/responses", &body("A vector")).json()["id"].clone();
+    let mut next = body("A slice");
+    next["previous_response_id"] = id.clone();
+    let expected = first.post("/v1/responses", &next).json()["output"][0]["content"].clone();
+    assert_eq!(first.end("-TERM"), 0);
+    let second = server("demo", dir.path(), &["--context", "900"]);
+    let answer = second.post("/v1/responses", &next).json();
+    assert_eq!(answer["output"][0]["content"], expected, "{answer}");
+    let path = format!("/v1/responses/{}", id.as_str().unwrap());
+    assert_eq!(second.get(&path).status, 200);
+    assert_eq!(
+        second.ask(&format!("DELETE {path} HTTP/1.0"), "").status,
+        200
+    );
+    assert_eq!(
+        server("demo", dir.path(), &["--context", "900"])
+            .get(&path)
+            .status,
+        404
+    );
 }
 
 #[test]
 fn damaged_foreign_and_missing_files_cost_a_cold_prompt_and_no_text() {
     let dir = tempfile::tempdir().unwrap();
     let long = prompt(160);
-    let first = server("demo", dir.path(), &[]);
+    let first = server("demo", dir.path(), &["--context", "900"]);
     let (expected, _) = ask(&first, &long);
     wait_for_files(dir.path(), 2);
     assert_eq!(first.end("-TERM"), 0);
@@ -112,7 +169,7 @@ fn damaged_foreign_and_missing_files_cost_a_cold_prompt_and_no_text() {
                 _ => file.set_len(0).unwrap(),
             }
         }
-        let server = server("demo", dir.path(), &[]);
+        let server = server("demo", dir.path(), &["--context", "900"]);
         if round % 2 == 1 {
             all.iter().for_each(|path| drop(std::fs::remove_file(path)));
         }
@@ -129,7 +186,13 @@ fn damaged_foreign_and_missing_files_cost_a_cold_prompt_and_no_text() {
 #[test]
 fn the_folder_stays_within_its_size_and_two_servers_share_it() {
     let dir = tempfile::tempdir().unwrap();
-    let [first, second] = [(); 2].map(|()| server("demo", dir.path(), &["--state-size", "4MiB"]));
+    let [first, second] = [(); 2].map(|()| {
+        server(
+            "demo",
+            dir.path(),
+            &["--context", "900", "--state-size", "4MiB"],
+        )
+    });
     let bytes = || -> u64 {
         let sizes = files(dir.path())
             .into_iter()
