@@ -260,10 +260,11 @@ fn details(p: &Plan) -> String {
         p.reads_per_bundle
     );
     out += &format!(
-        "threads     {} compute; I/O thread {}\n\
+        "{}threads     {} compute; I/O thread {}\n\
          prompts     {} tokens per chunk\n\
          attention   {}\n\
          hot         ",
+        drafts(p),
         p.compute_threads,
         p.io_core
             .map_or("not pinned".into(), |c| format!("on core {c}")),
@@ -291,6 +292,18 @@ fn details(p: &Plan) -> String {
         out += &format!("device      {}\n", device.text);
     }
     out
+}
+
+/// What drafts can give.
+fn drafts(p: &Plan) -> String {
+    let best = p.drafts.iter().max_by(|a, b| a.gain.total_cmp(&b.gain));
+    best.map_or_else(String::new, |best| {
+        format!(
+            "drafts      checking {} in a pass takes {:.2} times as long; if three of four are right, {:.1} times the \
+             speed at most\n",
+            best.drafts, best.times_as_long, best.gain
+        )
+    })
 }
 
 fn basis(p: &Plan) -> String {

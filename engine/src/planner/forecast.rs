@@ -7,10 +7,13 @@ use super::budget::{Division, streams};
 use super::facts::{BATCHES, Planner};
 use super::firing::{Absent, Firing};
 use super::pass::{CostModel, Forecast};
-use super::plan::{Basis, HotCut, Plan};
+use super::plan::{Basis, DraftPass, HotCut, Plan};
 use crate::cluster::CLUSTER;
 use crate::counters::Counters;
 use crate::error::Error;
+
+/// Numbers of drafts whose passes are forecast.
+const DRAFTS: [usize; 3] = [2, 4, 8];
 
 /// Speedup that fewer threads than cores must promise.
 const MIN_SPEEDUP: f64 = 1.2;
@@ -112,6 +115,7 @@ impl Planner {
         let misses = memory.hot_clusters < needs.host_clusters();
         let scan = division.scans(&self.shape);
         let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.host_clusters();
+        let time = |rows| rows as f64 / self.expect(&pass, division, &outlook, rows).tokens_per_s;
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,
@@ -128,6 +132,9 @@ impl Planner {
             predictor: self.predictor,
             devices: self.explain_beside(division, threads),
             decode: self.expect(&pass, division, &outlook, 1),
+            drafts: DRAFTS
+                .map(|drafts| DraftPass::new(drafts, time(1 + drafts) / time(1)))
+                .to_vec(),
             prefill: self.expect(&pass, division, &outlook, (*chunk).max(2)),
             basis: Basis {
                 machine_measured: self.rates.measured,

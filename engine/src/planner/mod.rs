@@ -32,5 +32,5 @@ pub use facts::Planner;
 pub use firing::Firing;
 pub(crate) use inputs::{Opened, longest_pass};
 pub use pass::{Forecast, Limit, PredictorNeeds, Shape};
-pub use plan::{Basis, HotCut, Plan};
+pub use plan::{Basis, DraftPass, HotCut, Plan};
 pub(crate) use search::{Candidates, FORECAST_MARGIN};

@@ -57,10 +57,37 @@ pub struct Plan {
     pub devices: Vec<LanePlan>,
     /// Decode in the middle of the context.
     pub decode: Forecast,
+    /// Passes of one text that check drafts of its next tokens.
+    pub drafts: Vec<DraftPass>,
     /// Prefill.
     pub prefill: Forecast,
     /// Which inputs of the forecast were measured.
     pub basis: Basis,
+}
+
+/// A pass that checks drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct DraftPass {
+    /// Number of drafts.
+    pub drafts: usize,
+    /// Time of the pass, as a multiple of that of a pass without drafts.
+    pub times_as_long: f64,
+    /// Tokens per second, as a multiple of those without drafts, if three of four drafts are right and making them takes no
+    /// time.
+    pub gain: f64,
+}
+
+impl DraftPass {
+    /// Of a pass of `times_as_long` times the time.
+    pub fn new(drafts: usize, times_as_long: f64) -> Self {
+        // The j-th draft is taken if it and those before it are right.
+        let tokens: f64 = (0..=drafts).map(|place| 0.75f64.powi(place as i32)).sum();
+        Self {
+            drafts,
+            times_as_long,
+            gain: tokens / times_as_long,
+        }
+    }
 }
 
 /// Which inputs of a forecast were measured; the others are assumed.
