@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use emberflow_models::files_of;
 use emberflow_storage::durable;
@@ -243,6 +244,23 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     file.publish()
 }
 
+/// What follows a file's name in that of its temporary file.
+const UNFINISHED: &str = ".partial";
+
+/// Time after which no process writes a temporary file of a server any more.
+const STALE: Duration = Duration::from_secs(3600);
+
+/// Removes the temporary file `path` of a server that was killed: if it is old, and of a file that is `ours`.
+pub fn remove_stale(path: &Path, ours: impl Fn(&str) -> bool) {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let whole = name.and_then(|name| name.rsplit_once(UNFINISHED));
+    let written = path.metadata().and_then(|facts| facts.modified());
+    let old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > STALE));
+    if old && whole.is_some_and(|(whole, _)| ours(whole)) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 /// A file that gets its name once it is complete. If it is dropped earlier, or on Ctrl-C, the temporary file
 /// is removed.
 pub struct Partial {
@@ -285,6 +303,21 @@ impl Partial {
             _unfinished: Some(unfinished),
             partial: Some(partial),
             file,
+        })
+    }
+
+    /// As [`create`](Self::create), for a server, which ends by itself on Ctrl-C. The temporary file's name is unique.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn of_server(path: &Path) -> Result<Self, Failure> {
+        let random = getrandom::u64().map_err(|e| std::io::Error::other(e.to_string()))?;
+        let partial = with_suffix(path, &format!("{UNFINISHED}{random:016x}"));
+        Ok(Self {
+            path: path.to_owned(),
+            file: File::create_new(&partial).map_err(Failure::file(path))?,
+            partial: Some(partial),
+            _unfinished: None,
         })
     }
 

@@ -59,7 +59,7 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         ));
     }
     let session = (args.session.as_ref())
-        .map(|path| SessionFile::new(path, args.model.file()))
+        .map(|path| SessionFile::new(path, args.model.file())?.without_note())
         .transpose()?;
     // The context length decides the memory plan: use what is needed, not the model's maximum.
     let needed = prompt
@@ -92,7 +92,7 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
     interrupt::on_ctrl_c(&stop);
     let empty = engine.new_sequence()?;
     let mut sequence = match &session {
-        Some(file) => file.restore(&engine, empty)?.0,
+        Some(file) => file.restore(&engine, empty)?,
         None => empty,
     };
     let known = reuse(&mut sequence, &prompt);
@@ -110,11 +110,11 @@ fn continue_prompt(args: &RunArgs, model: Model) -> Result<(), Failure> {
         }
         None => {
             let made = generate(&mut engine, &mut sequence, &prompt[known..], &how, &stop)?;
+            let report = report(&mut engine, &made, &how)?;
+            asked.finish(&report, made.generation.stop)?;
             if let Some(file) = &session {
                 file.save(&engine, &sequence, String::new())?;
             }
-            let report = report(&mut engine, &made, &how)?;
-            asked.finish(&report, made.generation.stop)?;
             made.generation.stop == Stop::Caller
         }
     };

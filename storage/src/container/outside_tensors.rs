@@ -57,6 +57,11 @@ impl OutsideFile {
         self.state.0
     }
 
+    /// When it was last changed, as far as the system knows.
+    pub fn changed(&self) -> Option<SystemTime> {
+        self.state.1
+    }
+
     /// Fails if the file has been written or cut since it was opened.
     fn check_unchanged(&self) -> Result<()> {
         let failed = |source| Error::File {

@@ -11,7 +11,7 @@ use super::format::{
 };
 use super::geometry::BundleGeometry;
 use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
-use super::outside_tensors::OutsideFiles;
+use super::outside_tensors::{OutsideFile, OutsideFiles};
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
 use crate::io::FileSource;
@@ -220,6 +220,12 @@ impl Container {
     #[must_use]
     pub fn identity(&self) -> u128 {
         xxhash_rust::xxh3::xxh3_128(&self.superblock.encode())
+    }
+
+    /// When the files of a model whose tensors lie in others were last changed; none otherwise.
+    pub fn changed(&self) -> Vec<Option<std::time::SystemTime>> {
+        let files = self.outside.iter().flat_map(|outside| &outside.files);
+        files.map(OutsideFile::changed).collect()
     }
 
     /// Block format of the bundles, as given to the writer.

@@ -57,15 +57,16 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::on_ctrl_c(&stop);
     let empty = engine.new_sequence()?;
-    let (sequence, note) = match &file {
+    let sequence = match &file {
         Some(file) => file.restore(&engine, empty)?,
-        None => (empty, String::new()),
+        None => empty,
     };
+    let note = file.as_ref().map_or("", SessionFile::note);
     let mut session = Session {
         sequence,
         engine,
         template,
-        said: Transcript::of_note(&note, args.system.as_deref())?,
+        said: Transcript::of_note(note, args.system.as_deref())?,
         settings,
         usual: settings,
         context: Context { length, max },
@@ -79,6 +80,9 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         None => line_by_line(&mut session),
     };
     let saved = file.map_or(Ok(()), |file| session.leave(&file));
+    if let (Err(_), Err(why)) = (&ended, &saved) {
+        tell(format_args!("emberflow: {why}"));
+    }
     ended.and(saved)
 }
 

@@ -162,6 +162,7 @@ impl Session {
             ChatCommand::Exit => return Ok(Next::End),
             ChatCommand::Clear => {
                 self.said.clear();
+                self.sequence.clear();
                 tell("(the conversation is forgotten)");
             }
             ChatCommand::Retry => {
@@ -203,6 +204,7 @@ impl Session {
             }
             ChatCommand::Load(path) => {
                 self.said.load(&path)?;
+                self.sequence.clear();
                 let count = self.said.turns();
                 tell(format_args!(
                     "({count} messages loaded from {})",

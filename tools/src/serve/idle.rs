@@ -2,7 +2,6 @@
 
 use emberflow_engine::{Engine, Error, Sequence};
 
-use crate::Failure;
 use crate::states::StateFolder;
 
 /// Minimum length of a common prefix for which the state of a finished request is reused.
@@ -13,16 +12,15 @@ const LONGER: usize = 32;
 /// An idle sequence.
 struct Idle {
     sequence: Sequence,
-    /// Whether it is on disk, as far as it will be.
+    /// Whether it is on disk, as far as it will be; and whether its first piece is.
     saved: bool,
+    begun: bool,
 }
 
 /// The idle sequences, oldest first.
 pub struct IdleSequences {
     all: Vec<Idle>,
     states: Option<StateFolder>,
-    /// Whether the folder was looked at since a request ran.
-    fresh: bool,
 }
 
 /// A sequence for a request.
@@ -39,7 +37,6 @@ impl IdleSequences {
         Self {
             all: Vec::new(),
             states,
-            fresh: false,
         }
     }
 
@@ -47,8 +44,11 @@ impl IdleSequences {
     pub fn add(&mut self, sequence: Sequence) {
         if sequence.len() >= REUSE {
             let saved = self.states.is_none();
-            self.all.push(Idle { sequence, saved });
-            self.fresh = false;
+            self.all.push(Idle {
+                sequence,
+                saved,
+                begun: false,
+            });
         }
     }
 
@@ -57,61 +57,55 @@ impl IdleSequences {
     /// # Errors
     /// No memory for a sequence.
     pub fn take(&mut self, tokens: &[u32], room: usize, engine: &Engine) -> Result<Begun, Error> {
-        let common = |idle: &Idle| {
-            let pairs = idle.sequence.tokens().iter().zip(tokens);
-            (idle.sequence).reach(pairs.take_while(|(a, b)| a == b).count())
-        };
-        let all = self.all.iter().map(common).enumerate();
-        let best = all.max_by_key(|&(_, len)| len);
-        let in_memory = best.map_or(0, |(_, len)| len);
+        let in_memory = self.best(tokens).map_or(0, |(_, len)| len);
         let saved = self.states.as_ref().map(|states| states.find(tokens));
         let saved = saved.filter(|saved| saved.len >= in_memory + LONGER);
         if let (Some(saved), Some(states)) = (saved, &mut self.states) {
-            let excess = self.all.len().saturating_sub(room);
-            self.all.drain(..excess);
+            shrink(&mut self.all, room);
             let sequence = states.restore(&saved, engine.new_sequence()?);
             if sequence.len() > in_memory {
                 let restored = sequence.len();
                 return Ok(Begun { sequence, restored });
             }
             // What was found is gone or damaged.
-            drop(sequence);
-            return self.take(tokens, room, engine);
         }
-        let sequence = self.take_best(best, room, engine)?;
+        let sequence = self.take_best(tokens, room, engine)?;
         let restored = 0;
         Ok(Begun { sequence, restored })
     }
 
-    /// The sequence at this place up to this length, if it is long enough.
+    /// The place of the sequence with the longest known prefix of `tokens`, and the prefix's length.
+    fn best(&self, tokens: &[u32]) -> Option<(usize, usize)> {
+        let common = |idle: &Idle| {
+            let pairs = idle.sequence.tokens().iter().zip(tokens);
+            (idle.sequence).reach(pairs.take_while(|(a, b)| a == b).count())
+        };
+        let all = self.all.iter().map(common).enumerate();
+        let best = all.max_by_key(|&(_, len)| len);
+        best.filter(|&(_, len)| len >= REUSE)
+    }
+
+    /// As [`take`](Self::take), from memory.
     fn take_best(
         &mut self,
-        best: Option<(usize, usize)>,
+        tokens: &[u32],
         room: usize,
         engine: &Engine,
     ) -> Result<Sequence, Error> {
-        let best = best.filter(|&(_, len)| len >= REUSE);
-        let mut taken = best.map(|(at, _)| self.all.remove(at));
-        let excess = self.all.len().saturating_sub(room);
-        self.all.drain(..excess);
-        let Some((at, len)) = best else {
+        let Some((at, len)) = self.best(tokens) else {
+            shrink(&mut self.all, room);
             return engine.new_sequence();
         };
+        let mut taken = self.all.remove(at);
+        shrink(&mut self.all, room);
         // Fork rather than take the sequence of another conversation, if there is room.
-        if self.all.len() < room
-            && let Some(other) = taken.take_if(|other| other.sequence.len() > len)
-        {
-            let fork = other.sequence.fork_at(len);
-            self.all.insert(at - excess.min(at), other);
+        if self.all.len() < room && taken.sequence.len() > len {
+            let fork = taken.sequence.fork_at(len);
+            self.all.insert(at.min(self.all.len()), taken);
             return fork;
         }
-        match taken {
-            Some(mut idle) => {
-                idle.sequence.truncate(len);
-                Ok(idle.sequence)
-            }
-            None => engine.new_sequence(),
-        }
+        taken.sequence.truncate(len);
+        Ok(taken.sequence)
     }
 
     /// Whether a sequence is to be saved.
@@ -127,7 +121,11 @@ impl IdleSequences {
         let Some(states) = &mut self.states else {
             return;
         };
-        let saved = save(states, &idle.sequence, &mut self.fresh);
+        if !idle.begun {
+            states.begin(&idle.sequence);
+            idle.begun = true;
+        }
+        let saved = states.save_next(&idle.sequence);
         idle.saved = !saved.unwrap_or_else(|why| {
             tracing::warn!(%why, "the state of a conversation is not saved");
             false
@@ -135,11 +133,10 @@ impl IdleSequences {
     }
 }
 
-/// Saves a piece, if there is one.
-fn save(states: &mut StateFolder, sequence: &Sequence, fresh: &mut bool) -> Result<bool, Failure> {
-    if !*fresh {
-        states.refresh()?;
-        *fresh = true;
+/// Drops sequences until there are `room`: those that are saved first, then the oldest.
+fn shrink(all: &mut Vec<Idle>, room: usize) {
+    while all.len() > room {
+        let saved = all.iter().position(|idle| idle.saved);
+        all.remove(saved.unwrap_or(0));
     }
-    states.save_next(sequence)
 }

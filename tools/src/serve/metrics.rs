@@ -136,7 +136,7 @@ const METRICS: [Metric; 15] = [
     ),
     metric(
         "prompt_tokens_restored_total",
-        "Those of them whose state was read from disk.",
+        "Prompt tokens whose state was read from disk.",
         |t| t.restored_tokens,
     ),
     metric("tokens_predicted_total", "Tokens generated.", |t| {

@@ -196,8 +196,8 @@ fn reserve(args: &ServeArgs, app: &App) -> u64 {
     let template = app.template.as_ref();
     let template = template.map_or(0, |template| template.memory(app.body_limit));
     let states = args.state_dir.as_ref().map_or(0, |_| {
-        // A response that is read, and what it is read from.
-        StateFolder::MEMORY + 2 * app.responses.limit() as u64
+        // A response that is written: its copy, its JSON and its text.
+        StateFolder::MEMORY + 5 * app.responses.limit() as u64
     });
     HTTP + app.responses.limit() as u64
         + states

@@ -2,6 +2,7 @@
 //! with `--state-dir` more of them on disk.
 
 use std::collections::VecDeque;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -9,6 +10,8 @@ use std::time::SystemTime;
 use emberflow_storage::container::checksum;
 use serde::{Deserialize, Serialize};
 
+use crate::atomic::{Partial, remove_stale};
+use crate::states::DayCount;
 use crate::{Failure, atomic};
 
 /// Bytes of the names of files in a folder of responses, at most.
@@ -46,7 +49,7 @@ pub struct ResponseStore {
     /// Maximum bytes.
     limit: usize,
     kept: Mutex<Kept>,
-    folder: Option<ResponseFolder>,
+    folder: Option<Arc<ResponseFolder>>,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +71,7 @@ impl ResponseStore {
 
     /// The same, with responses also in a folder.
     pub fn saving(self, folder: Option<ResponseFolder>) -> Self {
+        let folder = folder.map(Arc::new);
         Self { folder, ..self }
     }
 
@@ -80,9 +84,8 @@ impl ResponseStore {
     pub fn put(&self, response: StoredResponse) {
         if let Some(folder) = &self.folder
             && response.bytes() <= self.limit
-            && let Err(why) = folder.write(&response)
         {
-            tracing::warn!(%why, "a response is not saved");
+            save(Arc::clone(folder), response.clone());
         }
         self.keep(response);
     }
@@ -132,6 +135,19 @@ impl ResponseStore {
     }
 }
 
+/// Writes a response, in a server on a thread that may wait.
+fn save(folder: Arc<ResponseFolder>, response: StoredResponse) {
+    let write = move || {
+        if let Err(why) = folder.write(&response) {
+            tracing::warn!(%why, "a response is not saved");
+        }
+    };
+    match tokio::runtime::Handle::try_current() {
+        Ok(server) => drop(server.spawn_blocking(write)),
+        Err(_) => write(),
+    }
+}
+
 /// A response in a file: its checksum in hexadecimal, a line ending, this as JSON.
 #[derive(Serialize, Deserialize)]
 struct SavedResponse {
@@ -147,19 +163,22 @@ pub struct ResponseFolder {
     path: PathBuf,
     /// Maximum bytes.
     limit: u64,
+    day: DayCount,
 }
 
 impl ResponseFolder {
-    /// Opens or creates the folder `path` for this many bytes.
+    /// Opens or creates the folder `path` for this many bytes, and as many a day.
     ///
     /// # Errors
     /// A folder that cannot be created or written.
     pub fn open(path: &Path, limit: u64) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(Failure::file(path))?;
-        atomic::may_write(&path.join("resp.json"), true, &[])?;
+        let day = DayCount::new(path, limit);
+        atomic::may_write(day.path(), true, &[])?;
         Ok(Self {
             path: path.to_owned(),
             limit,
+            day,
         })
     }
 
@@ -182,17 +201,23 @@ impl ResponseFolder {
         };
         let json = serde_json::to_string(&saved).map_err(std::io::Error::from)?;
         let text = format!("{:08x}\n{json}", checksum(json.as_bytes()));
-        match self.make_room(text.len() as u64)? {
-            true => atomic::write(&file, text.as_bytes()),
-            false => Ok(()),
+        let bytes = text.len() as u64;
+        if !self.make_room(bytes)? || !self.day.take(bytes)? {
+            return Ok(());
         }
+        let partial = Partial::of_server(&file)?;
+        partial
+            .get()
+            .write_all(text.as_bytes())
+            .map_err(Failure::file(&file))?;
+        partial.publish()
     }
 
     /// The response with this id, if it is whole and of at most `limit` bytes.
     fn read(&self, id: &str, limit: usize) -> Option<StoredResponse> {
         let file = self.file(id)?;
-        // JSON writes a byte with six at most.
-        let long = file.metadata().ok()?.len() > 6 * limit as u64;
+        // JSON in JSON: no byte takes more than two.
+        let long = file.metadata().ok()?.len() > 2 * limit as u64;
         let text = (!long).then(|| std::fs::read_to_string(&file).ok())??;
         let (sum, json) = text.split_once('\n')?;
         let whole = u32::from_str_radix(sum, 16) == Ok(checksum(json.as_bytes()));
@@ -221,6 +246,7 @@ impl ResponseFolder {
             let Ok((path, Ok(facts))) = entry.map(|it| (it.path(), it.metadata())) else {
                 continue;
             };
+            remove_stale(&path, |whole| whole.starts_with("resp_"));
             let id = path.file_stem().and_then(|stem| stem.to_str());
             if id.and_then(|id| self.file(id)).as_ref() == Some(&path) {
                 let written = facts.modified().unwrap_or(SystemTime::UNIX_EPOCH);
@@ -280,13 +306,15 @@ mod tests {
     fn responses_on_disk_outlive_the_store() {
         let dir = tempfile::tempdir().unwrap();
         let store = || {
-            let folder = ResponseFolder::open(dir.path(), 3000).unwrap();
+            let folder = ResponseFolder::open(dir.path(), 2900).unwrap();
             ResponseStore::new(100_000).saving(Some(folder))
         };
         let path = |id: &str| dir.path().join(format!("{id}.json"));
         std::fs::write(path("mine"), "mine").unwrap();
         let first = store();
         for id in ["resp_1", "resp_2", "resp_3"] {
+            // A day later.
+            let _ = std::fs::remove_file(dir.path().join("written-today"));
             first.put(response(id, 1000));
         }
         first.put(response("resp_large", 5000));
@@ -305,6 +333,11 @@ mod tests {
         }
         std::fs::write(path("resp_2"), &bytes).unwrap();
         assert!(store().get("resp_2").is_some());
+        for _ in 0..3 {
+            first.put(response("resp_4", 1000));
+        }
+        first.put(response("resp_5", 1000));
+        assert!(store().get("resp_5").is_none(), "enough for a day");
         assert_eq!(std::fs::read(path("mine")).unwrap(), b"mine");
     }
 }

@@ -24,14 +24,16 @@ const MAGIC: &[u8; 8] = b"EMBSTATE";
 const VERSION: u32 = 1;
 /// Bytes of a chunk, at most. Of this length reads are near the sequential rate of flash.
 pub const CHUNK: usize = 1 << 20;
-/// Bytes of a header, at most: the messages of a long conversation.
-const HEADER: u32 = 16 << 20;
+/// Bytes of a header, at most: with the messages of a long conversation.
+pub const HEADER: usize = 1 << 20;
 
 /// What a file holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// What the state was computed with: [`emberflow_engine::Engine::state_identity`].
     pub identity: String,
+    /// The model: [`emberflow_engine::Engine::model_identity`].
+    pub model: String,
     /// Key of the tokens before the first position.
     pub parent: String,
     /// First position.
@@ -45,12 +47,17 @@ pub struct Header {
     pub note: String,
 }
 
-/// Writes the state of `header`'s positions and snapshots of `sequence` to `path`. Returns the bytes of the file.
+/// Writes the state of `header`'s positions and snapshots of `sequence` to the file that gets the name `path`. Returns
+/// the bytes of the file.
 ///
 /// # Errors
 /// I/O errors, after which `path` is what it was.
-pub fn write(path: &Path, header: &Header, sequence: &Sequence) -> Result<u64, Failure> {
-    let partial = Partial::create(path)?;
+pub fn write(
+    path: &Path,
+    partial: Partial,
+    header: &Header,
+    sequence: &Sequence,
+) -> Result<u64, Failure> {
     let written = write_to(partial.get(), header, sequence).map_err(Failure::file(path))?;
     partial.publish()?;
     Ok(written)
@@ -59,13 +66,12 @@ pub fn write(path: &Path, header: &Header, sequence: &Sequence) -> Result<u64, F
 fn write_to(file: &File, header: &Header, sequence: &Sequence) -> io::Result<u64> {
     let positions = header.first..header.first + header.positions;
     let json = serde_json::to_vec(header)?;
-    let len = u32::try_from(json.len()).unwrap_or(u32::MAX);
-    if len > HEADER {
+    if json.len() > HEADER {
         return Err(io::Error::other("the conversation is too long to be saved"));
     }
     let mut head = MAGIC.to_vec();
     head.extend(VERSION.to_le_bytes());
-    head.extend(len.to_le_bytes());
+    head.extend((json.len() as u32).to_le_bytes());
     head.extend(json);
     let tokens = &sequence.tokens()[positions.clone()];
     head.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
@@ -88,6 +94,15 @@ fn write_to(file: &File, header: &Header, sequence: &Sequence) -> io::Result<u64
     Ok(chunks.written)
 }
 
+/// The largest header that is read.
+#[derive(Debug, Clone, Copy)]
+pub struct Most {
+    /// Its bytes.
+    pub header: usize,
+    /// Its positions.
+    pub positions: usize,
+}
+
 /// An open file whose header was checked.
 #[derive(Debug)]
 pub struct Saved {
@@ -99,7 +114,7 @@ pub struct Saved {
 }
 
 /// An error of a file's content.
-fn damaged(what: &str) -> io::Error {
+pub fn damaged(what: &str) -> io::Error {
     io::Error::new(
         ErrorKind::InvalidData,
         format!("it is not a whole saved state: {what}"),
@@ -108,17 +123,21 @@ fn damaged(what: &str) -> io::Error {
 
 /// Whether `path` begins as files of this kind do.
 pub fn is_saved(path: &Path) -> bool {
+    // Opening a pipe would wait for its writer.
+    if !path.is_file() {
+        return false;
+    }
     let mut magic = [0; MAGIC.len()];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && magic == *MAGIC
 }
 
 impl Saved {
-    /// Opens `path` and checks its header.
+    /// Opens `path` and checks its header, which has at most `most` bytes, and as many positions.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidData`] for anything but a whole header of this version; other I/O errors.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub fn open(path: &Path, most: Most) -> io::Result<Self> {
         let facts = path.metadata()?;
         if !facts.is_file() {
             return Err(damaged("it is not a file"));
@@ -140,18 +159,17 @@ impl Saved {
         file.read_exact(&mut head)?;
         let number =
             |at: usize, of: &[u8]| u32::from_le_bytes([of[at], of[at + 1], of[at + 2], of[at + 3]]);
-        if head[..8] != *MAGIC || number(8, &head) != VERSION || number(12, &head) > HEADER {
+        let json = number(12, &head) as usize;
+        if head[..8] != *MAGIC || number(8, &head) != VERSION || json > most.header {
             return Err(damaged("it begins differently"));
         }
-        let json = number(12, &head) as usize;
         more(json, &mut head, &mut file)?;
         let header: Header =
             serde_json::from_slice(&head[16..]).map_err(|_| damaged("its header"))?;
-        let bytes = header
-            .positions
-            .checked_mul(4)
-            .ok_or_else(|| damaged("its header"))?;
-        more(bytes, &mut head, &mut file)?;
+        if header.positions > most.positions {
+            return Err(damaged("it is longer than any"));
+        }
+        more(4 * header.positions, &mut head, &mut file)?;
         let sum = checksum(&head);
         more(4, &mut head, &mut file)?;
         if number(head.len() - 4, &head) != sum {

@@ -12,16 +12,16 @@ use xxhash_rust::xxh3::Xxh3;
 /// Positions of a piece, at most: those of the longest page of keys and values. It takes a fraction of a second to write,
 /// which is what a request may have to wait for.
 pub const PIECE: usize = 256;
-/// Fewer tokens than this are computed again sooner than they are found.
+/// Fewer tokens than this are recomputed faster than they are read.
 const LEAST: usize = 16;
 /// The parent of the first piece.
-const ROOT: u64 = 0;
+const ROOT: u128 = 0;
 
 /// A saved piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Key of the piece before it.
-    pub parent: u64,
+    pub parent: u128,
     /// Position of its first token.
     pub first: usize,
     /// Its tokens.
@@ -32,7 +32,7 @@ pub struct Piece {
 
 impl Piece {
     /// Identifies the text up to its end.
-    pub fn key(&self) -> u64 {
+    pub fn key(&self) -> u128 {
         key(self.parent, &self.tokens, self.snapshot)
     }
 
@@ -42,14 +42,14 @@ impl Piece {
     }
 }
 
-fn key(parent: u64, tokens: &[u32], snapshot: bool) -> u64 {
+fn key(parent: u128, tokens: &[u32], snapshot: bool) -> u128 {
     let mut hash = Xxh3::new();
     hash.update(&parent.to_le_bytes());
     hash.update(&[u8::from(snapshot)]);
     tokens
         .iter()
         .for_each(|token| hash.update(&token.to_le_bytes()));
-    hash.digest()
+    hash.digest128()
 }
 
 /// The longest saved beginning of a text.
@@ -58,14 +58,14 @@ pub struct Found {
     /// Its tokens.
     pub len: usize,
     /// Keys of its pieces, from the first one on.
-    pub pieces: Vec<u64>,
+    pub pieces: Vec<u128>,
 }
 
 /// The pieces of one model.
 #[derive(Debug, Default)]
 pub struct Index {
-    pieces: HashMap<u64, Piece>,
-    children: HashMap<u64, Vec<u64>>,
+    pieces: HashMap<u128, Piece>,
+    children: HashMap<u128, Vec<u128>>,
     tokens: usize,
 }
 
@@ -82,7 +82,7 @@ impl Index {
     }
 
     /// Removes a piece. Those after it are not found any more.
-    pub fn remove(&mut self, key: u64) {
+    pub fn remove(&mut self, key: u128) {
         let Some(piece) = self.pieces.remove(&key) else {
             return;
         };
@@ -96,7 +96,7 @@ impl Index {
     }
 
     /// The piece with this key.
-    pub fn get(&self, key: u64) -> Option<&Piece> {
+    pub fn get(&self, key: u128) -> Option<&Piece> {
         self.pieces.get(&key)
     }
 
@@ -105,18 +105,22 @@ impl Index {
         self.tokens
     }
 
-    fn children(&self, parent: u64) -> impl Iterator<Item = (u64, &Piece)> {
+    fn children(&self, parent: u128) -> impl Iterator<Item = (u128, &Piece)> {
         let keys = self.children.get(&parent).into_iter().flatten();
         keys.filter_map(|&key| Some((key, self.pieces.get(&key)?)))
     }
 
-    /// The longest saved beginning of `tokens`; with `recurrent` state, one that ends with a snapshot.
-    pub fn find(&self, tokens: &[u32], recurrent: bool) -> Found {
+    /// The longest saved beginning of `tokens` whose pieces end at position `most` at the latest; with `recurrent` state,
+    /// one that ends with a snapshot.
+    pub fn find(&self, tokens: &[u32], recurrent: bool, most: usize) -> Found {
         let (mut found, mut path) = (Found::default(), Vec::new());
         let (mut parent, mut at) = (ROOT, 0);
         loop {
             let mut next = None;
-            for (key, piece) in self.children(parent) {
+            for (key, piece) in self
+                .children(parent)
+                .filter(|(_, piece)| piece.end() <= most)
+            {
                 let pairs = piece.tokens.iter().zip(&tokens[at..]);
                 let common = pairs.take_while(|(a, b)| a == b).count();
                 let whole = common == piece.tokens.len();
@@ -144,7 +148,7 @@ impl Index {
         }
     }
 
-    /// The first piece of a sequence that is not saved.
+    /// The first piece of a sequence that is not saved. None after one whose key another text has.
     pub fn missing(&self, sequence: &Sequence) -> Option<Piece> {
         let snapshots: Vec<_> = sequence.snapshots().filter(|&len| len >= LEAST).collect();
         self.missing_of(sequence.tokens(), !sequence.goes_back(), &snapshots)
@@ -167,8 +171,10 @@ impl Index {
             for &len in snapshots {
                 if (first..first + PIECE).contains(&len) {
                     let with = piece(parent, first, len, true);
-                    if !self.pieces.contains_key(&with.key()) {
-                        return Some(with);
+                    match self.pieces.get(&with.key()) {
+                        None => return Some(with),
+                        Some(saved) if *saved != with => return None,
+                        Some(_) => {}
                     }
                 }
             }
@@ -177,8 +183,10 @@ impl Index {
             }
             let whole = piece(parent, first, first + PIECE, false);
             let key = whole.key();
-            if !self.pieces.contains_key(&key) {
-                return Some(whole);
+            match self.pieces.get(&key) {
+                None => return Some(whole),
+                Some(saved) if *saved != whole => return None,
+                Some(_) => {}
             }
             (parent, first) = (key, first + PIECE);
         }
@@ -191,7 +199,7 @@ impl Index {
     }
 
     /// Pieces that are the beginning of `piece`, which replaces them.
-    pub fn replaced_by(&self, piece: &Piece) -> Vec<u64> {
+    pub fn replaced_by(&self, piece: &Piece) -> Vec<u128> {
         let others = self.children(piece.parent).filter(|(_, other)| {
             let shorter = other.tokens.len() < piece.tokens.len();
             shorter && !other.snapshot && piece.tokens.starts_with(&other.tokens)
@@ -223,6 +231,10 @@ mod tests {
         count
     }
 
+    fn find(index: &Index, tokens: &[u32], recurrent: bool) -> Found {
+        index.find(tokens, recurrent, usize::MAX)
+    }
+
     fn text(seed: u32, len: usize) -> Vec<u32> {
         (0..len as u32).map(|i| i * 7 + seed).collect()
     }
@@ -232,8 +244,8 @@ mod tests {
         let mut index = Index::default();
         let long = text(1, 3 * PIECE);
         assert_eq!(save(&mut index, &long[..PIECE + 100], None), 2);
-        assert_eq!(index.find(&long, false).len, PIECE + 100);
-        assert_eq!(index.find(&long[..PIECE + 40], false).len, PIECE + 40);
+        assert_eq!(find(&index, &long, false).len, PIECE + 100);
+        assert_eq!(find(&index, &long[..PIECE + 40], false).len, PIECE + 40);
         assert_eq!(
             save(&mut index, &long[..PIECE + 100 - LEAST], None),
             0,
@@ -247,13 +259,16 @@ mod tests {
         );
         let mut other = long[..2 * PIECE + 50].to_vec();
         other.extend(text(9, 60));
-        assert_eq!(index.find(&other, false).len, 2 * PIECE + 50);
+        assert_eq!(find(&index, &other, false).len, 2 * PIECE + 50);
         assert_eq!(save(&mut index, &other, None), 1);
-        let found = index.find(&other, false);
+        let found = find(&index, &other, false);
         assert_eq!((found.len, found.pieces.len()), (other.len(), 3));
-        assert_eq!(index.find(&text(2, 900), false), Found::default());
+        assert_eq!(find(&index, &text(2, 900), false), Found::default());
+        // A piece that does not fit is not found.
+        assert_eq!(index.find(&other, false, other.len() - 1).len, 2 * PIECE);
+        assert_eq!(index.find(&other, false, PIECE - 1), Found::default());
         index.remove(found.pieces[1]);
-        assert_eq!(index.find(&other, false).len, PIECE);
+        assert_eq!(find(&index, &other, false).len, PIECE);
     }
 
     #[test]
@@ -262,7 +277,7 @@ mod tests {
         let long = text(1, 3 * PIECE);
         assert_eq!(save(&mut index, &long[..700], Some(&[PIECE, 400, 600])), 5);
         for (len, reached) in [(PIECE - 1, 0), (399, PIECE), (599, 400), (768, 600)] {
-            let found = index.find(&long[..len], true);
+            let found = find(&index, &long[..len], true);
             assert_eq!(found.len, reached, "{len}");
             assert_eq!(
                 found.pieces.len(),
@@ -271,7 +286,7 @@ mod tests {
         }
         assert_eq!(save(&mut index, &long[..700], Some(&[400, 600])), 0);
         assert_eq!(save(&mut index, &long[..700], Some(&[700])), 1);
-        assert_eq!(index.find(&long, true).len, 700);
+        assert_eq!(find(&index, &long, true).len, 700);
         assert_eq!(
             save(&mut index, &text(3, 700), Some(&[])),
             0,

@@ -3,10 +3,12 @@
 //! `serve --state-dir` saves conversations in a [folder](StateFolder), piece by piece; `run --session` saves one in a
 //! [file](SessionFile). A state is used for the tokens, model and arithmetic that it was computed with, and only then.
 
+mod day;
 mod file;
 mod folder;
 mod index;
 mod session;
 
+pub use self::day::DayCount;
 pub use self::folder::StateFolder;
 pub use self::session::SessionFile;

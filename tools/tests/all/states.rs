@@ -96,7 +96,7 @@ fn a_conversation_continues_after_a_kill_with_the_same_text() {
         assert!(cached + 8 >= tokens, "{model}: {cached} of {tokens}");
         assert_eq!(second.metric("prompt_tokens_restored_total"), cached);
         // Saved at the end too, without a pause.
-        assert_eq!(second.end("-TERM"), 0);
+        assert_eq!(second.end("-INT"), 0);
         let third = server(model, dir.path(), &context);
         let (text, [_, more]) = ask(&third, &long);
         assert!(
@@ -104,6 +104,24 @@ fn a_conversation_continues_after_a_kill_with_the_same_text() {
             "{model}: {more} {cached}"
         );
     }
+}
+
+/// Pieces of a longer context do not fit in a shorter one.
+#[test]
+fn a_shorter_context_uses_what_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = server("demo", dir.path(), &["--context", "900"]);
+    ask(&long, &prompt(160));
+    wait_for_files(dir.path(), 2);
+    long.end("-KILL");
+    let context = ["--context", "400"];
+    let short = server("demo", dir.path(), &context);
+    let fresh = Server::start(&["demo", "--context", "400"]);
+    for words in [20, 85, 88, 90] {
+        let text = prompt(words);
+        assert_eq!(ask(&short, &text).0, ask(&fresh, &text).0, "{words}");
+    }
+    assert!(short.metric("prompt_tokens_restored_total") >= 256);
 }
 
 #[test]
@@ -245,6 +263,10 @@ fn a_session_continues_a_text_and_a_chat() {
         of(&long, &["--session", session])["text"],
         of(&long, &[])["text"]
     );
+    std::fs::write(&file, &bytes[..40]).unwrap();
+    of(&long, &["--session", session]);
+    let aside = std::fs::read(dir.path().join("a.session.damaged")).unwrap();
+    assert_eq!(aside, &bytes[..40]);
     let precious = dir.path().join("precious");
     std::fs::write(&precious, "mine").unwrap();
     for (model, path, why) in [
@@ -277,6 +299,16 @@ fn a_session_continues_a_text_and_a_chat() {
     let path = ["--session", chat.to_str().unwrap()];
     talk("What is a vector?\n", &path);
     let continued = talk("And a slice?\n", &path);
+    let other = emberflow()
+        .args(["run", &model, "-p", "A"])
+        .args(path)
+        .output()
+        .unwrap();
+    assert_eq!(
+        other.status.code(),
+        Some(2),
+        "a chat's messages would be lost"
+    );
     let at_once = talk("What is a vector?\nAnd a slice?\n", &[]);
     let last =
         |out: &str| -> Value { serde_json::from_str(out.trim().lines().last().unwrap()).unwrap() };

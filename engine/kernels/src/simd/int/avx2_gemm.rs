@@ -81,6 +81,8 @@ impl<const VNNI: bool> Tile for Avx2<VNNI> {
 }
 
 impl<const VNNI: bool> BlockTile for Avx2<VNNI> {
+    type Few = Self;
+
     const FROM: usize = 12;
 
     #[inline(always)]

@@ -20,6 +20,7 @@ use crate::{
 };
 
 with_features!(avx512_vnni, entry_points, Avx512);
+with_features!(avx512_vnni, block_entry_points, Avx512);
 
 const Q4_BYTES: usize = DType::Q4.quants_bytes(GROUP);
 

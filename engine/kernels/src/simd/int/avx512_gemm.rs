@@ -4,15 +4,18 @@
 use std::arch::x86_64::*;
 
 use super::{
+    avx2::Avx2,
     avx512::{Avx512, load, numbers},
     avx512_few,
+    blocks::{BlockTile, chunk_of},
     dot::{self, factors, scales_of},
-    form::Form,
-    gemm::{Panel, Step, Tile},
+    form::{Form, Of, RAISED_BY},
+    gemm::{self, Panel, Step, Tile},
 };
 use crate::{
     ActivationsRef, Chunk, Row,
     activations::{CHUNK_GROUPS, SECOND_HALF, first_half},
+    blocks::{Format, MAX_CHUNK_BYTES},
     columns::Columns,
     dtype::{DType, GROUP},
     matrix::Rows,
@@ -93,36 +96,191 @@ impl Tile for Avx512 {
         // SAFETY: the caller guarantees AVX-512 VNNI, `P` packed groups, and `T` tokens.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); T]; P];
-            if F::CENTRED || F::FLOATS || !F::NIBBLES {
+            if F::STEPS {
+                for half in 0..2 {
+                    let of_half = half_sums::<F, P, T>(at, half);
+                    for p in 0..P {
+                        let factors = group.add(p * apart + ROWS * GROUP).cast::<[i32; ROWS]>();
+                        let steps = load(factors.add(gemm::STEPS_AT + half).cast());
+                        for t in 0..T {
+                            let product = _mm512_mullo_epi32(of_half[p][t], steps);
+                            sums[p][t] = _mm512_add_epi32(sums[p][t], product);
+                        }
+                    }
+                }
+                return sums;
+            }
+            let raised_by_128 = F::SIGNED && !F::FLOATS;
+            // What floats are raised by is twice eight.
+            let eights = if F::FLOATS { 2 } else { F::EIGHTS };
+            if raised_by_128 || eights > 0 {
                 for t in 0..T {
-                    let mut start = splat(x.byte(t, correction + 4 * m));
-                    if F::FLOATS {
-                        start = _mm512_add_epi32(start, start);
-                    }
-                    if !F::NIBBLES {
-                        start = _mm512_slli_epi32::<{ Chunk::BY_128 as u32 }>(start);
-                    }
+                    let by_8 = splat(x.byte(t, correction + 4 * m));
+                    let start = match raised_by_128 {
+                        true => _mm512_slli_epi32::<{ Chunk::BY_128 as u32 }>(by_8),
+                        false => _mm512_mullo_epi32(by_8, _mm512_set1_epi32(eights as i32)),
+                    };
                     for p in 0..P {
                         sums[p][t] = start;
                     }
                 }
             }
-            for step in 0..STEPS {
-                let mut weights = [_mm512_setzero_si512(); P];
-                for p in 0..P {
-                    weights[p] = _mm512_load_si512(group.add(p * apart + 64 * step).cast());
-                }
-                let half = step / (STEPS / 2) * SECOND_HALF;
-                let at = first_half(m) + half + step % (STEPS / 2) * 4;
-                for t in 0..T {
-                    let x = splat(x.byte(t, at));
-                    for p in 0..P {
-                        sums[p][t] = _mm512_dpbusd_epi32(sums[p][t], weights[p], x);
-                    }
-                }
+            for half in 0..2 {
+                products::<P, T>(at, half, &mut sums);
             }
             sums
         }
+    }
+
+    #[inline(always)]
+    unsafe fn of_halves(steps: *const [i16; 2], sums: [i16; 2]) -> __m512i {
+        // SAFETY: the caller guarantees AVX-512 and sixteen pairs.
+        unsafe {
+            let pair = splat(sums.as_ptr().cast());
+            _mm512_madd_epi16(load(steps.cast()), pair)
+        }
+    }
+}
+
+impl BlockTile for Avx512 {
+    // AVX-VNNI is another extension, which a CPU with AVX-512 may lack.
+    type Few = Avx2<false>;
+
+    const FROM: usize = 8;
+
+    #[inline(always)]
+    unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
+        // What is added to unpacked weights, so that they are unsigned.
+        let (add, flip) = match B::SIGNED {
+            _ if Of::<B>::FLOATS => (RAISED_BY as u8, 0),
+            signed => (0, if signed { 128 } else { 0 }),
+        };
+        let groups = rows[0].len().div_ceil(GROUP);
+        let mut filled = [[0; MAX_CHUNK_BYTES]; ROWS];
+        for (k, first) in (0..groups).step_by(CHUNK_GROUPS).enumerate() {
+            let count = CHUNK_GROUPS.min(groups - first);
+            let chunks = chunk_of::<B, ROWS>(rows, k, &mut filled);
+            // SAFETY: only existing groups are stored; the caller guarantees AVX-512, which includes AVX2, and
+            // the memory of the panel.
+            unsafe {
+                let (add, flip) = (_mm256_set1_epi8(add as i8), _mm256_set1_epi8(flip as i8));
+                for g in (0..count).step_by(2) {
+                    let mut lines = [_mm512_setzero_si512(); ROWS];
+                    for r in 0..ROWS {
+                        let mut halves = [_mm256_setzero_si256(); 2];
+                        for half in 0..2 {
+                            let weights = B::unpack::<Avx2<false>>(chunks[r], g, half);
+                            halves[half] = _mm256_xor_si256(_mm256_add_epi8(weights, add), flip);
+                        }
+                        let [one, other] = halves;
+                        let line =
+                            _mm512_castsi256_si512(_mm256_permute2x128_si256::<0x20>(one, other));
+                        let next = _mm256_permute2x128_si256::<0x31>(one, other);
+                        lines[r] = _mm512_inserti64x4::<1>(line, next);
+                    }
+                    let columns = transpose(lines);
+                    for (g, columns) in (g..count).zip(columns.chunks_exact(STEPS)) {
+                        let to = panel.group(first + g);
+                        for (step, &bytes) in columns.iter().enumerate() {
+                            _mm512_store_si512(to.add(64 * step).cast(), bytes);
+                        }
+                    }
+                }
+                let factor = |part: usize| (GROUP + part * size_of::<f32>()) * ROWS;
+                // [scales, minimums][row]
+                let mut lines = [[_mm512_setzero_si512(); ROWS]; 2];
+                for r in 0..ROWS {
+                    for (lines, [low, high]) in
+                        lines.iter_mut().zip(B::factors::<Avx2<false>>(chunks[r]))
+                    {
+                        let low = _mm512_castsi256_si512(_mm256_castps_si256(low));
+                        lines[r] = _mm512_inserti64x4::<1>(low, _mm256_castps_si256(high));
+                    }
+                    if B::STEPS {
+                        let steps = B::steps(chunks[r]);
+                        for g in 0..count {
+                            for half in 0..2 {
+                                let to = panel.group(first + g).add(factor(gemm::STEPS_AT + half));
+                                to.cast::<i32>()
+                                    .add(r)
+                                    .write(i32::from(steps[2 * g + half]));
+                            }
+                        }
+                    }
+                    if B::MIN_STEPS {
+                        let steps = B::min_steps(chunks[r]);
+                        for g in 0..count {
+                            let these = [steps[2 * g], steps[2 * g + 1]].map(i16::from);
+                            let part = const { gemm::min_steps_at::<Of<B>>() };
+                            let to = panel.group(first + g).add(factor(part));
+                            to.cast::<[i16; 2]>().add(r).write(these);
+                        }
+                    }
+                }
+                for (part, lines) in lines.into_iter().take(1 + B::MINS as usize).enumerate() {
+                    for (i, &line) in transpose(lines)[..count].iter().enumerate() {
+                        let to = panel
+                            .group(first + i)
+                            .add(factor(part * gemm::mins_at::<Of<B>>()));
+                        _mm512_store_si512(to.cast(), line);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of half `half` of the packed groups and of each of `T` tokens.
+///
+/// # Safety
+/// As for [`Tile::sums`] of [`Avx512`].
+#[inline(always)]
+unsafe fn products<const P: usize, const T: usize>(
+    at: Step,
+    half: usize,
+    sums: &mut [[__m512i; T]; P],
+) {
+    let Step { group, apart, x, m } = at;
+    // SAFETY: passed on from the caller.
+    unsafe {
+        for step in 0..STEPS / 2 {
+            let mut weights = [_mm512_setzero_si512(); P];
+            for p in 0..P {
+                let from = group.add(p * apart + 64 * (half * (STEPS / 2) + step));
+                weights[p] = _mm512_load_si512(from.cast());
+            }
+            let at = first_half(m) + half * SECOND_HALF + step * 4;
+            for t in 0..T {
+                let x = splat(x.byte(t, at));
+                for p in 0..P {
+                    sums[p][t] = _mm512_dpbusd_epi32(sums[p][t], weights[p], x);
+                }
+            }
+        }
+    }
+}
+
+/// The sums of one half of the packed groups and each of `T` tokens, without steps.
+///
+/// # Safety
+/// As for [`Tile::sums`] of [`Avx512`], in a format with steps.
+#[inline(always)]
+unsafe fn half_sums<F: Form, const P: usize, const T: usize>(
+    at: Step,
+    half: usize,
+) -> [[__m512i; T]; P] {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let mut sums = [[_mm512_setzero_si512(); T]; P];
+        for t in 0..T {
+            let of_x = i32::from((*at.x.chunk(t)).halves[2 * at.m + half]);
+            let start = _mm512_set1_epi32(-i32::from(F::RAISED) * of_x);
+            for p in 0..P {
+                sums[p][t] = start;
+            }
+        }
+        products::<P, T>(at, half, &mut sums);
+        sums
     }
 }
 

@@ -34,7 +34,10 @@ pub(super) trait BlockUnit: Unit + Vector<Values = <Self as Unit>::Chains> {
 }
 
 /// What it provides to those with many tokens.
-pub(super) trait BlockTile: Tile + BlockUnit {
+pub(super) trait BlockTile: Tile + Unit {
+    /// What computes products with a few tokens.
+    type Few: BlockUnit;
+
     /// Tokens from which packing pays off.
     const FROM: usize;
 
@@ -102,7 +105,7 @@ pub(super) unsafe fn matmul<K: BlockTile>(
         // SAFETY: passed on from the caller.
         unsafe {
             if xs.tokens() < K::FROM {
-                few::<K, B>(m, xs, y);
+                few::<K::Few, B>(m, xs, y);
             } else {
                 gemm::matmul_as::<K, _, Of<B>, Whole<B>>(m, xs, y, scratch);
             }

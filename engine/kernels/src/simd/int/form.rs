@@ -29,6 +29,9 @@ pub(super) trait Form {
     /// Whether packed weights are signed where the instruction set takes such.
     const SIGNED: bool = !Self::NIBBLES || Self::FLOATS;
     #[cfg(target_arch = "x86_64")]
+    /// What packed weights with steps are too large by where the instruction set takes unsigned ones.
+    const RAISED: u8 = 0;
+    #[cfg(target_arch = "x86_64")]
     /// How often eight is to be taken from weights that are packed unsigned.
     const EIGHTS: usize = Self::CENTRED as usize;
     #[cfg(target_arch = "x86_64")]
@@ -118,6 +121,8 @@ impl<B: Format> Form for Of<B> {
     const MIN_STEPS: bool = B::MIN_STEPS;
     #[cfg(target_arch = "x86_64")]
     const SIGNED: bool = B::SIGNED || (B::STEPS && B::RAISED > 0);
+    #[cfg(target_arch = "x86_64")]
+    const RAISED: u8 = if B::SIGNED { 128 } else { B::RAISED };
     #[cfg(target_arch = "x86_64")]
     const EIGHTS: usize = B::RAISED as usize / 8;
     #[cfg(target_arch = "x86_64")]

@@ -53,8 +53,8 @@ const fn group_bytes<F: Form>(rows: usize) -> usize {
     rows * (GROUP + factors * size_of::<f32>())
 }
 
-/// Most bytes of a packed group: there are steps of minimums where panels are of half as many rows.
-const MAX_GROUP_BYTES: usize = MAX_ROWS * (GROUP + 3 * size_of::<f32>());
+/// Most bytes of a packed group.
+const MAX_GROUP_BYTES: usize = MAX_ROWS * (GROUP + 5 * size_of::<f32>());
 
 /// f32 elements of scratch for two panels or the quants of [`MAX_FEW`] tokens, whatever the
 /// instruction set, saturating.

@@ -99,7 +99,10 @@ macro_rules! block_entry_points {
         $(#[target_feature(enable = $feature)])*
         pub(in crate::simd::int) fn block_dots(m: Matrix<'_>, x: &[Chunk], y: &mut [f32]) {
             // SAFETY: the features are enabled here; the dispatcher checked the lengths.
-            unsafe { $crate::simd::int::blocks::dots::<$unit>(m, x, y) }
+            unsafe {
+                use $crate::simd::int::blocks::{BlockTile, dots};
+                dots::<<$unit as BlockTile>::Few>(m, x, y)
+            }
         }
 
         $(#[target_feature(enable = $feature)])*
@@ -243,34 +246,6 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls the kernel of blocks of the token's instruction set.
-macro_rules! dispatch_blocks {
-    ($cpu:expr, $kernel:ident ( $($arg:expr),* )) => {
-        match $cpu.isa() {
-            // SAFETY: a token with this ISA exists only where its features were detected, and those of
-            // AVX-512 include AVX2.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni => unsafe {
-                avx2::base::$kernel($($arg),*)
-            },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2Vnni => unsafe { avx2::vnni::$kernel($($arg),*) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => unsafe { neon::base::$kernel($($arg),*) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDotprod => unsafe { neon::dotprod::$kernel($($arg),*) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => unsafe { neon::i8mm::$kernel($($arg),*) },
-            // No token exists for the instruction sets of other architectures.
-            _ => portable::$kernel($($arg),*),
-        }
-    };
-}
-
 impl<'a> ActivationsRef<'a> {
     /// The bytes of all tokens' chunks, token after token, laid out as `activations.rs` says: for
     /// devices.
@@ -359,7 +334,7 @@ pub(crate) fn matvec(cpu: Cpu, m: Matrix<'_>, x: ActivationsRef<'_>, y: &mut [f3
     if m.rows() > 0 {
         check_matrix(m, x);
         match m.dtype().is_blocks() {
-            true => dispatch_blocks!(cpu, block_dots(m, x.chunks(), y)),
+            true => dispatch!(cpu, block_dots(m, x.chunks(), y)),
             false => dispatch!(cpu, dots(m, x.chunks(), y)),
         }
         add_outliers(cpu, m, x, |r, _, more| add(&mut y[r..], more));
@@ -377,7 +352,7 @@ pub(crate) fn matmul(
     if m.rows() > 0 && xs.tokens() > 0 {
         check_matrix(m, xs);
         match m.dtype().is_blocks() {
-            true => dispatch_blocks!(cpu, block_matmul(m, xs, y, scratch)),
+            true => dispatch!(cpu, block_matmul(m, xs, y, scratch)),
             false => dispatch!(cpu, matmul(m, xs, y, scratch)),
         }
         add_outliers(cpu, m, xs, |r, t, more| add(&mut y.row_mut(t)[r..], more));

@@ -117,6 +117,8 @@ impl<const LEVEL: u8> Tile for Neon<LEVEL> {
 }
 
 impl<const LEVEL: u8> BlockTile for Neon<LEVEL> {
+    type Few = Self;
+
     const FROM: usize = 4;
 
     #[inline(always)]

@@ -223,6 +223,8 @@ impl BlockUnit for Portable {
 }
 
 impl BlockTile for Portable {
+    type Few = Self;
+
     const FROM: usize = 2;
 
     unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
