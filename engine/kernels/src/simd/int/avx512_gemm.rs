@@ -146,7 +146,8 @@ impl BlockTile for Avx512 {
     // AVX-VNNI is another extension, which a CPU with AVX-512 may lack.
     type Few = Avx2<false>;
 
-    const FROM: usize = 8;
+    // For 6 tokens 0.93 to 1.55 times as fast as without, for 4 of them 0.72 to 1.33 (Zen 5).
+    const FROM: usize = 6;
 
     #[inline(always)]
     unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel) {
