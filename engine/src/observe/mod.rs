@@ -2,6 +2,7 @@
 
 mod beside;
 mod details;
+mod identity;
 mod judge;
 mod probe;
 mod report;
