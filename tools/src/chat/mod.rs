@@ -30,7 +30,12 @@ use crate::{Failure, interrupt};
 /// A model without a chat template, invalid options, and errors of the engine.
 pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
     let max = model.text().config().max_context as usize;
-    let length = args.context.map_or(ROOM.min(max), |c| c as usize);
+    let file = (args.session.as_ref())
+        .map(|path| SessionFile::new(path, args.model.file()))
+        .transpose()?;
+    // So that a conversation that continues has room for more.
+    let room = file.as_ref().map_or(0, SessionFile::positions) + ROOM;
+    let length = args.context.map_or(room.min(max), |c| c as usize);
     let template = chat_template(args, model.text())?;
     let typed = terminal::edits_lines() && !args.json;
     let settings = Settings {
@@ -50,9 +55,6 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         drafts: args.drafts.clone(),
         force: args.force,
     };
-    let file = (args.session.as_ref())
-        .map(|path| SessionFile::new(path, args.model.file()))
-        .transpose()?;
     let engine = open_for(model, &args.engine(), &wanted, args.json)?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::on_ctrl_c(&stop);

@@ -16,7 +16,11 @@ const LONGEST: u64 = 16 << 20;
 
 /// A conversation. Its first message may be the system's.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Transcript(Conversation);
+pub struct Transcript {
+    said: Conversation,
+    /// Exchanges that were dropped for room in the context, which a session still has.
+    dropped: Vec<Message>,
+}
 
 /// A saved conversation.
 #[derive(Serialize, Deserialize)]
@@ -31,10 +35,13 @@ fn has_role(message: &Message, role: &str) -> bool {
 impl Transcript {
     /// An empty conversation with an optional system message.
     pub fn new(system: Option<&str>) -> Self {
-        let mut transcript = Self(Conversation {
-            add_generation_prompt: true,
-            ..Conversation::default()
-        });
+        let mut transcript = Self {
+            said: Conversation {
+                add_generation_prompt: true,
+                ..Conversation::default()
+            },
+            dropped: Vec::new(),
+        };
         transcript.set_system(system);
         transcript
     }
@@ -48,7 +55,7 @@ impl Transcript {
         if !note.is_empty() {
             let wrong =
                 |why: &str| Failure::usage(format!("the session has no conversation: {why}"));
-            transcript.0.messages = messages(note.as_bytes(), wrong)?;
+            transcript.said.messages = messages(note.as_bytes(), wrong)?;
             if system.is_some() {
                 transcript.set_system(system);
             }
@@ -60,24 +67,26 @@ impl Transcript {
         Ok(transcript)
     }
 
-    /// The conversation as text.
+    /// The conversation as text, with what was dropped.
     ///
     /// # Errors
     /// None that messages can have.
     pub fn note(&self) -> Result<String, Failure> {
-        let messages = self.0.messages.clone();
+        let mut messages = self.said.messages.clone();
+        let first = self.first_turn();
+        messages.splice(first..first, self.dropped.iter().cloned());
         let json = serde_json::to_string(&Saved { messages });
         Ok(json.map_err(std::io::Error::from)?)
     }
 
     /// The messages for the chat template.
     pub fn conversation(&self) -> &Conversation {
-        &self.0
+        &self.said
     }
 
     /// The system message.
     pub fn system(&self) -> Option<&str> {
-        let first = self.0.messages.first();
+        let first = self.said.messages.first();
         first
             .filter(|message| has_role(message, "system"))?
             .get("content")?
@@ -88,7 +97,7 @@ impl Transcript {
     pub fn set_system(&mut self, system: Option<&str>) {
         let old = 0..self.first_turn();
         let new = system.map(|text| Message::new("system", text));
-        self.0.messages.splice(old, new);
+        self.said.messages.splice(old, new);
     }
 
     /// Number of system messages, which are never dropped.
@@ -98,23 +107,23 @@ impl Transcript {
 
     /// Messages without the system's.
     pub fn turns(&self) -> usize {
-        self.0.messages.len() - self.first_turn()
+        self.said.messages.len() - self.first_turn()
     }
 
     /// Adds a message of the user, in place of one without an answer.
     pub fn ask(&mut self, text: &str) {
         self.take_back_question();
-        self.0.messages.push(Message::new("user", text));
+        self.said.messages.push(Message::new("user", text));
     }
 
     /// Adds an answer.
     pub fn answer(&mut self, text: &str) {
-        self.0.messages.push(Message::new("assistant", text));
+        self.said.messages.push(Message::new("assistant", text));
     }
 
     /// Removes the last message if it is the user's.
     pub fn take_back_question(&mut self) {
-        self.0.messages.pop_if(|last| has_role(last, "user"));
+        self.said.messages.pop_if(|last| has_role(last, "user"));
     }
 
     /// Removes the last answer, so that the message before it can be answered again. Returns what was removed.
@@ -122,7 +131,7 @@ impl Transcript {
     /// # Errors
     /// A usage error if nothing was asked.
     pub fn take_back_answer(&mut self) -> Result<Vec<Message>, Failure> {
-        let messages = &mut self.0.messages;
+        let messages = &mut self.said.messages;
         let answered = messages
             .iter()
             .rposition(|message| has_role(message, "user"));
@@ -136,7 +145,7 @@ impl Transcript {
 
     /// Puts back what [`take_back_answer`](Self::take_back_answer) removed, if there is no other answer.
     pub fn put_back_answer(&mut self, answer: Vec<Message>) {
-        let messages = &mut self.0.messages;
+        let messages = &mut self.said.messages;
         if messages.last().is_some_and(|last| has_role(last, "user")) {
             messages.extend(answer);
         }
@@ -145,21 +154,22 @@ impl Transcript {
     /// Drops the oldest exchange, a question with what follows it up to the next question, but never the last message.
     /// Returns whether there was one.
     pub fn drop_oldest(&mut self) -> bool {
-        let (first, messages) = (self.first_turn(), &mut self.0.messages);
+        let (first, messages) = (self.first_turn(), &mut self.said.messages);
         if messages.len() <= first + 1 {
             return false;
         }
         let mut later = messages.iter().skip(first + 1);
         let length = later.position(|message| has_role(message, "user"));
         let end = length.map_or(messages.len() - 1, |length| first + 1 + length);
-        messages.drain(first..end);
+        self.dropped.extend(messages.drain(first..end));
         true
     }
 
     /// Forgets everything but the system message.
     pub fn clear(&mut self) {
         let first = self.first_turn();
-        self.0.messages.truncate(first);
+        self.said.messages.truncate(first);
+        self.dropped.clear();
     }
 
     /// Writes the conversation to `path`, where it may replace a saved conversation but no other file. `reads` are the files
@@ -176,7 +186,7 @@ impl Transcript {
         }
         atomic::may_create(path, true, &[reads])?;
         let saved = Saved {
-            messages: self.0.messages.clone(),
+            messages: self.said.messages.clone(),
         };
         let mut bytes = serde_json::to_vec_pretty(&saved).map_err(std::io::Error::from)?;
         bytes.push(b'\n');
@@ -188,7 +198,8 @@ impl Transcript {
     /// # Errors
     /// I/O errors, and a usage error for another kind of file; the conversation is then unchanged.
     pub fn load(&mut self, path: &Path) -> Result<(), Failure> {
-        self.0.messages = read(path)?;
+        self.said.messages = read(path)?;
+        self.dropped.clear();
         Ok(())
     }
 }
@@ -238,12 +249,33 @@ mod tests {
     use super::*;
 
     fn said(transcript: &Transcript) -> Vec<String> {
-        let messages = transcript.0.messages.iter();
+        let messages = transcript.said.messages.iter();
         let of = |message: &Message| {
             let member = |name| message.get(name).unwrap().as_str().unwrap().to_owned();
             member("role")[..1].to_owned() + ":" + &member("content")
         };
         messages.map(of).collect()
+    }
+
+    #[test]
+    fn a_note_has_what_was_dropped() {
+        let mut chat = Transcript::new(Some("Be short."));
+        for turn in 1..4 {
+            chat.ask(&format!("q{turn}"));
+            chat.answer(&format!("a{turn}"));
+        }
+        let all = said(&chat);
+        assert!(chat.drop_oldest() && chat.drop_oldest());
+        assert_eq!(chat.turns(), 2);
+        let again = Transcript::of_note(&chat.note().unwrap(), None).unwrap();
+        assert_eq!(said(&again), all);
+        let other = Transcript::of_note(&chat.note().unwrap(), Some("Be long.")).unwrap();
+        assert_eq!((said(&other)[0].as_str(), other.turns()), ("s:Be long.", 6));
+        chat.clear();
+        assert_eq!(
+            said(&Transcript::of_note(&chat.note().unwrap(), None).unwrap()),
+            ["s:Be short."]
+        );
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Finished responses for `previous_response_id`, `GET /v1/responses/{id}` and its `/input_items`: the last ones in memory,
 //! with `--state-dir` more of them on disk.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::SystemTime;
 
 use emberflow_storage::container::checksum;
@@ -16,6 +18,8 @@ use crate::{Failure, atomic};
 
 /// Bytes of the names of files in a folder of responses, at most.
 const NAME: usize = 64;
+/// Responses that wait to be written, at most.
+const WAITING: usize = 64;
 /// Files of a folder, at most, so that the oldest one is soon found.
 const FILES: usize = 4096;
 
@@ -49,7 +53,7 @@ pub struct ResponseStore {
     /// Maximum bytes.
     limit: usize,
     kept: Mutex<Kept>,
-    folder: Option<Arc<ResponseFolder>>,
+    folder: Option<ResponseFolder>,
 }
 
 #[derive(Debug, Default)]
@@ -71,7 +75,6 @@ impl ResponseStore {
 
     /// The same, with responses also in a folder.
     pub fn saving(self, folder: Option<ResponseFolder>) -> Self {
-        let folder = folder.map(Arc::new);
         Self { folder, ..self }
     }
 
@@ -85,7 +88,7 @@ impl ResponseStore {
         if let Some(folder) = &self.folder
             && response.bytes() <= self.limit
         {
-            save(Arc::clone(folder), response.clone());
+            folder.save(response.clone());
         }
         self.keep(response);
     }
@@ -112,7 +115,7 @@ impl ResponseStore {
         let found = kept.all.iter().find(|kept| kept.id == id).cloned();
         drop(kept);
         found.or_else(|| {
-            let saved = self.folder.as_ref()?.read(id, self.limit)?;
+            let saved = self.folder.as_ref()?.files.read(id, self.limit)?;
             self.keep(saved.clone());
             Some(saved)
         })
@@ -120,7 +123,10 @@ impl ResponseStore {
 
     /// Drops the response with this id; returns whether there was one.
     pub fn remove(&self, id: &str) -> bool {
-        let saved = self.folder.as_ref().is_some_and(|folder| folder.remove(id));
+        let saved = self
+            .folder
+            .as_ref()
+            .is_some_and(|folder| folder.files.remove(id));
         let mut kept = self.kept();
         let at = kept.all.iter().position(|kept| kept.id == id);
         let Some(removed) = at.and_then(|at| kept.all.remove(at)) else {
@@ -135,19 +141,6 @@ impl ResponseStore {
     }
 }
 
-/// Writes a response, in a server on a thread that may wait.
-fn save(folder: Arc<ResponseFolder>, response: StoredResponse) {
-    let write = move || {
-        if let Err(why) = folder.write(&response) {
-            tracing::warn!(%why, "a response is not saved");
-        }
-    };
-    match tokio::runtime::Handle::try_current() {
-        Ok(server) => drop(server.spawn_blocking(write)),
-        Err(_) => write(),
-    }
-}
-
 /// A response in a file: its checksum in hexadecimal, a line ending, this as JSON.
 #[derive(Serialize, Deserialize)]
 struct SavedResponse {
@@ -157,13 +150,24 @@ struct SavedResponse {
     inputs: usize,
 }
 
-/// Responses on disk, one in a file of its own.
+/// Responses on disk, one in a file of its own. A thread writes them, since a server's may not wait; dropping the folder
+/// waits for it.
 #[derive(Debug)]
 pub struct ResponseFolder {
+    files: Arc<ResponseFiles>,
+    queue: Option<SyncSender<StoredResponse>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// The files of a folder.
+#[derive(Debug)]
+struct ResponseFiles {
     path: PathBuf,
     /// Maximum bytes.
     limit: u64,
     day: DayCount,
+    /// Ids of responses that are to be written. One that is deleted meanwhile is not in it.
+    pending: Mutex<HashSet<String>>,
 }
 
 impl ResponseFolder {
@@ -175,11 +179,65 @@ impl ResponseFolder {
         std::fs::create_dir_all(path).map_err(Failure::file(path))?;
         let day = DayCount::new(path, limit);
         atomic::may_write(day.path(), true, &[])?;
-        Ok(Self {
+        let files = Arc::new(ResponseFiles {
             path: path.to_owned(),
             limit,
             day,
+            pending: Mutex::default(),
+        });
+        let (queue, waiting) = sync_channel::<StoredResponse>(WAITING);
+        let of_writer = Arc::clone(&files);
+        let writer = Builder::new().name("ember-responses".into());
+        let writer = writer.spawn(move || {
+            for response in waiting {
+                of_writer.save(&response);
+            }
+        })?;
+        Ok(Self {
+            files,
+            queue: Some(queue),
+            writer: Some(writer),
         })
+    }
+
+    /// Has a response written.
+    fn save(&self, response: StoredResponse) {
+        self.files.pending().insert(response.id.clone());
+        let queue = self.queue.as_ref();
+        if let Some(Err(refused)) = queue.map(|queue| queue.try_send(response)) {
+            let (TrySendError::Full(of) | TrySendError::Disconnected(of)) = refused;
+            self.files.pending().remove(&of.id);
+            tracing::warn!("a response is not saved: the disk is too slow");
+        }
+    }
+}
+
+impl Drop for ResponseFolder {
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(writer) = self.writer.take() {
+            // It has nothing that could panic.
+            let _ = writer.join();
+        }
+    }
+}
+
+impl ResponseFiles {
+    fn pending(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a response, unless it is deleted before or meanwhile.
+    fn save(&self, response: &StoredResponse) {
+        if !self.pending().contains(&response.id) {
+            return;
+        }
+        if let Err(why) = self.write(response) {
+            tracing::warn!(%why, "a response is not saved");
+        }
+        if !self.pending().remove(&response.id) {
+            self.remove(&response.id);
+        }
     }
 
     /// The file of a response; `None` for an id that no response has.
@@ -202,7 +260,7 @@ impl ResponseFolder {
         let json = serde_json::to_string(&saved).map_err(std::io::Error::from)?;
         let text = format!("{:08x}\n{json}", checksum(json.as_bytes()));
         let bytes = text.len() as u64;
-        if !self.make_room(bytes)? || !self.day.take(bytes)? {
+        if !self.day.has(bytes) || !self.make_room(bytes)? || !self.day.take(bytes)? {
             return Ok(());
         }
         let partial = Partial::of_server(&file)?;
@@ -232,6 +290,7 @@ impl ResponseFolder {
     }
 
     fn remove(&self, id: &str) -> bool {
+        self.pending().remove(id);
         let file = self.file(id);
         file.is_some_and(|file| std::fs::remove_file(file).is_ok())
     }
@@ -312,12 +371,20 @@ mod tests {
         let path = |id: &str| dir.path().join(format!("{id}.json"));
         std::fs::write(path("mine"), "mine").unwrap();
         let first = store();
+        let written = |store: &ResponseStore| {
+            let files = &store.folder.as_ref().unwrap().files;
+            while !files.pending().is_empty() {
+                std::thread::yield_now();
+            }
+        };
         for id in ["resp_1", "resp_2", "resp_3"] {
             // A day later.
             let _ = std::fs::remove_file(dir.path().join("written-today"));
             first.put(response(id, 1000));
+            written(&first);
         }
         first.put(response("resp_large", 5000));
+        written(&first);
         let second = store();
         assert_eq!(second.get("resp_3"), first.get("resp_3"));
         assert!(second.get("resp_1").is_none(), "the oldest one made room");
@@ -335,8 +402,10 @@ mod tests {
         assert!(store().get("resp_2").is_some());
         for _ in 0..3 {
             first.put(response("resp_4", 1000));
+            written(&first);
         }
         first.put(response("resp_5", 1000));
+        written(&first);
         assert!(store().get("resp_5").is_none(), "enough for a day");
         assert_eq!(std::fs::read(path("mine")).unwrap(), b"mine");
     }

@@ -45,6 +45,11 @@ impl DayCount {
         }
     }
 
+    /// Whether so many bytes may be written today.
+    pub fn has(&self, bytes: u64) -> bool {
+        self.bytes().saturating_add(bytes) <= self.limit
+    }
+
     /// Counts `bytes` that are to be written. False, and nothing is counted, if they are too many today.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ const VERSION: u32 = 1;
 /// Bytes of a chunk, at most. Of this length reads are near the sequential rate of flash.
 pub const CHUNK: usize = 1 << 20;
 /// Bytes of a header, at most: with the messages of a long conversation.
-pub const HEADER: usize = 1 << 20;
+pub const HEADER: usize = 4 << 20;
 
 /// What a file holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

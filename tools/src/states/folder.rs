@@ -5,7 +5,7 @@
 //! again. A file is used only if its tokens, and those of the files before it, are the request's.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -280,7 +280,9 @@ impl StateFolder {
         let rest = (MOST.header + 4 * PIECE) as u64;
         let about =
             sequence.saved_bytes(piece.first..end) + block.map_or(0, <[u8]>::len) as u64 + rest;
-        if !self.make_room(about) || !self.day.take(about)? {
+        let own = self.find(sequence.tokens()).pieces;
+        let own: HashSet<String> = own.into_iter().map(|key| self.name(key)).collect();
+        if !self.day.has(about) || !self.make_room(about, &own) || !self.day.take(about)? {
             return Ok(false);
         }
         let name = self.name(piece.key());
@@ -305,9 +307,9 @@ impl StateFolder {
         Ok(true)
     }
 
-    /// Removes the least recently used files until there is room for `bytes`, but none of the sequence that is being saved.
-    /// False if there is not enough.
-    fn make_room(&mut self, bytes: u64) -> bool {
+    /// Removes the least recently used files until there is room for `bytes`, but none of `own`, of the sequence that is being
+    /// saved. False if there is not enough.
+    fn make_room(&mut self, bytes: u64, own: &HashSet<String>) -> bool {
         let mut taken: u64 = self.files.values().map(|facts| facts.bytes).sum();
         let enough = |taken: u64, folder: &Self| {
             let few = folder.index.tokens() + PIECE <= TOKENS && folder.files.len() < FILES;
@@ -316,7 +318,7 @@ impl StateFolder {
         if bytes > self.limit || enough(taken, self) {
             return bytes <= self.limit;
         }
-        let others = self.files.iter().filter(|(_, facts)| facts.used < self.now);
+        let others = self.files.iter().filter(|(name, _)| !own.contains(*name));
         // Of pieces last used together, the later ones are of no use without the earlier ones.
         let mut order: Vec<_> = others
             .map(|(name, facts)| (facts.used, Reverse(facts.end), facts.bytes, name.clone()))

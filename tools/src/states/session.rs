@@ -11,10 +11,10 @@ use crate::interrupt::with_suffix;
 use crate::tell::tell;
 use crate::{Failure, atomic};
 
-/// What the header of a session can be: a position of the longest contexts takes 4 bytes.
+/// What the header of a session can be.
 const MOST: Most = Most {
     header: HEADER,
-    positions: 1 << 20,
+    positions: 4 << 20,
 };
 
 /// The file of a session.
@@ -131,7 +131,7 @@ impl SessionFile {
     /// # Errors
     /// I/O errors, after which the file is what it was.
     pub fn save(&self, engine: &Engine, sequence: &Sequence, note: String) -> Result<(), Failure> {
-        let usable = sequence.can_be_saved();
+        let usable = sequence.can_be_saved() && sequence.len() <= MOST.positions;
         let snapshots: Vec<_> = sequence.snapshots().filter(|_| usable).collect();
         let positions = match sequence.goes_back() {
             _ if !usable => 0,
