@@ -115,7 +115,14 @@ impl Planner {
         let misses = memory.hot_clusters < needs.host_clusters();
         let scan = division.scans(&self.shape);
         let prefetch = scan && !needs.two_phases && memory.hot_clusters < needs.host_clusters();
+        let decode = self.expect(&pass, division, &outlook, 1);
         let time = |rows| rows as f64 / self.expect(&pass, division, &outlook, rows).tokens_per_s;
+        let drafts = match decode.reads > 0.0 {
+            true => DRAFTS
+                .map(|drafts| DraftPass::new(drafts, time(1 + drafts) / time(1)))
+                .to_vec(),
+            false => Vec::new(),
+        };
         Ok(Plan {
             ffn_resident_share: memory.ffn_resident_share(needs),
             gates_resident,
@@ -131,10 +138,8 @@ impl Planner {
             chunk: *chunk,
             predictor: self.predictor,
             devices: self.explain_beside(division, threads),
-            decode: self.expect(&pass, division, &outlook, 1),
-            drafts: DRAFTS
-                .map(|drafts| DraftPass::new(drafts, time(1 + drafts) / time(1)))
-                .to_vec(),
+            decode,
+            drafts,
             prefill: self.expect(&pass, division, &outlook, (*chunk).max(2)),
             basis: Basis {
                 machine_measured: self.rates.measured,

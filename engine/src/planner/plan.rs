@@ -57,7 +57,8 @@ pub struct Plan {
     pub devices: Vec<LanePlan>,
     /// Decode in the middle of the context.
     pub decode: Forecast,
-    /// Passes of one text that check drafts of its next tokens.
+    /// Passes of one text that check drafts of its next tokens. None if nothing is read: their time is then that of
+    /// products of a few tokens, which were not measured.
     pub drafts: Vec<DraftPass>,
     /// Prefill.
     pub prefill: Forecast,
