@@ -36,6 +36,7 @@ pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};
 pub use error::Error;
+pub use gguf::gguf_header_len;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::Description;
 pub use hf::write::{Folder, RowSink, write_folder};

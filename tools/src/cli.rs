@@ -4,6 +4,7 @@ mod bench;
 mod containers;
 mod device;
 mod engine;
+mod hub;
 mod lab;
 mod profile;
 mod prune_outliers;
@@ -23,6 +24,7 @@ pub use self::bench::*;
 pub use self::containers::*;
 pub use self::device::DeviceArg;
 pub use self::engine::*;
+pub use self::hub::*;
 pub use self::lab::*;
 pub use self::profile::*;
 pub use self::prune_outliers::*;
@@ -32,7 +34,9 @@ pub use self::train_predictor::*;
 pub(crate) use self::values::{
     ReadSize, parse_budget, parse_read_size, parse_sector, parse_speculation, policy_names,
 };
-pub use self::values::{ablation_names, io_names, parse_io, parse_share, parse_share_percent};
+pub use self::values::{
+    ablation_names, budget_text, io_names, parse_io, parse_share, parse_share_percent,
+};
 
 /// Run language models that are larger than memory.
 #[derive(Debug, Parser)]
@@ -68,6 +72,12 @@ pub enum Command {
     Run(RunArgs),
     /// Serve a model over HTTP (OpenAI, Anthropic, Ollama and llama.cpp APIs).
     Serve(ServeArgs),
+    /// Download a model by its name on Hugging Face; the file that suits the memory, unless one is named.
+    Pull(PullArgs),
+    /// List the models on this machine: downloaded ones, and those of Hugging Face, ollama, LM Studio and llama.cpp.
+    List(ListArgs),
+    /// Delete a model that `pull` downloaded.
+    Remove(RemoveArgs),
     /// Convert a checkpoint (Hugging Face folder, .safetensors, .gguf) to a container; quantizes.
     Pack(PackArgs),
     /// Show what is in a container: configuration, sections, sizes, activation statistics.
@@ -153,13 +163,14 @@ Examples:
   emberflow plan
   emberflow plan model.ember --memory 1GiB,2GiB,4GiB
   emberflow plan model.ember --memory 2GiB --io sim:ufs4 --json
+  emberflow plan Qwen/Qwen3-8B-GGUF --memory 4GiB
   emberflow plan config.json --quant q8 --context 8192
 
 CPU and memory, and the storage device by a few reads of the model, are measured on first use, in half a
 second. emberflow bench io measures them longer.")]
 pub struct PlanArgs {
-    /// A packed model (.ember), a bundled one (demo, demo-moe), or the config.json of a model on Hugging Face: what
-    /// it would need, before its weights are downloaded.
+    /// A model as for run; or what is not here yet: a name on Hugging Face (OWNER/NAME), whose files are compared by
+    /// their headers, or the config.json of a model.
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Formats of the weights of a config.json, as for pack (auto, q4, q4k, q4c, q8, q8c, f16, f32). Default: auto.

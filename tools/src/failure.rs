@@ -46,6 +46,9 @@ pub enum Failure {
     /// A run started by a benchmark failed.
     #[error("{0}")]
     Child(String),
+    /// A hub cannot be reached, refuses, or has nothing that runs; or there is no room for what it has.
+    #[error("{0}")]
+    Network(String),
     /// Interrupted by Ctrl-C.
     #[error("stopped")]
     Interrupted,

@@ -23,6 +23,7 @@ pub mod editor;
 pub mod export;
 mod failure;
 pub mod generation;
+pub mod hub;
 pub mod inspect;
 pub mod inspect_predictors;
 pub mod interrupt;
@@ -63,10 +64,14 @@ pub use failure::Failure;
 pub use json::print_json;
 
 /// Runs one command.
-pub fn dispatch(command: cli::Command) -> Result<(), Failure> {
+pub fn dispatch(mut command: cli::Command) -> Result<(), Failure> {
+    hub::localize(&mut command)?;
     match command {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Serve(args) => serve::command(&args),
+        cli::Command::Pull(args) => hub::pull(&args),
+        cli::Command::List(args) => hub::list(&args),
+        cli::Command::Remove(args) => hub::remove(&args),
         cli::Command::Pack(args) => pack::command(&args),
         cli::Command::Inspect(args) => inspect::command(&args),
         cli::Command::Verify(args) => verify::command(&args),

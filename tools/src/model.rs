@@ -23,8 +23,8 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
                 return Ok(unpacked(path)?);
             }
             if !path.exists() {
-                let why = "it does not exist; models are local files: a GGUF file, a Hugging Face folder or \
-                           a packed model; bundled ones are demo and demo-moe";
+                let why = "it does not exist; a model is a GGUF file, a Hugging Face folder, a packed model, a name such as \
+                           Qwen/Qwen3-8B-GGUF, or a bundled one: demo or demo-moe";
                 return Err(Failure::File {
                     path: path.to_owned(),
                     source: std::io::Error::new(std::io::ErrorKind::NotFound, why),

@@ -5,17 +5,18 @@ use std::path::Path;
 
 use emberflow_engine::meta::Quant;
 use emberflow_engine::planner::{Plan, Planner};
-use emberflow_engine::{Error, Lab, Model, Options, Speculation};
+use emberflow_engine::{Budget, Error, Lab, Model, Options, Speculation};
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{ModelArg, PackQuant, PlanArgs};
+use crate::hub::name::ModelName;
 use crate::model::{open_lane, open_model};
 use crate::pack::described;
 use crate::tell::tell;
-use crate::{Failure, atomic, budget, machine, print_json, prompt, size};
+use crate::{Failure, atomic, budget, hub, machine, print_json, prompt, size};
 
 /// Number of budgets if none is given.
 const STEPS: u64 = 8;
@@ -98,6 +99,14 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let arg = ModelArg {
         model: args.model.clone(),
     };
+    if let Some(name) = arg
+        .model
+        .as_deref()
+        .and_then(hub::name_of)
+        .filter(|name| !name.is_of_ollama())
+    {
+        return look_at(args, &name);
+    }
     atomic::may_write_each([&args.svg], args.force, &[arg.file()])?;
     let model = model_of(&arg, args.quant)?;
     machine::load_or_measure(&model, disk_of(&arg, args.io))?;
@@ -164,6 +173,17 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         write!(out, "\n{}", basis(plan))?;
     }
     Ok(())
+}
+
+/// Plans for models that are not here.
+fn look_at(args: &PlanArgs, name: &ModelName) -> Result<(), Failure> {
+    match (args.memory.as_slice(), &args.svg, args.quant) {
+        ([], None, None) => hub::look(name, Budget::Auto, args.json),
+        ([budget], None, None) => hub::look(name, *budget, args.json),
+        _ => Err(Failure::usage(format!(
+            "{name} is not on this machine: of its files a plan takes one --memory, no --svg and no --quant"
+        ))),
+    }
 }
 
 /// Options of the plan.

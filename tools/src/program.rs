@@ -16,6 +16,12 @@ pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) 
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("EMBERFLOW_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    // What these send and receive has tokens in it.
+    let silent = ["ureq=warn", "ureq_proto=warn"].map(str::parse);
+    let filter = silent
+        .into_iter()
+        .flatten()
+        .fold(filter, |filter, quiet| filter.add_directive(quiet));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

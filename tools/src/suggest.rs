@@ -131,7 +131,7 @@ const FOREIGN_OPTIONS: [(&[&str], &str); 19] = [
     (&["--no-mmap", "--mmap"], "'--memory SIZE' limits memory"),
     (
         &["-hf", "-hfr", "--hf-repo"],
-        "emberflow does not download models; convert a local file with 'emberflow pack FILE -o model.ember'",
+        "the model's name is a positional argument: 'emberflow run OWNER/NAME' downloads it",
     ),
     (
         &["--chat-template", "--jinja"],
@@ -140,14 +140,18 @@ const FOREIGN_OPTIONS: [(&[&str], &str); 19] = [
 ];
 
 /// Commands of other programs and their equivalents.
-const FOREIGN_COMMANDS: [(&[&str], &str); 6] = [
+const FOREIGN_COMMANDS: [(&[&str], &str); 7] = [
     (
-        &["pull"],
-        "emberflow does not download models; convert a local file with 'emberflow pack FILE -o model.ember'",
+        &["ls", "ps"],
+        "'emberflow list' shows the models on this machine; a server lists its model at /v1/models",
     ),
     (
-        &["list", "ls", "ps"],
-        "models are files; a server lists its model at /v1/models",
+        &["rm", "delete"],
+        "'emberflow remove MODEL' deletes a model that pull downloaded",
+    ),
+    (
+        &["download", "get"],
+        "'emberflow pull MODEL' downloads a model",
     ),
     (&["show"], "'emberflow inspect MODEL' shows a model"),
     (

@@ -63,6 +63,24 @@ pub(super) struct Raw {
 
 /// Reads and checks the whole header.
 pub(super) fn read(file: &DataFile) -> Result<Header, Error> {
+    let (mut header, end) = parse(file)?;
+    let alignment = alignment(&header.metadata)?;
+    let data = end.next_multiple_of(alignment);
+    place(file, &mut header.tensors, data, alignment)?;
+    Ok(header)
+}
+
+/// Bytes of the header of a file that may be only the beginning of one; `None` if it ends within its header.
+pub(super) fn len(file: &DataFile) -> Result<Option<u64>, Error> {
+    match parse(file) {
+        Ok((_, end)) => Ok(Some(end)),
+        Err(Error::Truncated { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the header without its padding, and its length; tensors have their offsets within the data.
+fn parse(file: &DataFile) -> Result<(Header, u64), Error> {
     let mut cursor = Cursor {
         file,
         reader: BufReader::new(file.reader()),
@@ -101,14 +119,12 @@ pub(super) fn read(file: &DataFile) -> Result<Header, Error> {
         }
         list.push(tensor);
     }
-    let alignment = alignment(&metadata)?;
-    let data = cursor.at.next_multiple_of(alignment);
-    place(file, &mut list, data, alignment)?;
-    Ok(Header {
+    let header = Header {
         magic,
         metadata,
         tensors: list,
-    })
+    };
+    Ok((header, cursor.at))
 }
 
 fn alignment(metadata: &Metadata) -> Result<u64, Error> {

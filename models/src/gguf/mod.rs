@@ -58,6 +58,15 @@ pub(crate) fn parts_of(path: &Path) -> Vec<PathBuf> {
     split::parts_of(path)
 }
 
+/// Bytes of the header of a GGUF file that may be only the beginning of one, as of a download; `None` if it ends within
+/// its header.
+///
+/// # Errors
+/// As [`open`](crate::open), of the header: types of tensors that are not supported, for one.
+pub fn gguf_header_len(path: &Path) -> Result<Option<u64>, Error> {
+    header::len(&DataFile::open(path)?)
+}
+
 /// Opens a GGUF file, or all parts of a split file with part `path`.
 pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     let Set {

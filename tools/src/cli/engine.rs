@@ -12,8 +12,8 @@ use super::{DeviceArg, parse_budget, parse_share, parse_speculation};
 /// The model argument.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArg {
-    /// A packed model (.ember), a checkpoint (GGUF, .safetensors, a Hugging Face folder), or a bundled model: demo
-    /// (the default) or demo-moe (mixture of experts).
+    /// A packed model (.ember), a checkpoint (GGUF, .safetensors, a Hugging Face folder), a model's name (OWNER/NAME or
+    /// OWNER/NAME:FILE, see pull), or a bundled model: demo (the default) or demo-moe (mixture of experts).
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
 }

@@ -114,6 +114,14 @@ pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
     }
 }
 
+/// A budget as `--memory` takes it.
+pub fn budget_text(budget: Budget) -> String {
+    match budget {
+        Budget::Bytes(bytes) => format!("{bytes}B"),
+        _ => "auto".to_owned(),
+    }
+}
+
 /// The bytes that a text stands for, unless they are a few without a unit: no program and no device's part is that small.
 pub(crate) fn with_unit(text: &str, bytes: u64) -> Result<u64, String> {
     let unit = text.contains(|c: char| c.is_ascii_alphabetic());

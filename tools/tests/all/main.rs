@@ -22,6 +22,7 @@ mod faults;
 mod fields;
 mod first_hour;
 mod hashes;
+mod hub;
 mod interrupt;
 mod loops;
 #[cfg(feature = "devices")]

@@ -1,5 +1,6 @@
 //! Runs the program.
 
+pub mod hub;
 pub mod kernels;
 pub mod look;
 pub mod results;
