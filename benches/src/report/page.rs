@@ -147,7 +147,7 @@ fn headline(r: &Results) -> String {
         format!(" ({gib:.2} GiB for the whole process)")
     });
     format!(
-        "With half of its FFN in memory{memory}, a model with the shape of Bamboo-7B decodes **{} tokens/s** \
+        "With half of its feed-forward weights in memory{memory}, a model with the shape of Bamboo-7B generates **{} tokens/s** \
          on {} cores of {}, **{} times** llama.cpp's best in a memory control group of the same size ({} \
          tokens/s).\n",
         num(us),

@@ -336,13 +336,13 @@ fn what_documents_place_in_a_file_is_there() {
     );
 }
 
-/// The README's example is the one that is compiled and run as the documentation test of the crate.
+/// The page's example is the one that is compiled and run as the documentation test of the crate.
 #[test]
-fn the_example_of_the_readme_is_the_one_that_runs() {
+fn the_example_of_the_library_is_the_one_that_runs() {
     let example = read("engine/examples/generate.rs");
     let block = format!("```rust\n{example}```");
     assert!(
-        read("README.md").contains(&block),
-        "README.md shows other code:\n{example}"
+        read("docs/library.md").contains(&block),
+        "docs/library.md shows other code:\n{example}"
     );
 }
