@@ -120,15 +120,16 @@ impl Hub {
         }
         let here = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
         let secure = scheme == "https";
+        let roots = match cfg!(target_os = "android") {
+            // The system's certificates can be reached from an app only.
+            true => RootCerts::WebPki,
+            false => RootCerts::PlatformVerifier,
+        };
         let mut agent = Agent::config_builder()
             .http_status_as_error(false)
             // A redirect must not lead from TLS to a connection that anyone can read and change.
             .https_only(secure)
-            .tls_config(
-                TlsConfig::builder()
-                    .root_certs(RootCerts::PlatformVerifier)
-                    .build(),
-            )
+            .tls_config(TlsConfig::builder().root_certs(roots).build())
             // The hub redirects to itself, too: texts, and repositories with a new name.
             .redirect_auth_headers(match secure {
                 true => RedirectAuthHeaders::SameHost,

@@ -101,6 +101,9 @@ pub fn pull(
     };
     let left = missing(store, &source, &chosen)?;
     if left.is_empty() {
+        if store.is_unfinished(name) {
+            store.publish(name, Vec::new(), |_| false, |_| Ok(()))?;
+        }
         tell(format_args!(
             "emberflow: {}: {} is already downloaded",
             name.repo(),

@@ -5,7 +5,7 @@
 //! desktop: only their `emberflow` commands can be tested here.
 
 use crate::common;
-use crate::common::hub::TestHub;
+use crate::common::hub::bundled_hub;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -65,24 +65,12 @@ fn call(line: &str, dir: &Path) -> Output {
     };
     command.current_dir(dir).env("XDG_CACHE_HOME", dir);
     // Names of models are those of a hub that has the bundled one under each.
-    let (hub, models) = hub();
+    static MODELS: OnceLock<TempDir> = OnceLock::new();
+    let models = MODELS.get_or_init(|| tempfile::tempdir().unwrap());
     command
-        .env("HF_ENDPOINT", &hub.address)
+        .env("HF_ENDPOINT", &bundled_hub().address)
         .env("EMBERFLOW_MODELS", models.path());
     command.output().unwrap()
-}
-
-/// A hub with the bundled model, and a folder for what is downloaded.
-fn hub() -> &'static (TestHub, TempDir) {
-    static HUB: OnceLock<(TestHub, TempDir)> = OnceLock::new();
-    HUB.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.gguf");
-        common::succeed(common::emberflow().arg("export").arg("-o").arg(&path));
-        let model = std::fs::read(path).unwrap();
-        let hub = TestHub::start(&[("m-Q4_K_M.gguf", &model)], |_, _| ());
-        (hub, tempfile::tempdir().unwrap())
-    })
 }
 
 /// A command that runs during the rest of its page.

@@ -256,14 +256,23 @@ fn a_plan_precedes_the_download() {
         .unwrap();
     assert!(longest < 6 << 20, "headers only");
 
-    // The forecast is that of the file itself.
+    // What it needs is what the file itself needs, as far as two processes are alike.
     fs::write(home.join("here.gguf"), files[2].1).unwrap();
-    let whole =
-        succeed(user(home, NOWHERE).args(["plan", "here.gguf", "--json", "--memory", "1GiB"]));
-    assert_eq!(
-        printed(&whole)["plans"][0]["decode"]["tokens_per_s"],
-        models[1]["outlook"]["runs"]["tokens_per_s"]
+    let whole = printed(&succeed(user(home, NOWHERE).args([
+        "plan",
+        "here.gguf",
+        "--json",
+    ])));
+    let small = ["plan", NAME, "--json", "--memory", "2MiB"];
+    let small = printed(&succeed(user(home, &hub.address).args(small)));
+    let of_name = &small["models"][1]["outlook"]["too_large"]["smallest_bytes"];
+    let [of_name, of_file] =
+        [of_name, &whole["smallest_bytes"]].map(|bytes| bytes.as_f64().unwrap());
+    assert!(
+        (0.9..1.1).contains(&(of_name / of_file)),
+        "{of_name} {of_file}"
     );
+    assert!(small["chosen"].is_null());
 
     // Too little for any, and a file of the user's choice.
     let refused = user(home, &hub.address)
@@ -975,6 +984,17 @@ fn an_update_that_stops_is_completed() {
     put(&store, &name, &[("b.gguf", "new2")], |_| Ok(())).unwrap();
     assert_eq!(listing(), 2);
     assert_eq!(listed(&store), ["sha256:new1", "sha256:new2"]);
+    // It may also end when all have their names.
+    let stops = put(&store, &name, &[("a.gguf", "newer")], |folder| {
+        fs::rename(folder.join(".partial/0"), folder.join("a.gguf")).unwrap();
+        Err(Failure::Interrupted)
+    });
+    assert!(stops.is_err() && store.is_unfinished(&name) && listing() == 0);
+    store
+        .publish(&name, Vec::new(), |_| false, |_| Ok(()))
+        .unwrap();
+    assert!(!store.is_unfinished(&name) && listing() == 2);
+    assert_eq!(store.brought(&name).unwrap().len(), 2);
     std::thread::sleep(Duration::from_millis(20));
     fs::write(folder.join("a.gguf"), "mine").unwrap();
     let refused = put(&store, &name, &[("a.gguf", "new3")], |_| Ok(()))

@@ -19,6 +19,8 @@ fn unread(dir: &Path, line: &str) -> Output {
         .args(words)
         .current_dir(dir)
         .env("XDG_CACHE_HOME", dir)
+        .env("HF_ENDPOINT", &common::hub::bundled_hub().address)
+        .env("EMBERFLOW_MODELS", dir.join("models"))
         .stdout(writer)
         .stderr(Stdio::piped())
         .output()
@@ -52,6 +54,11 @@ fn a_reader_that_has_gone_is_no_failure() {
         "export -o again-hf",
         "plan",
         "plan --json",
+        "plan o/n",
+        "pull o/n",
+        "list",
+        "list --json",
+        "remove o/n",
         "bench io --quick --size 8MiB --millis 5",
         "bench decode --quick -n 1",
         "doctor",

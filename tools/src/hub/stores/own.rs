@@ -172,33 +172,39 @@ impl OwnStore {
             }
         }
         let naming = folder.join(PARTIAL).join(NAMING);
-        File::create(&naming)
-            .and_then(|file| file.sync_all())
+        fs::create_dir_all(folder.join(PARTIAL))
+            .and_then(|()| File::create(&naming)?.sync_all())
             .map_err(Failure::file(&naming))?;
         // Both versions, of which the one with the right time counts if this ends here.
         let both: Vec<Brought> = old.iter().chain(&new).cloned().collect();
         self.write(name, &both)?;
         publish(&folder)?;
-        let replaced = |file: &Brought| {
-            !new.contains(file) && (new.iter().any(|new| new.path == file.path) || gone(file))
-        };
-        for file in both
+        let is_new = |file: &Brought| new.iter().any(|new| new.path == file.path);
+        for file in old
             .iter()
-            .filter(|file| replaced(file) && file.is_in(&folder))
+            .filter(|file| !is_new(file) && gone(file) && file.is_in(&folder))
         {
             let path = folder.join(&file.path);
             fs::remove_file(&path).map_err(Failure::file(&path))?;
         }
-        let now: Vec<Brought> = both
-            .iter()
-            .filter(|file| !replaced(file))
-            .cloned()
-            .collect();
+        let replaced = |file: &Brought| !new.contains(file) && (is_new(file) || gone(file));
+        // Of an update that stopped, entries of files that never got their names.
+        let others = |file: &Brought| {
+            both.iter()
+                .any(|other| other.path == file.path && other.is_in(&folder))
+        };
+        let stays = |file: &&Brought| !replaced(file) && (file.is_in(&folder) || !others(file));
+        let now: Vec<Brought> = both.iter().filter(stays).cloned().collect();
         self.write(name, &now)?;
         fs::remove_file(&naming).map_err(Failure::file(&naming))?;
         // fails where something is left
         let _ = fs::remove_dir(folder.join(PARTIAL));
         Ok(())
+    }
+
+    /// Whether the last update of a repository stopped while files got their names.
+    pub fn is_unfinished(&self, name: &ModelName) -> bool {
+        self.folder_of(name).join(PARTIAL).join(NAMING).exists()
     }
 
     /// Keeps other processes from the lists. A file system without locks has none.

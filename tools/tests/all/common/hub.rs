@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde_json::json;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+
+use super::{emberflow, succeed};
 
 /// The commit of its repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -100,6 +102,18 @@ impl TestHub {
             .map(|request| request.range.map_or(0, |range| range.0))
             .collect()
     }
+}
+
+/// A hub with the bundled model under each name.
+pub fn bundled_hub() -> &'static TestHub {
+    static HUB: OnceLock<TestHub> = OnceLock::new();
+    HUB.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        succeed(emberflow().arg("export").arg("-o").arg(&path));
+        let model = std::fs::read(path).unwrap();
+        TestHub::start(&[("m-Q4_K_M.gguf", &model)], |_, _| ())
+    })
 }
 
 type Rule = Mutex<Box<dyn FnMut(&Request, &mut Reply) + Send>>;
