@@ -49,6 +49,9 @@ pub enum Failure {
     /// A hub cannot be reached, refuses, or has nothing that runs; or there is no room for what it has.
     #[error("{0}")]
     Network(String),
+    /// A process that this one started has failed and said why; its exit code.
+    #[error("a process that this one started has failed")]
+    Told(u8),
     /// Interrupted by Ctrl-C.
     #[error("stopped")]
     Interrupted,
@@ -115,6 +118,7 @@ impl Failure {
             Self::Fault(_) => ExitCode::from(3),
             _ if self.is_damage() => ExitCode::from(3),
             Self::Interrupted => ExitCode::from(130),
+            Self::Told(code) => ExitCode::from(*code),
             _ => ExitCode::from(1),
         }
     }

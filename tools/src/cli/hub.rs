@@ -15,11 +15,12 @@ Examples:
   emberflow pull Qwen/Qwen3-8B-GGUF:Q8_0
   emberflow pull unsloth/Qwen3-30B-A3B-GGUF --memory 8GiB
 
-Without a file, the one in Q4_K_M or nearest to it that runs in --memory. An interrupted download goes on when the
-command runs again; a model that is here is updated.
+Without a file, the one in Q4_K_M or nearest to it that runs in --memory.
+A download that stopped goes on; a model that is here is updated.
 
-Models go to $EMBERFLOW_MODELS, or to emberflow/models in $XDG_DATA_HOME. HF_ENDPOINT names another hub, HF_TOKEN is
-for models that need an account, HF_HUB_OFFLINE=1 refuses downloads.")]
+Models go to $EMBERFLOW_MODELS, else ~/.local/share/emberflow/models.
+HF_ENDPOINT names another hub, HF_TOKEN is for models that need an account,
+HF_HUB_OFFLINE=1 forbids downloads.")]
 pub struct PullArgs {
     /// OWNER/NAME, or OWNER/NAME:FILE with a file's name or what is special in it, such as Q4_K_M.
     #[arg(value_name = "MODEL")]

@@ -119,10 +119,10 @@ pub fn candidates(name: &ModelName, repo: &Repo) -> Result<Vec<Candidate>, Failu
     let Some(wanted) = &name.file else {
         return Ok(by_preference(&all).into_iter().map(candidate).collect());
     };
-    match variant::named(&all, wanted)[..] {
+    match variant::about(&all, wanted)[..] {
         [one] => Ok(vec![candidate(one)]),
         [] => Err(Failure::usage(format!(
-            "{} has no model {wanted}; it has: {}",
+            "{} has no file {wanted}; it has: {}",
             name.repo(),
             labels(&all)
         ))),
@@ -164,7 +164,8 @@ pub fn plan_for(
     Ok(found)
 }
 
-/// The model to download, with its plan and that of a smaller one if weights have to be read for each token.
+/// The model to download, with its plan and that of a smaller one if weights have to be read for each token. With `now`
+/// it has to run in this budget.
 ///
 /// # Errors
 /// None of them runs.
@@ -173,14 +174,15 @@ pub fn choose(
     source: &Source<'_>,
     previews: &Previews,
     budget: Budget,
+    now: bool,
 ) -> Result<(Candidate, Option<Candidate>), Failure> {
     let mut all = candidates(name, source.repo)?;
     let found = plan_for(&mut all, source, previews, budget, |one| {
         usize::from(one.reads())
     })?;
     let Some(at) = found else {
-        // The user named it: a budget can be chosen later.
-        if let ([one], true) = (all.as_slice(), name.file.is_some())
+        // The user named it: a budget can be chosen later, unless it is to run now.
+        if let ([one], true) = (all.as_slice(), name.file.is_some() && !now)
             && matches!(one.outlook, Some(Outlook::TooLarge { .. }))
         {
             return Ok((one.clone(), None));

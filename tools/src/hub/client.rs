@@ -60,6 +60,8 @@ impl Patience {
 pub enum Refused {
     /// It may succeed later, as soon as the hub asks.
     Now(String, Option<Duration>),
+    /// There is no connection.
+    NoConnection(String),
     /// It would fail again.
     Finally(Failure),
 }
@@ -316,7 +318,7 @@ impl Hub {
             ureq::Error::Rustls(e) => self.insecure(e),
             // Also of TLS: a certificate that is not trusted, or no TLS at all.
             ureq::Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => self.insecure(e),
-            _ => Refused::Now(format!("cannot reach {host}: {error}"), None),
+            _ => Refused::NoConnection(format!("cannot reach {host}: {error}")),
         }
     }
 
@@ -341,6 +343,12 @@ impl Hub {
         loop {
             match ask() {
                 Ok(answer) => return Ok(answer),
+                // Nothing has begun: after a second try, people want to know.
+                Err(Refused::NoConnection(why)) if failures > 0 => {
+                    return Err(Failure::Network(format!(
+                        "{why}; check the network and HF_ENDPOINT ('emberflow list' shows the models on this machine)"
+                    )));
+                }
                 Err(refused) => self.wait(refused, &mut failures)?,
             }
         }
@@ -354,6 +362,7 @@ impl Hub {
         let (why, asked) = match refused {
             Refused::Finally(failure) => return Err(failure),
             Refused::Now(why, asked) => (why, asked),
+            Refused::NoConnection(why) => (why, None),
         };
         *failures += 1;
         if *failures >= self.patience.attempts {

@@ -28,8 +28,10 @@ pub use self::local::{list, remove};
 pub use self::look::look;
 use self::name::ModelName;
 pub use self::pull::command as pull;
+use self::stores::Local;
 use crate::child::this_program;
 use crate::cli::{BenchCommand, Command};
+use crate::tell::tell;
 use crate::{Failure, cli};
 
 /// What to do for a model that is in no store.
@@ -94,6 +96,14 @@ fn replace(model: &mut PathBuf, otherwise: Otherwise) -> Result<bool, Failure> {
     };
     if let Some(found) = stores::find(&name) {
         tracing::info!("{name}: {} of {}", found.path.display(), found.store);
+        let all = stores::all();
+        let same = |other: &&Local| other.store == found.store && other.name == found.name;
+        if name.file.is_none() && all.iter().filter(same).count() > 1 {
+            tell(format_args!(
+                "emberflow: {name}: {}, of several on this machine ('emberflow list')",
+                found.file
+            ));
+        }
         *model = found.path;
         return Ok(true);
     }
@@ -133,16 +143,11 @@ fn download(model: &Path, budget: Budget) -> Result<PathBuf, Failure> {
     let output = output.map_err(|e| Failure::Child(format!("cannot download: {e}")))?;
     if !output.status.success() {
         // It has said why.
-        let what = format!(
-            "{} is not a file on this machine, and was not downloaded",
-            model.display()
-        );
-        return Err(match output.status.code() {
-            Some(130) => Failure::Interrupted,
-            Some(2) => Failure::Usage(what),
-            Some(3) => Failure::Fault(what),
-            _ => Failure::Child(what),
-        });
+        let code = output
+            .status
+            .code()
+            .and_then(|code| u8::try_from(code).ok());
+        return Err(Failure::Told(code.unwrap_or(1)));
     }
     let pulled: pull::Pulled =
         serde_json::from_slice(&output.stdout).map_err(std::io::Error::from)?;

@@ -39,6 +39,16 @@ impl ModelName {
             Some((repo, file)) => (repo, Some(file)),
             None => (text, None),
         };
+        // owner/name/tree/main, owner/name/blob/main/file
+        let mut parts = repo.splitn(5, '/');
+        let [owner, name, page, _, path] = [(); 5].map(|()| parts.next());
+        let page = page.filter(|page| ["tree", "blob", "resolve"].contains(page));
+        let (repo, file) = match (address, owner, name, page) {
+            (Some(_), Some(owner), Some(name), Some(_)) => {
+                (&repo[..owner.len() + 1 + name.len()], path.or(file))
+            }
+            _ => (repo, file),
+        };
         let ending = Path::new(repo).extension().and_then(|e| e.to_str());
         if ending.is_some_and(|ending| FILES.contains(&ending)) {
             return None;
@@ -95,6 +105,9 @@ mod tests {
             ("a/b:sub/file.gguf", Some("a/b:sub/file.gguf")),
             ("hf.co/a/b:Q4_K_M", Some("a/b:Q4_K_M")),
             ("https://huggingface.co/a/b/", Some("a/b")),
+            ("https://huggingface.co/a/b/tree/main", Some("a/b")),
+            ("hf.co/a/b/blob/main/s/f.gguf", Some("a/b:s/f.gguf")),
+            ("a/b/blob/main/f.gguf", None),
             ("llama3.2:1b", Some("llama3.2:1b")),
             ("llama3.2", Some("llama3.2")),
             ("models/file.gguf", None),

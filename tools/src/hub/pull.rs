@@ -42,7 +42,7 @@ pub fn command(args: &PullArgs) -> Result<(), Failure> {
     if args.with_parent {
         // Without it, nobody would wait for the model.
         let ended =
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::INT));
         ended.map_err(|e| Failure::Child(e.to_string()))?;
     }
     let name = ModelName::parse(&args.model).filter(|name| !name.is_of_ollama());
@@ -53,7 +53,13 @@ pub fn command(args: &PullArgs) -> Result<(), Failure> {
         ))
     })?;
     let store = OwnStore::open().ok_or_else(no_folder)?;
-    let pulled = pull(&Hub::from_env()?, &store, &name, args.memory)?;
+    let pulled = pull(
+        &Hub::from_env()?,
+        &store,
+        &name,
+        args.memory,
+        args.with_parent,
+    )?;
     if args.json {
         return print_json(&pulled);
     }
@@ -68,7 +74,7 @@ pub fn no_folder() -> Failure {
     )
 }
 
-/// Downloads a model into a store.
+/// Downloads a model into a store. With `now` it is to run in this budget.
 ///
 /// # Errors
 /// As [`command`].
@@ -77,6 +83,7 @@ pub fn pull(
     store: &OwnStore,
     name: &ModelName,
     budget: Budget,
+    now: bool,
 ) -> Result<Pulled, Failure> {
     let repo = &hub.repo(name)?;
     let source = Source { hub, name, repo };
@@ -91,13 +98,9 @@ pub fn pull(
         .map(|one| missing(store, &source, one))
         .transpose()?;
     // Nothing has to be chosen if it is here.
-    let chosen = match only.filter(|_| left.is_some_and(|left| left.is_empty())) {
-        Some(one) => one,
-        None => {
-            let (one, smaller) = choose(name, &source, &Previews::create(store.root())?, budget)?;
-            describe(name, &one, smaller.as_ref());
-            one
-        }
+    let (chosen, smaller) = match only.filter(|_| left.is_some_and(|left| left.is_empty())) {
+        Some(one) => (one, None),
+        None => choose(name, &source, &Previews::create(store.root())?, budget, now)?,
     };
     let left = missing(store, &source, &chosen)?;
     if left.is_empty() {
@@ -110,6 +113,7 @@ pub fn pull(
             chosen.file
         ));
     } else {
+        describe(name, &chosen, smaller.as_ref());
         download(store, &source, &chosen, &left)?;
     }
     let folder = store.folder_of(name);

@@ -261,6 +261,17 @@ pub fn named<'a>(all: &'a [Variant], wanted: &str) -> Vec<&'a Variant> {
     }
 }
 
+/// As [`named`], or the models in whose names `wanted` occurs.
+pub fn about<'a>(all: &'a [Variant], wanted: &str) -> Vec<&'a Variant> {
+    let found = named(all, wanted);
+    let wanted = wanted.to_ascii_lowercase();
+    let has = |one: &&Variant| one.label.to_ascii_lowercase().contains(&wanted);
+    match found.is_empty() {
+        true => all.iter().filter(has).collect(),
+        false => found,
+    }
+}
+
 /// All in the order in which to try them: the one nearest to the usual format, then those with fewer bits, then those with
 /// more.
 pub fn by_preference(all: &[Variant]) -> Vec<&Variant> {
@@ -451,5 +462,6 @@ mod tests {
         assert_eq!(named(&several, "q4_k_m").len(), 2);
         assert_eq!(named(&several, "b-Q4_K_M").len(), 1);
         assert_eq!(named(&several, "it").len(), 0);
+        assert_eq!(about(&several, "it").len(), 1);
     }
 }

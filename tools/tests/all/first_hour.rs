@@ -156,6 +156,10 @@ fn walk(page: &str, text: &str, dir: &Path) -> Vec<Done> {
                 eprintln!("SKIPPED: no ONNX Runtime: {line}");
                 continue;
             }
+            // It asks a person; `.ci/real` has a chat with the README's model.
+            if language == "bash" && line.ends_with(" --chat") {
+                continue;
+            }
             let output = call(line, dir);
             let message = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{page}: {line}: {message}");

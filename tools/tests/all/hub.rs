@@ -303,6 +303,7 @@ fn a_plan_precedes_the_download() {
         .args(["run", "o/n:Q4_K_M", "-p", "A"])
         .output()
         .unwrap();
+    assert_eq!(told(&unsupported).matches("emberflow:").count(), 1);
     assert!(
         told(&unsupported).contains("IQ2_XXS"),
         "{}",
@@ -665,7 +666,10 @@ fn a_download_fails_for_what_stays_wrong() {
     }
     let dir = tempfile::tempdir().unwrap();
     let message = download_from(NOWHERE, dir.path()).unwrap_err().to_string();
-    assert!(message.contains("cannot reach 127.0.0.1:9"), "{message}");
+    assert!(
+        message.contains("cannot reach 127.0.0.1:9") && message.contains("HF_ENDPOINT"),
+        "{message}"
+    );
 }
 
 /// The token goes to the hub, and not to where it redirects.
