@@ -51,7 +51,7 @@ pub enum Failure {
     Network(String),
     /// A process that this one started has failed and said why; its exit code.
     #[error("a process that this one started has failed")]
-    Told(u8),
+    Reported(u8),
     /// Interrupted by Ctrl-C.
     #[error("stopped")]
     Interrupted,
@@ -118,7 +118,7 @@ impl Failure {
             Self::Fault(_) => ExitCode::from(3),
             _ if self.is_damage() => ExitCode::from(3),
             Self::Interrupted => ExitCode::from(130),
-            Self::Told(code) => ExitCode::from(*code),
+            Self::Reported(code) => ExitCode::from(*code),
             _ => ExitCode::from(1),
         }
     }

@@ -40,7 +40,7 @@ pub fn run(name: &str, verbose: u8, work: impl FnOnce() -> Result<(), Failure>) 
         Ok(()) => ExitCode::SUCCESS,
         // The reader of the output has closed the pipe.
         Err(Failure::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(failure @ Failure::Told(_)) => failure.exit_code(),
+        Err(failure @ Failure::Reported(_)) => failure.exit_code(),
         Err(failure) => {
             let hint = failure.missing_file().map(suggest::near_file);
             tell(format_args!(

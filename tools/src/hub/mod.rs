@@ -63,10 +63,10 @@ pub fn localize(command: &mut Command) -> Result<(), Failure> {
                 replace(draft, Refuse)?;
             }
             if let Some(model) = &mut args.model.model {
-                let asked = model.display().to_string();
+                let asked = name_of(model).map(|name| name.to_string());
                 let named = replace(model, Download(args.engine.memory))?;
                 // A file of ollama has a checksum for a name.
-                args.alias = args.alias.take().or_else(|| named.then_some(asked));
+                args.alias = args.alias.take().or(asked.filter(|_| named));
             }
             return Ok(());
         }
@@ -147,7 +147,7 @@ fn download(model: &Path, budget: Budget) -> Result<PathBuf, Failure> {
             .status
             .code()
             .and_then(|code| u8::try_from(code).ok());
-        return Err(Failure::Told(code.unwrap_or(1)));
+        return Err(Failure::Reported(code.unwrap_or(1)));
     }
     let pulled: pull::Pulled =
         serde_json::from_slice(&output.stdout).map_err(std::io::Error::from)?;
