@@ -25,9 +25,12 @@ pub(super) fn scaled(sum: i32, row: f32, token: f32) -> f32 {
 }
 
 /// The product of a row and a token whose sums are known: of all elements, and of the outliers if there
-/// are any.
+/// are any. That of no elements is +0, whatever the sign of the row's scale.
 #[inline(always)]
 pub(super) fn of_sums(row: Row<'_>, sums: &[i32], x: &[Chunk]) -> f32 {
+    if x.is_empty() {
+        return 0.0;
+    }
     let token = scale_of_token(x);
     let product = scaled(sums[0], scale_of(row), token);
     match sums.get(1) {
