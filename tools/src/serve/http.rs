@@ -24,7 +24,7 @@ use super::calls::Plan;
 use super::error::{ApiError, Plain, Typed};
 use super::fields::{self, on};
 use super::generate::respond;
-use super::page::page;
+use super::page;
 use super::stats::{slots, stats};
 use super::submit::GenerateRequest;
 use super::thoughts::Opening;
@@ -76,7 +76,7 @@ pub fn router(app: Arc<App>, more: Router<Arc<App>>) -> Router {
             get(|State(app): State<Arc<App>>| async move { Json(stats(&app)) }),
         )
         .route("/openapi.json", get(description))
-        .route("/", get(page))
+        .merge(page::routes())
         .fallback(|uri: Uri| async move {
             let message = "path not found; /openapi.json lists all paths";
             refused(&uri, ApiError::unknown(message))
@@ -124,7 +124,7 @@ async fn guard(State(app): State<Arc<App>>, request: HttpRequest, next: Next) ->
     let origin = origin.cloned();
     let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let path = request.uri().path();
-    let public = PUBLIC.contains(&path);
+    let public = PUBLIC.contains(&path) || path.starts_with(page::FILES);
     let why = if host.is_some() {
         host
     } else if request.method() == Method::OPTIONS {
