@@ -181,22 +181,21 @@ export class Conversation {
     this.#busy(running);
     $("messages").append(answer.article);
     this.#toEnd();
-    const seen = () => chat === this.chat && this.#running === running;
+    const seen = () => chat === this.chat;
     answer.onDraw = draw => { if (!seen()) return; const follow = this.#atEnd(); draw(); if (follow) this.#toEnd(); };
     const [url, request] = this.#request(path);
     const failed = await answer.receive(url, request);
     const message = answer.message(request.max_tokens);
-    const here = seen();
     if (this.#running === running) this.#busy(null);
     // If there is no answer, the question stays so that it can be sent again.
     if (message.content || message.thought) {
       const shown = chat.current;
       store.add(chat, parent, message);
-      // Another branch was chosen while the answer stopped.
-      if (!here && shown !== parent) chat.current = shown;
+      // Another branch was begun while the answer stopped.
+      if (shown !== parent) chat.current = shown;
       this.#changed(chat);
     }
-    if (!here) return;
+    if (!seen() || this.running) return;
     this.render(!this.#atEnd());
     if (failed) { $("messages").append(element("p", { class: "failed", role: "alert" }, failed)); this.#toEnd(); }
     announce(failed ? failed : `Answer: ${message.content.slice(0, 2000)}`);

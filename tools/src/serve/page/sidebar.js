@@ -96,8 +96,11 @@ export class Sidebar {
   #rename(item, chat) {
     const field = element("input", { "aria-label": "New name" });
     field.value = store.titleOf(chat);
+    let ended = false;
     const end = save => {
-      if (!field.isConnected) return;
+      // Removing the field takes the focus from it.
+      if (ended) return;
+      ended = true;
       if (save) { const title = field.value.trim().slice(0, 200); if (title) chat.title = title; else delete chat.title; store.save(chat); }
       this.list();
       this.#choose(this.#shown);
