@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::measure::{Effort, layers, measure};
 use crate::tell::tell;
 use emberflow_engine::Model;
-use emberflow_engine::planner::rates::{FORMATS, Rates, measured_as};
+use emberflow_engine::planner::rates::{Rates, measured_as};
 use emberflow_kernels::DType;
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::profile::{
@@ -130,7 +130,7 @@ fn formats(model: &Model) -> Vec<DType> {
     let all = [&quant.ffn, &quant.attention, &quant.embedding];
     let all = all.map(|name| DType::parse(name).map(measured_as));
     let is_used = |format: &DType| all.contains(&Some(*format));
-    FORMATS.into_iter().filter(is_used).collect()
+    DType::all().filter(is_used).collect()
 }
 
 /// Whether no measurement of the file's disk is known.
@@ -195,7 +195,7 @@ fn again(wanted: &[DType], saved: Option<&Rates>) -> Vec<DType> {
     let doubtful = saved.filter(|saved| saved.doubt.is_some());
     let doubtful = doubtful.map_or_else(Vec::new, Rates::formats);
     let is_measured = |format: &DType| wanted.contains(format) || doubtful.contains(format);
-    FORMATS.into_iter().filter(is_measured).collect()
+    DType::all().filter(is_measured).collect()
 }
 
 /// Measures a disk by a few reads of a file.
@@ -266,6 +266,7 @@ pub fn table(rates: &Rates) -> String {
 
 #[cfg(test)]
 mod tests {
+    use emberflow_engine::planner::rates::FORMATS;
     use emberflow_kernels::Isa;
 
     use super::*;
@@ -280,7 +281,7 @@ mod tests {
         let wanted = [DType::Q8];
         assert_eq!(again(&wanted, None), wanted);
         assert_eq!(again(&wanted, Some(&sure)), wanted);
-        assert_eq!(again(&wanted, Some(&doubtful)), FORMATS);
+        assert_eq!(again(&wanted, Some(&doubtful)), sure.formats());
     }
 
     #[test]

@@ -159,8 +159,8 @@ impl DType {
         DType::all().find(|dtype| dtype.name() == name)
     }
 
-    /// Every format.
-    fn all() -> impl Iterator<Item = DType> {
+    /// Every format, blocks after those that rows can be written in.
+    pub fn all() -> impl Iterator<Item = DType> {
         let blocks = Block::ALL.into_iter().map(DType::Block);
         DType::ALL.into_iter().chain(blocks)
     }

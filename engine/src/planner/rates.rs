@@ -180,21 +180,33 @@ impl ThreadRates {
             && self.kernels.iter().all(of_kernel)
     }
 
-    /// The rates of a format.
+    /// The rates of a format; if its own were not measured, those of one with about as many bytes.
     pub fn kernel(&self, dtype: DType) -> Option<&KernelRates> {
-        let name = measured_as(dtype).name();
-        self.kernels.iter().find(|k| k.dtype == name)
+        self.measured(measured_as(dtype))
+            .or_else(|| self.measured(similar(dtype)))
+    }
+
+    fn measured(&self, dtype: DType) -> Option<&KernelRates> {
+        self.kernels.iter().find(|k| k.dtype == dtype.name())
     }
 }
 
-/// The measured format whose kernels take as long: one with about as many bytes and nearly the same work.
+/// The format whose measurement counts for this one: of those with the same kernels, or nearly the same work, one is measured.
 pub fn measured_as(dtype: DType) -> DType {
     match dtype {
         DType::Mxfp4 | DType::Q4c => DType::Q4,
-        DType::Q8c | DType::Block(Block::Q8_0) => DType::Q8,
+        DType::Q8c => DType::Q8,
+        measured => measured,
+    }
+}
+
+/// One of [`FORMATS`] with about as many bytes.
+fn similar(dtype: DType) -> DType {
+    match dtype {
+        DType::Block(Block::Q8_0) => DType::Q8,
         DType::Block(block) if block.elements() == 256 => DType::Q4k,
         DType::Block(_) => DType::Q4,
-        measured => measured,
+        other => measured_as(other),
     }
 }
 
@@ -279,8 +291,8 @@ impl Rates {
 
     /// Whether kernels of these formats were measured.
     pub fn has(&self, formats: &[DType]) -> bool {
-        let has = |with: &ThreadRates| formats.iter().all(|&f| with.kernel(f).is_some());
-        self.threads.iter().all(has)
+        let mut formats = formats.iter().map(|&format| measured_as(format));
+        formats.all(|format| self.threads.iter().all(|t| t.measured(format).is_some()))
     }
 
     /// The rates of the same machine from two measurements: in each the best ones, since whatever
@@ -325,8 +337,8 @@ impl Rates {
 
     /// The formats whose kernels were measured.
     pub fn formats(&self) -> Vec<DType> {
-        let has = |format: &DType| self.threads.iter().any(|t| t.kernel(*format).is_some());
-        FORMATS.into_iter().filter(has).collect()
+        let has = |&format: &DType| self.threads.iter().any(|t| t.measured(format).is_some());
+        DType::all().filter(has).collect()
     }
 
     /// Remembered or saved rates of this machine; `None` if there are none.
@@ -437,7 +449,7 @@ impl Rates {
     }
 }
 
-/// Block formats whose kernels are measured.
+/// Formats whose kernels are measured for all models; blocks of GGUF files are when a model has them.
 pub const FORMATS: [DType; 5] = [DType::Q4, DType::Q4k, DType::Q8, DType::F16, DType::F32];
 
 /// Thread counts to measure: up to 4, then a few larger ones, and all cores.
@@ -534,7 +546,32 @@ mod tests {
         assert_eq!(some, doubtful, "four formats are still in doubt");
         assert_eq!(brief(FORMATS.len()).completed_by(doubtful), all);
         assert_eq!(brief(1).completed_by(all.clone()), all);
-        assert_eq!(brief(2).formats(), FORMATS[..2]);
+        assert_eq!(brief(2).formats(), [DType::Q4, DType::Q4k]);
+    }
+
+    #[test]
+    fn blocks_have_their_own_rates_once_these_are_measured() {
+        let mut rates = Rates::assumed(2, Isa::Neon);
+        let [mine, other] = [Block::Q6K, Block::Q8_0].map(DType::Block);
+        let of = |rates: &Rates, format| rates.threads[0].kernel(format).unwrap().dtype.clone();
+        assert_eq!(
+            (of(&rates, mine), of(&rates, other)),
+            ("q4k".into(), "q8".into())
+        );
+        assert!(!rates.has(&[mine]) && rates.has(&[DType::Q4c]));
+        for with in &mut rates.threads {
+            let measured = KernelRates {
+                dtype: mine.name().into(),
+                ..with.kernels[0].clone()
+            };
+            with.kernels.push(measured);
+        }
+        assert_eq!(
+            (of(&rates, mine), of(&rates, other)),
+            (mine.name().into(), "q8".into())
+        );
+        assert!(rates.has(&[mine, DType::Q4]) && !rates.has(&[other]));
+        assert_eq!(rates.formats().last(), Some(&mine));
     }
 
     #[test]

@@ -54,8 +54,7 @@ fn named(ablations: &[Ablation]) -> impl TypedValueParser<Value = Ablation> + us
 }
 
 pub(crate) fn parse_format(name: &str) -> Result<DType, String> {
-    let written = DType::parse(name).filter(|format| !format.is_blocks());
-    written.ok_or_else(|| format!("unknown format \"{name}\""))
+    DType::parse(name).ok_or_else(|| format!("unknown format \"{name}\""))
 }
 
 pub(crate) fn parse_read_size(text: &str) -> Result<ReadSize, String> {

@@ -274,12 +274,20 @@ impl Lab<'_> {
     /// Fills the first `bytes` of the memory with quantized rows of `n` numbers.
     fn fill(&mut self, n: usize, bytes: u64) {
         let mut row = vec![0; self.dtype.row_bytes(n)];
-        let (quants, scales) = row.split_at_mut(self.dtype.quants_bytes(n));
-        // The values are finite and within the range of every format.
-        let _ = quantize_row(self.dtype, &numbers(n), quants, scales);
+        // Blocks are not written: theirs are zeros, which take as long.
+        if !self.dtype.is_blocks() {
+            let (quants, scales) = row.split_at_mut(self.dtype.quants_bytes(n));
+            // The values are finite and within the range of every format.
+            let _ = quantize_row(self.dtype, &numbers(n), quants, scales);
+        }
         for to in self.memory[..bytes as usize].chunks_exact_mut(row.len()) {
             to.copy_from_slice(&row);
         }
+    }
+
+    /// Whether products are those of integers with activations in 8 bits.
+    fn is_integers(&self) -> bool {
+        self.dtype.is_grouped() || self.dtype.is_blocks()
     }
 
     fn speeds(&self, workers: &Workers, n: usize, sets: &[u64]) -> RowTimes {
@@ -288,10 +296,13 @@ impl Lab<'_> {
                 .map(|&s| f(&self.memory[..s as usize]))
                 .collect()
         };
-        RowTimes {
-            dot: times(&|bytes| self.dot(workers, n, bytes)),
-            neuron: times(&|bytes| self.neuron(workers, n, bytes)),
-        }
+        let dot: Vec<f64> = times(&|bytes| self.dot(workers, n, bytes));
+        let neuron = match self.dtype.is_blocks() {
+            // These are no neurons: all rows are contiguous.
+            true => dot.clone(),
+            false => times(&|bytes| self.neuron(workers, n, bytes)),
+        };
+        RowTimes { dot, neuron }
     }
 
     /// Consecutive rows, as attention and the head read them. Nanoseconds per row.
@@ -306,7 +317,7 @@ impl Lab<'_> {
         let pass = best(self.effort.time, || {
             workers.for_each_chunk_mut(&mut y, 32, &|_, chunk, out| {
                 let part = &bytes[chunk * 32 * stride..][..out.len() * stride];
-                if self.dtype.is_grouped() {
+                if self.is_integers() {
                     cpu.matvec_q(self.dtype, part, stride, quantized, out);
                 } else {
                     cpu.matvec(self.dtype, part, stride, n, &x, out);
@@ -382,7 +393,7 @@ impl Lab<'_> {
                 let y = Columns::new(&mut y, tokens, rows, rows);
                 workers.for_each_column_block(y, 32, &mut scratch, &|scratch, first, mut block| {
                     let part = &self.memory[first * stride..][..block.width() * stride];
-                    if dtype.is_grouped() {
+                    if self.is_integers() {
                         let x = quantized;
                         cpu.matmul_q(dtype, part, stride, x, &mut block, scratch);
                     } else {

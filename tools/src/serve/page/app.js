@@ -2,7 +2,7 @@
 
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
-import { $, toast } from "./dom.js";
+import { $, composing, toast } from "./dom.js";
 import { Performance } from "./performance.js";
 import { ask, learn, unlock } from "./server.js";
 import { paint, Settings } from "./settings.js";
@@ -13,30 +13,34 @@ paint();
 const { chats, saved } = await store.open();
 const CURRENT = "emberflow-shown";
 
+async function save(...list) {
+  const failed = await store.save(...list);
+  if (failed) toast(`This could not be saved: ${failed}.`);
+}
 const page = {
   chats,
+  save,
   get shown() { return conversation.chat; },
   restored(list) {
+    store.undelete(...list);
     for (const chat of list) {
-      const at = chats.findIndex(other => other.id === chat.id);
-      // What is here and newer stays.
-      if (at >= 0 && chats[at].changed >= chat.changed) continue;
-      if (at >= 0) chats.splice(at, 1);
-      chats.push(chat);
-      store.save(chat);
+      const here = chats.find(other => other.id === chat.id);
+      if (here) store.merge(here, chat); else chats.push(chat);
     }
-    choose(chats.find(chat => chat.id === conversation.chat.id) ?? null);
+    save(...list.map(chat => chats.find(other => other.id === chat.id)));
+    conversation.render(true);
+    sidebar.list();
   },
   cleared() {
-    for (const chat of chats.splice(0)) store.remove(chat);
+    store.remove(...chats.splice(0));
     choose(null);
   },
 };
 
-async function changed(chat) {
+function changed(chat) {
   sidebar.list();
   title();
-  if (!await store.save(chat)) toast("This conversation could not be saved: the browser's storage is full. Delete old ones, or save them as a file (Settings).");
+  return save(chat);
 }
 function title() {
   const { chat } = conversation, name = store.titleOf(chat);
@@ -46,70 +50,79 @@ function title() {
 
 /** Shows a conversation, a new one if it is `null`. */
 function choose(chat) {
-  let next = chat;
-  if (!next) {
-    next = chats.find(other => !other.messages.length);
-    if (!next) chats.unshift(next = store.fresh(conversation.chat?.system));
-  }
-  if (next !== conversation.chat) conversation.show(next); else conversation.render(true);
-  try { sessionStorage.setItem(CURRENT, next.id); } catch { /* forgotten with the tab */ }
+  let next = chat ?? chats.find(other => !other.messages.length && !other.system);
+  if (!next) chats.unshift(next = store.fresh());
+  if (next !== conversation.chat) conversation.show(next);
+  store.ofTab(CURRENT, next.id);
   sidebar.show(next);
   settings.show(next);
   title();
 }
 
 const settings = new Settings(page);
-const conversation = new Conversation(() => settings.options(), changed);
-const sidebar = new Sidebar(chats, choose);
+const conversation = new Conversation(() => settings.options(), changed, () => { known = null; poll(); });
+const sidebar = new Sidebar(chats, choose, changed);
 const performance = new Performance(() => poll());
 const composer = new Composer((text, files) => {
   const { chat } = conversation;
   if (!known) { toast("The server is not ready yet."); return false; }
   if (conversation.running || !(text || files.length || (!known.talks && chat.messages.length))) return false;
   conversation.ask(text, files);
+  // A phone's keyboard would cover the answer.
+  if (!matchMedia("(pointer: coarse)").matches) $("text").focus();
   return true;
 }, () => conversation.editLast());
 
-store.watch((id, chat) => {
-  const at = chats.findIndex(other => other.id === id);
-  // What runs here is newer than what another tab has.
-  if (conversation.running && id === conversation.chat.id) return;
-  if (at >= 0) chats.splice(at, 1);
-  if (chat) chats.push(chat);
-  if (id === conversation.chat.id) choose(chat ?? null); else sidebar.list();
-});
-
-document.addEventListener("keydown", event => {
-  const held = event.ctrlKey || event.metaKey, key = event.key.toLowerCase();
-  const act = { k: held && !event.shiftKey && (() => sidebar.search()), o: held && event.shiftKey && (() => sidebar.fresh()), p: held && event.shiftKey && (() => performance.toggle()) }[key];
-  if (act) { event.preventDefault(); act(); }
-  if (event.key === "Escape" && !$("settings").open) {
-    if (conversation.running) { conversation.stop(); composer.focus(); }
-    else if (!$("shade").hidden) sidebar.open(false);
-    else if (performance.isOpen) performance.toggle();
+store.watch(all => {
+  for (const [id, now] of all) {
+    const at = chats.findIndex(other => other.id === id), here = chats[at];
+    if (now && here) { store.merge(here, now); here.title = now.title; if (document.activeElement !== $("system")) here.system = now.system; }
+    else if (now) chats.push(now);
+    else if (here) chats.splice(at, 1);
+    if (id !== conversation.chat.id) continue;
+    if (!now && here?.messages.length) choose(null); else { conversation.render(true); settings.show(conversation.chat); title(); }
   }
+  sidebar.list();
 });
 
-// The server: `known` is what is known of its model.
-let known = null, timer = 0, failures = 0;
+const apple = /Mac|iPhone|iPad/.test(navigator.platform);
+document.addEventListener("keydown", event => {
+  // An open dialog has the keys.
+  if (composing(event) || $("settings").open) return;
+  const held = apple ? event.metaKey : event.ctrlKey, key = event.key.toLowerCase();
+  const act = held && ((key === "k" && !event.shiftKey && (() => sidebar.search())) || (key === "o" && event.shiftKey && (() => sidebar.fresh())));
+  if (act) { event.preventDefault(); act(); }
+  if (event.key !== "Escape" || (event.target === $("search") && $("search").value)) return;
+  if (!$("shade").hidden) sidebar.open(false);
+  else if (conversation.running) { conversation.stop(); composer.focus(); }
+  else if (performance.isOpen) performance.toggle();
+});
+
+// The server: `known` is what is known of its model, `seen` when it was last asked.
+let known = null, seen = null, timer = 0, failures = 0, tried = false;
 function notice(text) { $("notice").hidden = !text; $("notice-text").textContent = text; }
 async function poll() {
   clearTimeout(timer);
   try {
-    // What the server counts is only asked for while it is shown, or as long as nothing is known.
-    const wanted = performance.isOpen || !known, response = await ask(wanted ? "/stats" : "/health");
+    const response = await ask("/stats");
     failures = 0;
-    $("unlock").hidden = response.status !== 401;
-    notice(response.status === 401 ? "This server needs an API key." : response.ok ? "" : "The model is being loaded …");
-    if (response.ok && wanted) {
+    const locked = response.status === 401, focused = $("unlock").contains(document.activeElement);
+    $("unlock").hidden = !locked;
+    if (focused && !locked) composer.focus();
+    notice(locked ? tried ? "This API key is not accepted." : "This server needs an API key." : response.ok ? "" : "The model is being loaded …");
+    tried &&= locked;
+    if (response.ok) {
       const stats = await response.json();
-      if (!known) await meet(stats);
-      performance.draw(stats);
-    }
+      // A server that has started again may have another model.
+      if (!known || stats.model !== seen.model || stats.uptime_s < seen.uptime_s) await meet(stats);
+      seen = stats;
+      if (performance.isOpen) performance.draw(stats);
+    } else known = null;
   } catch {
     // One failure may be a moment of sleep.
     if (++failures > 1) { known = null; notice("The server does not answer. Is it still running?"); }
   }
+  clearTimeout(timer);
   timer = setTimeout(poll, performance.isOpen || !known ? 1000 : 5000);
 }
 async function meet(stats) {
@@ -119,12 +132,15 @@ async function meet(stats) {
   known = model;
   conversation.use(model);
 }
-$("unlock").addEventListener("submit", event => { event.preventDefault(); unlock($("key").value); poll(); });
+$("unlock").addEventListener("submit", event => {
+  event.preventDefault();
+  if (!unlock($("key").value)) { notice("An API key has no such characters."); return; }
+  tried = true;
+  poll();
+});
 document.addEventListener("visibilitychange", () => { if (document.hidden) clearTimeout(timer); else poll(); });
 
-let last = null;
-try { last = sessionStorage.getItem(CURRENT); } catch { /* a new tab */ }
-choose(chats.find(chat => chat.id === last) ?? null);
+choose(chats.find(chat => chat.id === store.ofTab(CURRENT)) ?? null);
 if (!saved) toast("This browser saves no conversations for this page: they are lost when the tab is closed. Settings can save them as a file.");
 poll();
 composer.focus();

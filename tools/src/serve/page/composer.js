@@ -1,6 +1,6 @@
 // The box for a message, with text files that go with it.
 
-import { $, announce, bytes, count, element, icon, iconButton, toast } from "./dom.js";
+import { $, announce, bytes, composing, count, element, icon, iconButton, toast } from "./dom.js";
 import { json } from "./server.js";
 
 // What a browser's page can hold easily; contexts are smaller.
@@ -28,7 +28,7 @@ export class Composer {
     const text = $("text");
     $("ask").addEventListener("submit", event => { event.preventDefault(); this.#submit(); });
     text.addEventListener("keydown", event => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.#submit(); }
+      if (event.key === "Enter" && !event.shiftKey && !composing(event)) { event.preventDefault(); this.#submit(); }
       if (event.key === "ArrowUp" && !text.value) { event.preventDefault(); editLast(); }
     });
     text.addEventListener("input", () => this.#grow());

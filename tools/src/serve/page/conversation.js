@@ -1,6 +1,6 @@
 // The conversation that is shown, and the answer that is being generated.
 
-import { $, announce, copy, count, element, icon, iconButton } from "./dom.js";
+import { $, announce, composing, copy, count, element, icon, iconButton, sync } from "./dom.js";
 import { Growing, markdown } from "./render.js";
 import { stream } from "./server.js";
 import * as store from "./store.js";
@@ -25,15 +25,22 @@ export class Conversation {
   #model = null;
   #options;
   #changed;
+  /** The answer that is being generated. */
   #running = null;
+  /** Articles that are shown, by message: what they were made of, and the element. */
+  #articles = new Map();
+  /** The message that is being edited. */
+  #editing = null;
 
-  /** `options()` are the fields of requests that the user chose; `changed(chat)` is called when it must be saved. */
-  constructor(options, changed) {
+  /** `options()` are the fields of requests that the user chose; `changed(chat)` is called when it must be saved, `failed()` when the server may have changed. */
+  constructor(options, changed, failed) {
     this.#options = options;
     this.#changed = changed;
+    this.failed = failed;
     $("stop").addEventListener("click", () => this.stop());
     $("talk").addEventListener("scroll", () => { $("latest").hidden = this.#atEnd(); });
     $("latest").addEventListener("click", () => this.#toEnd());
+    document.addEventListener("visibilitychange", () => { if (document.hidden && this.running) this.#running.save(); });
   }
 
   get running() { return this.#running !== null; }
@@ -41,37 +48,65 @@ export class Conversation {
   /** Uses what is known of the server's model. */
   use(model) {
     this.#model = model;
-    if (!this.running) this.render();
+    this.render(true);
   }
 
   show(chat) {
     this.stop();
     this.chat = chat;
+    this.#editing = null;
+    this.#articles.clear();
     this.render();
   }
 
+  /** Ends the answer; what there is of it stays. */
   stop() {
     this.#running?.abort.abort();
     this.#busy(null);
   }
 
   #busy(now) {
+    const focused = [$("send"), $("stop")].includes(document.activeElement);
     this.#running = now;
     $("send").hidden = now !== null;
     $("stop").hidden = now === null;
+    if (focused) $(now === null ? "send" : "stop").focus();
   }
 
   #atEnd() { const area = $("talk"); return area.scrollHeight - area.scrollTop - area.clientHeight < NEAR; }
   #toEnd() { $("talk").scrollTop = $("talk").scrollHeight; }
 
-  /** Draws all messages; `stays` leaves the view where it is. */
+  /** Draws all messages; those that have not changed stay as they are. `stays` leaves the view where it is. */
   render(stays = false) {
-    const path = store.path(this.chat), at = $("talk").scrollTop;
-    const all = path.map((message, index) => this.#article(message, index === path.length - 1));
-    if (!all.length && this.#model?.talks) all.push(this.#welcome());
-    $("messages").replaceChildren(...all);
-    if (stays) $("talk").scrollTop = at; else this.#toEnd();
+    const path = store.path(this.chat), active = document.activeElement, within = $("messages").contains(active);
+    const shown = path.map((message, index) => this.#shown(message, index === path.length - 1));
+    const running = this.#running;
+    if (running?.chat === this.chat && !running.message) shown.push(running.article);
+    if (!shown.length && this.#model?.talks) shown.push(this.#welcome());
+    sync($("messages"), shown);
+    for (const id of this.#articles.keys()) if (!path.some(message => message.id === id)) this.#articles.delete(id);
+    if (!stays) this.#toEnd();
+    $("latest").hidden = this.#atEnd();
     this.#context(path);
+    if (!within || active.isConnected) return;
+    // The focus goes to the same button of what took the article's place, or to the box for messages.
+    const label = active.getAttribute("aria-label"), same = label && [...$("messages").querySelectorAll("article:last-child button")].find(button => button.getAttribute("aria-label") === label && !button.disabled);
+    (same || $("text")).focus();
+  }
+
+  /** The article of a message. */
+  #shown(message, last) {
+    if (this.#running?.message === message) return this.#running.article;
+    const all = store.siblings(this.chat, message);
+    const made = JSON.stringify([message.content.length, message.thought?.length, message.note, message.tokens, message.unfinished, all.indexOf(message), all.length, last, this.#model?.talks]);
+    const old = this.#articles.get(message.id);
+    if (old && (old.made === made || this.#editing === message)) return old.article;
+    const article = this.#article(message, last);
+    // What was unfolded stays so.
+    const open = [...old?.article.querySelectorAll("details") ?? []].map(details => details.open);
+    article.querySelectorAll("details").forEach((details, at) => { details.open = open[at] ?? false; });
+    this.#articles.set(message.id, { made, article });
+    return article;
   }
 
   /** How full the context is, from the last answer. */
@@ -97,7 +132,8 @@ export class Conversation {
     for (const file of message.files ?? []) bubble.append(element("details", { class: "file" }, element("summary", {}, icon("file"), file.name), element("pre", { tabindex: "0", role: "group", "aria-label": file.name }, file.text)));
     if (mine || !this.#model?.talks) { text.textContent = message.content; text.classList.add("raw"); } else text.append(...markdown(message.content));
     bubble.append(text);
-    if (message.note) made.append(element("p", { class: "note" }, message.note));
+    const note = message.note ?? (message.unfinished && "This answer is not finished.");
+    if (note) made.append(element("p", { class: "note" }, note));
     made.append(this.#actions(made, message, last));
     return made;
   }
@@ -128,41 +164,48 @@ export class Conversation {
   }
 
   #edit(made, message) {
-    const area = element("textarea", { rows: "4", "aria-label": "Edited message" });
+    const area = element("textarea", { rows: "4", dir: "auto", "aria-label": "Edited message" });
     area.value = message.content;
+    this.#editing = message;
+    const end = () => { this.#editing = null; this.#articles.delete(message.id); };
     const send = () => {
       const text = area.value.trim();
       if (this.running || !text) return;
+      end();
+      const before = this.chat.current;
       store.add(this.chat, message.parent, { role: "user", content: text, ...(message.files && { files: message.files }) });
-      this.#answer();
+      this.#answer(before);
     };
-    const cancel = () => { this.render(true); };
+    const cancel = () => { end(); this.render(true); };
     made.classList.add("editing");
     made.replaceChildren(area, element("div", { class: "does" }, element("button", { type: "button", class: "main", click: send }, "Send"), element("button", { type: "button", click: cancel }, "Cancel")));
     area.addEventListener("keydown", event => {
+      if (composing(event)) return;
       if (event.key === "Escape") { event.stopPropagation(); cancel(); }
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+      if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send(); }
     });
     area.focus();
   }
 
   /** Edits the last message of the user. */
   editLast() {
-    const articles = [...$("messages").querySelectorAll("article.user")], message = store.path(this.chat).findLast(it => it.role === "user");
-    if (message && !this.running) this.#edit(articles.at(-1), message);
+    const message = store.path(this.chat).findLast(it => it.role === "user");
+    if (message && !this.running) this.#edit(this.#articles.get(message.id).article, message);
   }
 
   /** Generates another answer to a message. */
   #again(id) {
     if (this.running) return;
+    const before = this.chat.current;
     this.chat.current = id;
-    this.#answer();
+    this.#answer(before);
   }
 
   ask(text, files) {
     // Without a chat template, an empty input continues the text.
     if (text || files.length) store.add(this.chat, this.chat.current, { role: "user", content: text, ...(files.length && { files }) });
-    this.#answer();
+    this.#changed(this.chat);
+    this.#answer(this.chat.current);
   }
 
   #request(path) {
@@ -172,46 +215,46 @@ export class Conversation {
     return ["/v1/chat/completions", { ...common, messages: [...system, ...path.map(message => ({ role: message.role, content: withFiles(message) }))] }];
   }
 
-  /** Generates text after the last message of the branch. */
-  async #answer() {
+  /** Generates text after the last message of the branch. If nothing comes, `before` is shown again. */
+  async #answer(before) {
     const chat = this.chat, path = store.path(chat), parent = chat.current;
-    this.#changed(chat);
-    this.render();
-    const running = { abort: new AbortController() }, answer = new Answer(running.abort.signal, !this.#model.talks);
+    const running = new Answer(!this.#model.talks);
+    const shown = () => chat === this.chat;
+    running.chat = chat;
+    // The first words make the answer part of the conversation, so that a tab that is closed loses little.
+    running.begin = message => { const added = store.add(chat, parent, message); this.#changed(chat); return added; };
+    running.save = () => { if (running.message) this.#changed(chat); };
+    running.draws = draw => { if (!shown()) return; const follow = this.#atEnd(); draw(); if (follow) this.#toEnd(); $("latest").hidden = this.#atEnd(); };
     this.#busy(running);
-    $("messages").append(answer.article);
-    this.#toEnd();
-    const seen = () => chat === this.chat;
-    answer.onDraw = draw => { if (!seen()) return; const follow = this.#atEnd(); draw(); if (follow) this.#toEnd(); };
+    this.render();
     const [url, request] = this.#request(path);
-    const failed = await answer.receive(url, request);
-    const message = answer.message(request.max_tokens);
+    const failed = await running.receive(url, request);
     if (this.#running === running) this.#busy(null);
-    // If there is no answer, the question stays so that it can be sent again.
-    if (message.content || message.thought) {
-      const shown = chat.current;
-      store.add(chat, parent, message);
-      // Another branch was begun while the answer stopped.
-      if (shown !== parent) chat.current = shown;
-      this.#changed(chat);
-    }
-    if (!seen() || this.running) return;
+    if (!running.message && chat.current === parent) chat.current = before;
+    this.#changed(chat);
+    if (failed) this.failed();
+    if (!shown() || this.running) return;
     this.render(!this.#atEnd());
-    if (failed) { $("messages").append(element("p", { class: "failed", role: "alert" }, failed)); this.#toEnd(); }
-    announce(failed ? failed : `Answer: ${message.content.slice(0, 2000)}`);
+    if (failed && !running.message) { $("messages").append(element("p", { class: "failed", role: "alert" }, failed)); this.#toEnd(); }
+    announce(failed ?? `Answer: ${running.spoken.slice(0, 2000)}`);
   }
 }
 
-/** An answer while it arrives. */
+// Milliseconds between two saves of an answer that arrives.
+const SAVES = 1000;
+
+/** An answer while it arrives. Its owner sets `chat`, `begin`, `save` and `draws`. */
 class Answer {
-  onDraw = draw => draw();
+  abort = new AbortController();
+  /** The message, as soon as there is something of it. */
+  message = null;
   article = element("article", { class: "said assistant running", "aria-label": "Answer", "aria-busy": "true" });
-  #signal;
   #content = "";
   #thought = "";
   #reason = null;
   #loops = null;
   #usage = null;
+  #pieces = 0;
   #note;
   #began = performance.now();
   #first = 0;
@@ -219,31 +262,34 @@ class Answer {
   #state = element("p", { class: "state" }, "Reading …");
   #thoughts = element("details", { class: "thought", hidden: true }, element("summary", {}, "Thinking …"), element("div", { class: "raw" }));
   #text = element("div", { class: "text" });
-  #growing = new Growing(this.#text);
-  #timer = 0;
+  #growing;
+  #drawing = 0;
+  #saving = 0;
 
   /** `plain` texts are shown as they are. */
-  constructor(signal, plain) {
-    this.#signal = signal;
-    if (plain) {
-      this.#text.classList.add("raw");
-      this.#growing = { update: text => { this.#text.textContent = text; } };
-    }
-    this.article.append(this.#thoughts, this.#text, this.#state);
+  constructor(plain) {
+    if (plain) this.#text.classList.add("raw");
+    this.#growing = plain ? { update: text => { this.#text.textContent = text; } } : new Growing(this.#text);
+    this.article.append(element("div", { class: "bubble" }, this.#thoughts, this.#text), this.#state);
   }
+
+  /** The text as it is read aloud. */
+  get spoken() { this.#growing.update(this.#content); return this.#text.textContent; }
 
   /** Receives the whole answer; what went wrong, if anything did. */
   async receive(url, request) {
     announce("The model is answering");
+    let failed = null;
     try {
-      for await (const chunk of stream(url, request, this.#signal)) this.#take(chunk);
+      for await (const chunk of stream(url, request, this.abort.signal)) this.#take(chunk);
     } catch (error) {
       if (error.name === "AbortError") this.#note = "Stopped.";
-      else return error instanceof TypeError ? "The connection to the server broke off." : error.message;
-    } finally {
-      clearTimeout(this.#timer);
+      else { failed = error instanceof TypeError ? "The connection to the server broke off." : error.message; this.#note = failed; }
     }
-    return null;
+    clearTimeout(this.#drawing);
+    clearTimeout(this.#saving);
+    if (this.message) this.#finish(request.max_tokens);
+    return failed;
   }
 
   #take(chunk) {
@@ -251,38 +297,44 @@ class Answer {
     const { prompt_progress: progress } = chunk, choice = chunk.choices?.[0];
     if (progress?.total > progress?.processed) this.#state.textContent = `Reading ${count(progress.total)} tokens … ${Math.floor(100 * progress.processed / progress.total)} %`;
     const text = choice?.delta?.content ?? choice?.text ?? "", thought = choice?.delta?.reasoning_content ?? "";
-    if (text || thought) this.#first ||= performance.now();
-    if (text && this.#thought && this.#thinking === undefined) this.#thinking = (performance.now() - this.#first) / 1000;
-    this.#content += text;
-    this.#thought += thought;
     this.#reason = choice?.finish_reason ?? this.#reason;
     this.#loops = choice?.repetition ?? this.#loops;
-    if ((text || thought) && !this.#timer) this.#timer = setTimeout(() => this.onDraw(() => this.#draw()), 30);
+    if (!text && !thought) return;
+    this.#first ||= performance.now();
+    if (text && this.#thought && this.#thinking === undefined) this.#thinking = (performance.now() - this.#first) / 1000;
+    this.#pieces++;
+    this.#content += text;
+    this.#thought += thought;
+    const so = { role: "assistant", content: this.#content, ...(this.#thought && { thought: this.#thought }), unfinished: true };
+    if (this.message) Object.assign(this.message, so); else this.message = this.begin(so);
+    this.#drawing ||= setTimeout(() => this.#draw(), 30);
+    this.#saving ||= setTimeout(() => { this.#saving = 0; this.save(); }, SAVES);
   }
 
   #draw() {
-    const began = performance.now();
-    this.#state.textContent = "";
-    this.#thoughts.hidden = !this.#thought;
-    this.#thoughts.lastChild.textContent = this.#thought;
-    if (this.#thinking !== undefined) this.#thoughts.firstChild.textContent = "Thoughts";
-    this.#growing.update(this.#content);
+    const began = performance.now(), drawn = this.#pieces;
+    this.draws(() => {
+      this.#state.textContent = "";
+      this.#thoughts.hidden = !this.#thought;
+      if (this.#thoughts.lastChild.textContent.length !== this.#thought.length) this.#thoughts.lastChild.textContent = this.#thought;
+      if (this.#thinking !== undefined) this.#thoughts.firstChild.textContent = "Thoughts";
+      this.#growing.update(this.#content);
+    });
     // Long texts are drawn more rarely, so that they take at most a fifth of the time.
-    const pause = Math.max(30, 4 * (performance.now() - began)), drawn = this.#content.length + this.#thought.length;
-    this.#timer = setTimeout(() => { this.#timer = 0; if (this.#content.length + this.#thought.length > drawn) this.onDraw(() => this.#draw()); }, pause);
+    const pause = Math.max(30, 4 * (performance.now() - began));
+    this.#drawing = setTimeout(() => { this.#drawing = 0; if (this.#pieces > drawn) this.#draw(); }, pause);
   }
 
-  /** The message, with what is said about it. */
-  message(most) {
-    const seconds = (performance.now() - this.#first) / 1000, tokens = this.#usage?.completion_tokens;
-    const made = { role: "assistant", content: this.#content, ...(this.#thought && { thought: this.#thought, thinking: this.#thinking ?? seconds }) };
-    if (this.#usage) Object.assign(made, { tokens, used: this.#usage.total_tokens });
-    if (this.#first) made.first = (this.#first - this.#began) / 1000;
+  /** Completes the message. */
+  #finish(most) {
+    const seconds = (performance.now() - this.#first) / 1000, tokens = this.#usage?.completion_tokens ?? this.#pieces;
+    const made = { first: (this.#first - this.#began) / 1000, tokens, ...(this.#usage && { used: this.#usage.total_tokens }), ...(this.#thought && { thinking: this.#thinking ?? seconds }) };
     if (tokens > 1 && seconds > 0) made.rate = (tokens - 1) / seconds;
     const notes = [this.#note];
     if (this.#reason === "length") notes.push(tokens >= most ? `It was cut after ${count(tokens)} tokens, the longest answer in the settings.` : "The context is full: the model can read no more of this conversation. Start a new one.");
-    if (this.#loops) notes.push(`The text repeats its last ${this.#loops.period} tokens: answering again with more creativity or less repetition may help.`);
+    if (this.#loops) notes.push(`The text repeats its last ${this.#loops.period} tokens: another answer with more creativity or less repetition may help.`);
     const note = notes.filter(Boolean).join(" ");
-    return { ...made, ...(note && { note }) };
+    Object.assign(this.message, made, note && { note });
+    delete this.message.unfinished;
   }
 }

@@ -10,7 +10,8 @@ export function element(name, attributes = {}, ...children) {
     if (typeof value === "function") made.addEventListener(key, value);
     else made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.filter(child => child !== null && child !== undefined && child !== false));
+  // One by one: a call has no room for ten thousands of arguments.
+  for (const child of children) if (child !== null && child !== undefined && child !== false) made.append(child);
   return made;
 }
 
@@ -29,21 +30,36 @@ export const icon = name => drawing("svg", { class: "icon", "aria-hidden": "true
 /** A button with an icon; its name is for screen readers and the tooltip. */
 export const iconButton = (name, label, click) => element("button", { type: "button", class: "quiet", "aria-label": label, title: label, click }, icon(name));
 
+/** Makes `nodes` the children of `parent`; those that are there already are not touched. */
+export function sync(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
+  nodes.forEach((node, at) => { if (parent.childNodes[at] !== node) parent.insertBefore(node, parent.childNodes[at] ?? null); });
+}
+
+/** Whether a key belongs to an input method, which composes a character. Safari says so by the key's number only. */
+export const composing = event => event.isComposing || event.keyCode === 229;
+
+let saying = 0;
 /** Says `text` to screen readers. */
 export function announce(text) {
   $("live").textContent = "";
-  $("live").textContent = text;
+  clearTimeout(saying);
+  // The same text again is a change only after the empty one was seen.
+  saying = setTimeout(() => { $("live").textContent = text; }, 50);
 }
 
-let leaving = 0;
-/** Shows a message at the bottom for some seconds, with a button that undoes what happened. */
+// Milliseconds for which a message is shown, at least.
+const SHOWN = 10000;
+/** Shows a message at the bottom, with a button that undoes what happened. */
 export function toast(text, undo) {
-  const gone = () => { clearTimeout(leaving); $("toast").hidden = true; };
-  const button = undo && element("button", { type: "button", click: () => { gone(); undo(); } }, "Undo");
-  $("toast").replaceChildren(element("span", {}, text), ...(button ? [button] : []), iconButton("close", "Dismiss", gone));
-  $("toast").hidden = false;
-  clearTimeout(leaving);
-  leaving = setTimeout(gone, 10000);
+  const shown = element("div", { class: "toast" }, element("span", {}, text), undo && element("button", { type: "button", click: () => { shown.remove(); undo(); } }, "Undo"), iconButton("close", "Dismiss", () => shown.remove()));
+  const leave = () => { if (shown.matches(":hover, :focus-within")) setTimeout(leave, 1000); else shown.remove(); };
+  // What is behind an open dialog cannot be seen or used.
+  ($("settings").open ? $("settings") : document.body).append($("toasts"));
+  $("toasts").append(shown);
+  announce(text);
+  setTimeout(leave, SHOWN);
 }
 
 /** Copies a text and says so on the button. */

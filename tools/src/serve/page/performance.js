@@ -9,6 +9,7 @@ const MEMORY = {
 };
 const TIME = ["attention", "feed-forward", "waiting for the disk", "choosing words", "predicting what is needed", "other"];
 const NAMES = { memory: ["most used weights", "recently used weights", "always needed weights", "predictors", "conversations", "work space", "program", "reserve", "other processors", "other"], time: TIME };
+const COVERS = matchMedia("(max-width: 75rem)");
 const WINDOW = 120;
 const LEFT = 34, RIGHT = 352, TOP = 8, BOTTOM = 88;
 
@@ -35,10 +36,22 @@ export class Performance {
   #rates = [];
 
   constructor(changed) {
-    const show = open => { $("performance").hidden = !open; $("performance-open").setAttribute("aria-expanded", String(open)); changed(); };
+    const show = open => {
+      // What was counted while it was closed is not of the last two minutes.
+      this.#rates = [];
+      this.#last = null;
+      $("performance").hidden = !open; 
+      $("performance-open").setAttribute("aria-expanded", String(open));
+      this.#cover();
+      changed();
+    };
+    COVERS.addEventListener("change", () => this.#cover());
     $("performance-open").addEventListener("click", () => { show(!this.isOpen); if (this.isOpen) $("performance-close").focus(); });
     $("performance-close").addEventListener("click", () => { show(false); $("performance-open").focus(); });
   }
+
+  /** What the panel covers takes no focus. */
+  #cover() { for (const covered of [document.querySelector("main"), $("side")]) covered.inert = this.isOpen && COVERS.matches; }
 
   get isOpen() { return !$("performance").hidden; }
 
@@ -86,7 +99,9 @@ export class Performance {
     $("peak").textContent = `The server has used at most ${bytes(memory.peak_rss_bytes)} of the ${bytes(memory.budget_bytes)} it may use. It has divided them so:`;
   }
 
-  #layers(all) {
+  #layers(layers) {
+    // Layers whose weights are read as rows have no neurons.
+    const all = layers.filter(layer => layer.neurons > 0);
     $("layers-box").hidden = !all.length;
     if (!all.length) return;
     const wide = (RIGHT - LEFT) / all.length, every = Math.max(1, nice(all.length / 8)), ticks = [];

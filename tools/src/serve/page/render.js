@@ -5,9 +5,11 @@ import { copy, element, iconButton } from "./dom.js";
 
 const { marked, katex, hljs } = window;
 
+// Most characters of a formula, and of braces in each other: a longer one takes seconds, a deeper one overflows the stack.
+const FORMULA = 4000, NESTED = 50;
 // Delimiters of formulas: those of LaTeX, and dollars by pandoc's rule: no space inside, no digit after the closing one.
-const BLOCKS = [/^ {0,3}\$\$((?:[^$\\]|\\[^])+?)\$\$/, /^ {0,3}\\\[([^]+?)\\\]/];
-const INLINES = [/^\$\$((?:[^$\\]|\\[^])+?)\$\$/, /^\\\[([^]+?)\\\]/, /^\\\(([^]+?)\\\)/, /^\$(?![\s$])((?:[^$\\\n]|\\[^])*?[^\s$\\])\$(?!\d)/];
+const BLOCKS = [/^ {0,3}\$\$((?:[^$\\]|\\[^]){1,4000}?)\$\$/, /^ {0,3}\\\[([^]{1,4000}?)\\\]/];
+const INLINES = [/^\$\$((?:[^$\\]|\\[^]){1,4000}?)\$\$/, /^\\\[([^]{1,4000}?)\\\]/, /^\\\(([^]{1,4000}?)\\\)/, /^\$(?![\s$])((?:[^$\\\n]|\\[^]){0,1000}?[^\s$\\])\$(?!\d)/];
 function formula(name, level, patterns, start) {
   const tokenizer = text => {
     for (const pattern of patterns) {
@@ -32,9 +34,22 @@ function link(href, ...children) {
   return /^(https?:|mailto:)/i.test(href) ? element("a", { href, rel: "noopener noreferrer", target: "_blank" }, ...children) : null;
 }
 
+/** Braces and `\\left`s that are in each other. */
+function nesting(text) {
+  let depth = 0, most = 0;
+  for (const [mark] of text.matchAll(/\\left|\\right|\\begin|\\end|[{}]/g)) {
+    depth += ["{", "\\left", "\\begin"].includes(mark) ? 1 : -1;
+    most = Math.max(most, depth);
+  }
+  return most;
+}
+// Without braces, these nest too.
+const chained = text => /(?:[\^_]\s*|\\(?:sqrt|frac|overline|mathrm|text\w*)\s*){12}/.test(text);
+
 function math(text, displayMode) {
   const made = element("span", { class: displayMode ? "formula wide" : "formula", ...(displayMode && { tabindex: "0", role: "group", "aria-label": "Formula" }) });
   try {
+    if (text.length > FORMULA || nesting(text) > NESTED || chained(text)) throw new Error("too large");
     katex.render(text, made, { displayMode, throwOnError: true, strict: "ignore", maxExpand: 200, maxSize: 50 });
   } catch {
     made.replaceChildren(element("code", {}, text));
@@ -42,12 +57,17 @@ function math(text, displayMode) {
   return made;
 }
 
-function code(token) {
-  const language = /^[\w+#.-]+/.exec(token.lang ?? "")?.[0] ?? "", shown = element("code");
+function colour(shown, { text, lang }) {
+  const language = /^[\w+#.-]+/.exec(lang ?? "")?.[0] ?? "";
   // The library's output is HTML with everything escaped but its own spans.
-  if (hljs.getLanguage(language) && token.text.length < 100000) shown.innerHTML = hljs.highlight(token.text, { language, ignoreIllegals: true }).value;
-  else shown.textContent = token.text;
-  const button = iconButton("copy", "Copy code", () => copy(token.text, button));
+  if (hljs.getLanguage(language) && text.length < 50000) shown.innerHTML = hljs.highlight(text, { language, ignoreIllegals: true }).value;
+  else shown.textContent = text;
+  return language;
+}
+
+function code(token) {
+  const shown = element("code"), language = colour(shown, token);
+  const button = iconButton("copy", "Copy code", () => copy(shown.textContent, button));
   return element("div", { class: "code" }, element("div", { class: "head" }, element("span", {}, language || "text"), button),
     element("pre", { tabindex: "0", role: "group", "aria-label": language ? `Code in ${language}` : "Code" }, shown));
 }
@@ -97,24 +117,55 @@ function node(token) {
   }
 }
 
-// Texts are split up to here; what is longer is shown as it is.
-const LONGEST = 1 << 19;
+// Texts are parsed in pieces that end at a blank line, because some patterns take quadratic time; a longer piece is shown as it
+// is.
+const PIECE = 8 << 10, LONGEST = 32 << 10;
 
-function split(text) {
-  if (text.length > LONGEST) return null;
-  // Quotes and lists in each other are split by recursion.
+/** The pieces of a text. Code and lists are not divided. */
+function* pieces(text) {
+  // The end of the last piece, and of the last block that could end one.
+  let from = 0, block = 0, fence = null;
+  for (const found of text.matchAll(/^ {0,3}(`{3,}|~{3,})|\n[ \t]*\n(?![ \t]|[-*+] |\d+[.)] )/gm)) {
+    const at = found.index + found[0].length;
+    if (found[1]) fence = fence === null ? found[1] : found[1].startsWith(fence) ? null : fence;
+    if (found[1] || fence !== null) continue;
+    // A block that is too long stands alone.
+    if (at - from > LONGEST && block > from) { yield text.slice(from, block); from = block; }
+    if (at - from > PIECE) { yield text.slice(from, at); from = at; }
+    block = at;
+  }
+  if (text.length - from > LONGEST && block > from) { yield text.slice(from, block); from = block; }
+  yield text.slice(from);
+}
+
+const raw = text => ({ type: "paragraph", raw: text, tokens: [{ type: "raw", raw: text }] });
+let parsed = new Map();
+/** The blocks of a text. Pieces that the last text had too are not parsed again. */
+function blocks(text) {
+  const now = new Map(), all = [];
+  for (const piece of pieces(text)) {
+    let tokens = parsed.get(piece);
+    if (!tokens) {
+      // Quotes and lists in each other are parsed by recursion.
+      try { tokens = piece.length > LONGEST ? [raw(piece)] : lexer.lexer(piece); } catch { tokens = [raw(piece)]; }
+    }
+    now.set(piece, tokens);
+    for (const token of tokens) if (token.type !== "space" && token.type !== "def") all.push(token);
+  }
+  parsed = now;
+  top = all.find(token => token.type === "heading")?.depth ?? 1;
+  return all;
+}
+
+function block(token) {
   try {
-    const tokens = lexer.lexer(text);
-    top = tokens.find(token => token.type === "heading")?.depth ?? 1;
-    return tokens;
-  } catch { return null; }
+    const made = node(token);
+    return made instanceof Node ? made : element("p", {}, made ?? "");
+  } catch { return element("p", { class: "raw" }, token.raw); }
 }
 
 /** The nodes of a text. */
-export function markdown(text) {
-  const tokens = split(text);
-  return tokens ? nodes(tokens) : [element("p", { class: "raw" }, text)];
-}
+export const markdown = text => blocks(text).map(block);
 
 /** Shows a text that grows in `into`: only its last blocks are made again. */
 export class Growing {
@@ -124,14 +175,21 @@ export class Growing {
   constructor(into) { this.#into = into; }
 
   update(text) {
-    const tokens = (split(text) ?? [{ type: "paragraph", raw: text, tokens: [{ type: "text", raw: text, text }] }]).filter(token => token.type !== "space" && token.type !== "def");
+    const tokens = blocks(text);
     let same = 0;
     while (same < this.#shown.length && same < tokens.length && this.#shown[same].raw === tokens[same].raw) same++;
-    for (const old of this.#shown.splice(same)) old.made.remove();
+    const [old, next] = [this.#shown[same], tokens[same]];
+    // Code that grows keeps its elements, so that its button can be pressed.
+    if (old?.lang !== undefined && next?.type === "code" && old.lang === (next.lang ?? "") && this.#shown.length === same + 1) {
+      colour(old.made.querySelector("code"), next);
+      old.raw = next.raw;
+      same++;
+    }
+    for (const gone of this.#shown.splice(same)) gone.made.remove();
     for (const token of tokens.slice(same)) {
-      const made = node(token), block = made instanceof Node ? made : element("p", {}, made ?? "");
-      this.#into.append(block);
-      this.#shown.push({ raw: token.raw, made: block });
+      const made = block(token);
+      this.#into.append(made);
+      this.#shown.push({ raw: token.raw, made, lang: token.type === "code" ? token.lang ?? "" : undefined });
     }
   }
 }

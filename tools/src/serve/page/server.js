@@ -1,12 +1,18 @@
 // Requests to the server that serves this page.
 
-const KEY = "emberflow-key";
-let key = sessionStorage.getItem(KEY) ?? "";
+import { ofTab } from "./store.js";
 
-/** Uses this API key from now on, until the tab is closed. */
+const KEY = "emberflow-key";
+let key = ofTab(KEY) ?? "";
+
+/** Uses this API key from now on, until the tab is closed; `false` if no key can be so. */
 export function unlock(secret) {
-  key = secret;
-  sessionStorage.setItem(KEY, secret);
+  const trimmed = secret.trim();
+  // Headers have these characters only.
+  if (!/^[\x21-\x7e]*$/.test(trimmed)) return false;
+  key = trimmed;
+  ofTab(KEY, key);
+  return true;
 }
 
 /** `fetch` with the API key; `body` is sent as JSON. */

@@ -16,7 +16,7 @@ const MORE = [
   ["presence_penalty", "New subjects", "presence penalty", "Above 0, words that were used before become less likely.", -2, 2, 0.1],
   ["seed", "Seed", "seed", "The same number gives the same answer to the same question.", 0, undefined, 1],
 ];
-const KEYS = [["Send", "Enter"], ["New line", "Shift Enter"], ["Stop the answer", "Esc"], ["Edit the last message", "↑ in an empty box"], ["New chat", "Ctrl Shift O"], ["Search", "Ctrl K"], ["Performance", "Ctrl Shift P"]];
+const KEYS = [["Send", "Enter"], ["New line", "Shift Enter"], ["Stop the answer", "Esc"], ["Edit the last message", "↑ in an empty box"], ["New chat", "Ctrl Shift O"], ["Search", "Ctrl K"]];
 
 function fileName(text) { return text.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation"; }
 
@@ -39,7 +39,7 @@ export class Settings {
   #page;
   #number = new Map();
 
-  /** `page` has the conversations (`chats`, `shown`), `restored(chats)` and `cleared()`. */
+  /** `page` has the conversations (`chats`, `shown`), `save(chat)`, `restored(chats)` and `cleared()`. */
   constructor(page) {
     this.#page = page;
     const sheet = $("settings");
@@ -51,7 +51,14 @@ export class Settings {
     $("fields").append(...FIELDS.map(field => this.#field(field)));
     $("more-fields").append(...MORE.map(field => this.#field(field)));
     $("reset").addEventListener("click", () => { for (const [name] of [...FIELDS, ...MORE]) delete store.settings[name]; this.#changed(); this.#fill(); });
-    $("system").addEventListener("input", () => { const { shown } = this.#page; shown.system = $("system").value; store.save(shown); this.#marks(); });
+    let saving = 0;
+    $("system").addEventListener("input", () => {
+      const { shown } = this.#page;
+      shown.system = $("system").value;
+      clearTimeout(saving);
+      saving = setTimeout(() => this.#page.save(shown), 500);
+      this.#marks();
+    });
     $("thinks").addEventListener("change", () => { if ($("thinks").checked) delete store.settings.thinks; else store.settings.thinks = false; this.#changed(); });
     for (const choice of document.getElementsByName("theme")) choice.addEventListener("change", () => { store.settings.theme = choice.value; this.#changed(); paint(); });
     $("save-one").addEventListener("click", () => { const { shown } = this.#page; download(`${fileName(store.titleOf(shown))}.md`, "text/markdown", asMarkdown(shown)); });
@@ -64,18 +71,22 @@ export class Settings {
   }
 
   #field([name, label, term, about, min, max, step]) {
-    const id = `field-${name}`, input = element("input", { id, type: "number", min, max, step: "any", inputmode: "decimal", "aria-describedby": `${id}-about` });
+    const id = `field-${name}`, input = element("input", { id, type: "number", min, max, step: step === 1 ? 1 : "any", inputmode: "decimal", "aria-describedby": `${id}-about` });
+    const wrong = element("p", { class: "wrong", role: "alert", hidden: true });
     const slider = max === undefined ? null : element("input", { type: "range", min, max, step, "aria-label": label, tabindex: "-1" });
     const set = from => {
-      if (input.value === "" || !Number.isFinite(input.valueAsNumber)) delete store.settings[name]; else store.settings[name] = input.valueAsNumber;
+      const given = input.validity.valid && Number.isFinite(input.valueAsNumber);
+      if (given) store.settings[name] = input.valueAsNumber; else delete store.settings[name];
       if (slider && from !== slider) slider.value = input.value === "" ? this.#model?.defaults[name] ?? 1 : input.value;
-      input.setCustomValidity(input.validity.rangeUnderflow || input.validity.rangeOverflow ? "out of range" : "");
+      wrong.hidden = input.validity.valid;
+      wrong.textContent = input.validity.valid ? "" : `${input.validationMessage} Until then the usual value is used.`;
+      input.toggleAttribute("aria-invalid", !input.validity.valid);
       this.#changed();
     };
     input.addEventListener("input", () => set(input));
     slider?.addEventListener("input", () => { input.value = slider.value; set(slider); });
     this.#number.set(name, { input, slider });
-    return element("div", { class: "field" }, element("label", { for: id }, label, ...(term === name && label.toLowerCase() === term ? [] : [" ", element("small", {}, term)])), ...(slider ? [slider] : []), input, element("p", { id: `${id}-about` }, about));
+    return element("div", { class: "field" }, element("label", { for: id }, label, ...(term === name && label.toLowerCase() === term ? [] : [" ", element("small", {}, term)])), ...(slider ? [slider] : []), input, element("p", { id: `${id}-about` }, about), wrong);
   }
 
   /** Shows what is stored. */
@@ -130,16 +141,17 @@ export class Settings {
     const [file] = $("loaded").files;
     $("loaded").value = "";
     if (!file) return;
-    let chats = [];
-    try { chats = store.accepted(JSON.parse(await file.text()).chats); } catch { /* no conversations */ }
+    let chats = [], all = [];
+    try { ({ chats: all } = JSON.parse(await file.text())); chats = store.accepted(all); } catch { /* no conversations */ }
     if (!chats.length) { toast(`${file.name} has no conversations of this page.`); return; }
     this.#page.restored(chats);
-    toast(`${chats.length} conversation${chats.length === 1 ? "" : "s"} loaded.`);
+    const left = all.length - chats.length;
+    toast(`${chats.length} conversation${chats.length === 1 ? "" : "s"} loaded.${left ? ` ${left} could not be read.` : ""}`);
   }
 
   #clear() {
     const chats = this.#page.chats.filter(chat => chat.messages.length);
-    if (!chats.length) return;
+    if (!chats.length || !confirm(`Delete ${chats.length === 1 ? "the conversation" : `all ${chats.length} conversations`}?`)) return;
     this.#page.cleared();
     $("settings").close();
     toast(`${chats.length} conversation${chats.length === 1 ? " is" : "s are"} deleted.`, () => this.#page.restored(chats));

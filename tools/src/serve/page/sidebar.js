@@ -1,6 +1,6 @@
 // The list of conversations, with search.
 
-import { $, element, iconButton, toast } from "./dom.js";
+import { $, composing, element, iconButton, toast } from "./dom.js";
 import * as store from "./store.js";
 
 const NARROW = matchMedia("(max-width: 60rem)");
@@ -27,11 +27,13 @@ export class Sidebar {
   #chats;
   #shown = null;
   #choose;
+  #renamed;
 
-  /** `choose(chat)` shows a conversation, a new one if it is `null`. */
-  constructor(chats, choose) {
+  /** `choose(chat)` shows a conversation, a new one if it is `null`; `renamed(chat)` is called when one must be saved. */
+  constructor(chats, choose, renamed) {
     this.#chats = chats;
     this.#choose = choose;
+    this.#renamed = renamed;
     $("new").addEventListener("click", () => this.fresh());
     $("search").addEventListener("input", () => this.list());
     $("side-open").addEventListener("click", () => this.open(!this.isOpen));
@@ -49,6 +51,8 @@ export class Sidebar {
     const moved = open !== this.isOpen;
     $("side").hidden = !open;
     $("shade").hidden = !(open && NARROW.matches);
+    // What the list covers takes no focus.
+    document.querySelector("main").inert = open && NARROW.matches;
     $("side-open").setAttribute("aria-expanded", String(open));
     if (!moved) return;
     if (!NARROW.matches) { store.settings.side = open; store.saveSettings(); }
@@ -72,7 +76,18 @@ export class Sidebar {
     this.list();
   }
 
+  #listing = 0;
+  /** Lists all conversations, once for all changes up to the next frame. */
   list() {
+    cancelAnimationFrame(this.#listing);
+    this.#listing = requestAnimationFrame(() => this.#list());
+  }
+
+  #list() {
+    const active = document.activeElement, within = $("chats").contains(active);
+    // A name that is being changed stays.
+    if (within && active.matches("input")) return;
+    const place = within && [active.closest("li")?.dataset.id, active.getAttribute("aria-label")];
     const words = $("search").value.trim().toLowerCase(), parts = new Map();
     for (const chat of store.sorted(this.#chats)) {
       const found = words && !store.titleOf(chat).toLowerCase().includes(words) ? excerpt(chat, words) : "";
@@ -83,13 +98,16 @@ export class Sidebar {
     }
     const all = [...parts].map(([name, items]) => element("section", {}, element("h2", {}, name), element("ul", {}, ...items)));
     $("chats").replaceChildren(...(all.length ? all : [element("p", { class: "none" }, words ? "No conversation has these words." : "Your conversations will be listed here.")]));
+    if (!place) return;
+    const item = [...$("chats").querySelectorAll("li")].find(item => item.dataset.id === place[0]) ?? $("chats").querySelector("li");
+    ([...item?.querySelectorAll("button") ?? []].find(button => button.getAttribute("aria-label") === place[1]) ?? item?.querySelector("button") ?? $("new")).focus();
   }
 
   #item(chat, found) {
     const title = store.titleOf(chat), choose = () => { this.#choose(chat); if (NARROW.matches) this.open(false); };
-    const item = element("li", { class: chat === this.#shown && "shown" });
-    item.append(element("button", { type: "button", class: "chat", "aria-current": chat === this.#shown && "true", click: choose }, element("span", {}, title), ...(found ? [element("small", {}, found)] : [])),
-      iconButton("edit", `Rename “${title}”`, () => this.#rename(item, chat)), iconButton("delete", `Delete “${title}”`, () => this.#remove(chat)));
+    const shown = chat === this.#shown, item = element("li", { class: shown && "shown", "data-id": chat.id });
+    item.append(element("button", { type: "button", class: "chat", "aria-current": shown && "true", click: choose }, element("span", {}, title), found && element("small", {}, found)));
+    if (shown) item.append(iconButton("edit", "Rename this conversation", () => this.#rename(item, chat)), iconButton("delete", "Delete this conversation", () => this.#remove(chat)));
     return item;
   }
 
@@ -101,12 +119,19 @@ export class Sidebar {
       // Removing the field takes the focus from it.
       if (ended) return;
       ended = true;
-      if (save) { const title = field.value.trim().slice(0, 200); if (title) chat.title = title; else delete chat.title; store.save(chat); }
-      this.list();
-      this.#choose(this.#shown);
+      if (save) {
+        const title = field.value.trim().slice(0, 200);
+        if (title) chat.title = title; else delete chat.title;
+        this.#renamed(chat);
+      }
+      field.blur();
+      this.#list();
+      $("chats").querySelector("[aria-label^=Rename]")?.focus();
     };
     field.addEventListener("keydown", event => {
-      if (event.key === "Enter") end(true);
+      if (composing(event)) return;
+      // The key would press the button that gets the focus.
+      if (event.key === "Enter") { event.preventDefault(); end(true); }
       if (event.key === "Escape") { event.stopPropagation(); end(false); }
     });
     field.addEventListener("blur", () => end(true));
@@ -116,8 +141,8 @@ export class Sidebar {
 
   #remove(chat) {
     this.#chats.splice(this.#chats.indexOf(chat), 1);
+    this.#choose(store.sorted(this.#chats).find(other => other.messages.length) ?? null);
     store.remove(chat);
-    if (chat === this.#shown) this.#choose(this.#chats.find(other => other.messages.length) ?? null); else this.list();
-    toast(`“${store.titleOf(chat)}” is deleted.`, () => { this.#chats.push(chat); store.save(chat); this.#choose(chat); });
+    toast(`“${store.titleOf(chat)}” is deleted.`, () => { store.undelete(chat); this.#chats.push(chat); this.#renamed(chat); this.#choose(chat); });
   }
 }
