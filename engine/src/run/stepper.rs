@@ -779,6 +779,14 @@ impl<'e> Stepper<'e> {
         Some(self.finished.remove(index))
     }
 
+    /// Number of tokens in a request's sequence; `None` if its id is unknown or its result was taken.
+    pub fn sequence_len(&self, id: RequestId) -> Option<usize> {
+        let live = self.texts.iter().find(|text| text.id == id);
+        let ended = self.finished.iter().find(|f| f.id == id);
+        let sequence = live.map(|text| &text.sequence);
+        Some(sequence.or(ended.map(|f| &f.sequence))?.len())
+    }
+
     /// Hash over the logits of all tokens of a request so far; 0 if unknown.
     pub fn logits_hash(&self, id: RequestId) -> u64 {
         let live = self.texts.iter().find(|text| text.id == id);

@@ -13,6 +13,7 @@ use futures_util::stream;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
+use super::out::PromptProgress;
 use super::submit::{PING, Pending};
 use super::worker::{End, Out};
 
@@ -103,6 +104,21 @@ struct NativePiece {
     log_probs: Vec<LogProbs>,
     /// Tokens so far.
     tokens: usize,
+    /// How much of the prompt is read, in a piece without text.
+    progress: Option<PromptProgress>,
+}
+
+impl NativePiece {
+    /// A piece without text.
+    fn empty(index: usize) -> Self {
+        Self {
+            index,
+            text: String::new(),
+            log_probs: Vec::new(),
+            tokens: 0,
+            progress: None,
+        }
+    }
 }
 
 impl NativeReply {
@@ -123,10 +139,16 @@ impl NativeReply {
                 of.first.get_or_insert_with(Instant::now);
                 of.has_new_line |= text.contains('\n');
                 return Ok(Some(NativePiece {
-                    index,
                     text,
                     log_probs,
                     tokens,
+                    ..NativePiece::empty(index)
+                }));
+            }
+            Some(Out::Progress { index, progress }) => {
+                return Ok(Some(NativePiece {
+                    progress: Some(progress),
+                    ..NativePiece::empty(index)
                 }));
             }
             Some(Out::Done {
@@ -138,12 +160,7 @@ impl NativeReply {
                 self.texts[index].end = Some((end, tokens));
                 self.texts[index].repetition = repetition;
                 self.pending.left -= 1;
-                return Ok(Some(NativePiece {
-                    index,
-                    text: String::new(),
-                    log_probs: Vec::new(),
-                    tokens,
-                }));
+                return Ok(Some(NativePiece::empty(index)));
             }
             Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
@@ -167,6 +184,9 @@ impl NativeReply {
             "tokens_predicted": piece.tokens,
             "tokens_evaluated": self.pending.texts[piece.index].prompt,
         });
+        if let Some(progress) = piece.progress {
+            part["prompt_progress"] = json!(progress);
+        }
         self.add_probabilities(&mut part, &piece.log_probs);
         part
     }

@@ -17,6 +17,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::idle::{Begun, IdleSequences};
 use super::lines::{self, Lines};
 use super::metrics::Totals;
+use super::out::PromptProgress;
 pub use super::out::{End, Out};
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
@@ -59,6 +60,8 @@ pub struct Job {
     pub signs: Arc<[u32]>,
     /// Background request.
     pub proactive: bool,
+    /// Whether its output tells how much of the prompt is read.
+    pub progress: bool,
     /// Arrival time.
     pub arrived: Instant,
     /// Output; closed when the client has gone.
@@ -83,10 +86,17 @@ impl Job {
             constraint: None,
             signs: Arc::default(),
             proactive: false,
+            progress: false,
             arrived: Instant::now(),
             out,
         }
     }
+}
+
+/// What a client is told about a prompt that is being read.
+struct Reading {
+    told: PromptProgress,
+    start: Instant,
 }
 
 /// A running text.
@@ -104,6 +114,8 @@ struct Live<'t> {
     tokens: usize,
     tail: Tail,
     prompt: usize,
+    /// Until the prompt is read, if the client wants to know.
+    reading: Option<Reading>,
     proactive: bool,
     arrived: Instant,
     /// Time of the first token.
@@ -345,6 +357,19 @@ impl<'t> Worker<'_, 't> {
                 cached: known,
             });
         }
+        let total = job.prompt.len();
+        let told = PromptProgress {
+            total,
+            cache: known,
+            processed: known,
+            time_ms: 0,
+        };
+        if job.progress {
+            let _ = job.out.send(Out::Progress {
+                index: job.first,
+                progress: told,
+            });
+        }
         for index in 0..job.samples {
             self.live.push(Live {
                 id: first.sample(index),
@@ -358,7 +383,11 @@ impl<'t> Worker<'_, 't> {
                 log_probs: Vec::new(),
                 tokens: 0,
                 tail: Tail::default(),
-                prompt: job.prompt.len(),
+                prompt: total,
+                reading: (job.progress && index == 0).then(|| Reading {
+                    told,
+                    start: Instant::now(),
+                }),
                 proactive: job.proactive,
                 arrived: job.arrived,
                 first: None,
@@ -434,6 +463,7 @@ impl<'t> Worker<'_, 't> {
         let is_token = |event: &&Event| matches!(event, Event::Token { .. });
         let tokens = events.iter().filter(is_token).count();
         self.count_pass(rows, whole, tokens, time);
+        self.tell_progress();
         for event in events {
             match event {
                 Event::Token {
@@ -460,6 +490,28 @@ impl<'t> Worker<'_, 't> {
             }
         }
         Ok(())
+    }
+
+    /// Tells clients that want to know how much of their prompt the last pass has read.
+    fn tell_progress(&mut self) {
+        for live in &mut self.live {
+            let Some(Reading { told, start }) = &mut live.reading else {
+                continue;
+            };
+            let len = self.stepper.sequence_len(live.id).unwrap_or_default();
+            let processed = len.min(told.total);
+            if processed > told.processed {
+                told.processed = processed;
+                told.time_ms = start.elapsed().as_millis() as u64;
+                let _ = live.out.send(Out::Progress {
+                    index: live.index,
+                    progress: *told,
+                });
+            }
+            if processed == told.total {
+                live.reading = None;
+            }
+        }
     }
 
     /// Sends output that is not a token.
