@@ -37,6 +37,8 @@ struct NativeText {
     tokens: Vec<LogProbs>,
     has_new_line: bool,
     cached: usize,
+    /// Its slot; of several texts of a prompt, only the first one's is known.
+    slot: Option<usize>,
     started: Instant,
     /// Time of the first token.
     first: Option<Instant>,
@@ -65,6 +67,7 @@ pub async fn respond(
         tokens: Vec::new(),
         has_new_line: false,
         cached: 0,
+        slot: None,
         started: Instant::now(),
         first: None,
         end: None,
@@ -125,9 +128,14 @@ impl NativeReply {
     /// Handles one output of the engine thread; returns a piece of a text, or its end.
     async fn next(&mut self) -> Result<Option<NativePiece>, ApiError> {
         match self.pending.out.recv().await {
-            Some(Out::Started { index, cached }) => {
+            Some(Out::Started {
+                index,
+                cached,
+                slot,
+            }) => {
                 let text = &mut self.texts[index];
                 (text.cached, text.started) = (cached, Instant::now());
+                text.slot = Some(slot);
             }
             Some(Out::Text {
                 index,
@@ -180,7 +188,7 @@ impl NativeReply {
             "content": piece.text,
             "tokens": self.tokens(&piece.log_probs),
             "stop": false,
-            "id_slot": -1,
+            "id_slot": self.texts[piece.index].id_slot(),
             "tokens_predicted": piece.tokens,
             "tokens_evaluated": self.pending.texts[piece.index].prompt,
         });
@@ -225,7 +233,7 @@ impl NativeReply {
             "index": index,
             "content": content,
             "tokens": self.tokens(&text.tokens),
-            "id_slot": -1,
+            "id_slot": text.id_slot(),
             "stop": true,
             "model": self.pending.head.model,
             "tokens_predicted": predicted,
@@ -280,6 +288,13 @@ impl NativeReply {
 }
 
 impl NativeText {
+    /// The number of its slot; -1 if it is not known.
+    fn id_slot(&self) -> i64 {
+        self.slot
+            .and_then(|slot| slot.try_into().ok())
+            .unwrap_or(-1)
+    }
+
     /// Timings of the prompt and of the text, in milliseconds and tokens per second.
     fn timings(&self, prompt: usize, predicted: usize) -> Value {
         let first = self.first.unwrap_or(self.started);

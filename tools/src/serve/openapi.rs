@@ -49,6 +49,7 @@ mod tests {
             include_str!("native_api.rs"),
             include_str!("responses_api.rs"),
             include_str!("input_items.rs"),
+            include_str!("slots_api.rs"),
         ] {
             wanted.extend(routes(more));
         }

@@ -12,6 +12,8 @@ pub enum Out {
         index: usize,
         /// Prompt tokens reused from the KV cache.
         cached: usize,
+        /// The slot of its first text.
+        slot: usize,
     },
     /// More of a prompt was read; only if requested.
     Progress {
