@@ -1,8 +1,10 @@
 //! State on disk: a conversation continues after a restart with the same text, whatever happened to its files.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -470,4 +472,22 @@ fn a_session_continues_a_text_and_a_chat() {
         last(&continued)["logits_hash"],
         last(&at_once)["logits_hash"]
     );
+    // The first answer is saved at once: a chat that is killed has it.
+    let killed = dir.path().join("c.session");
+    let path = ["--session", killed.to_str().unwrap()];
+    let mut command = emberflow();
+    let args = ["run", &model, "--chat", "-n", "8", "--temp", "0", "--json"];
+    command.args(args).args(path).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What is a vector?\n").unwrap();
+    let start = Instant::now();
+    while !killed.exists() {
+        assert!(start.elapsed() < HANGS);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let continued = talk("And a slice?\n", &path);
+    assert_eq!(last(&continued)["text"], last(&at_once)["text"]);
 }
