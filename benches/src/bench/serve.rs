@@ -32,7 +32,7 @@ use emberflow::cli::DraftArgs;
 use emberflow::model::{Use, open_model, open_serving};
 use emberflow::serve::schedule::{Schedule, Scheduling};
 use emberflow::serve::shared::Shared;
-use emberflow::serve::worker::{Job, Out, work};
+use emberflow::serve::worker::{Job, Out, Work, work};
 use emberflow::stats::Range;
 use emberflow::{Failure, progress};
 
@@ -229,7 +229,7 @@ fn serve(
 /// A client that sends one request.
 struct Client {
     arrival: Arrival,
-    jobs: Sender<Job>,
+    jobs: Sender<Work>,
     shared: Arc<Shared>,
     /// Interrupts the engine's pass, as the HTTP side does for interactive requests.
     interrupts: bool,
@@ -259,7 +259,7 @@ impl Client {
             ..Job::new(prompt, out)
         };
         let arrived = self.start.elapsed();
-        let sent = self.jobs.send(job);
+        let sent = self.jobs.send(Work::Texts(Box::new(job)));
         sent.map_err(|_| failed("the engine has stopped".to_owned()))?;
         if self.interrupts {
             self.shared.interrupt();

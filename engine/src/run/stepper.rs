@@ -115,7 +115,7 @@ impl<'e> Stepper<'e> {
 
     /// Admits a request, which runs from the next step on. Returns the id of its first continuation
     /// ([`RequestId::sample`] gives the others). Keys and values of a prefix that another request
-    /// already has are shared instead of recomputed.
+    /// already has are shared instead of recomputed, also those after the given sequence.
     ///
     /// # Errors
     /// An invalid request, or not enough memory for it; the stepper is then unchanged.
@@ -148,12 +148,12 @@ impl<'e> Stepper<'e> {
         let first = RequestId(self.next);
         self.next += samples as u64;
         let mut skipped = 0;
-        if sequence.is_empty()
-            && !request.reads_prompt()
-            && let Some((other, len)) = self.longest_prefix(&prompt)
+        if !request.reads_prompt()
+            && let Some((other, len)) = self.longest_prefix(&[sequence.tokens(), &prompt].concat())
+            && len > before
         {
             sequence.adopt(&self.texts[other].sequence, len);
-            skipped = len;
+            skipped = len - before;
         }
         let mut text = LiveText::new(first, sequence, prompt.clone(), request, 0, vocab, &bias)
             .after(before)
@@ -186,10 +186,15 @@ impl<'e> Stepper<'e> {
         Ok(first)
     }
 
-    /// The request whose sequence can share the longest prefix with `prompt`, and its length. The
-    /// prompt's last token is always recomputed.
-    fn longest_prefix(&self, prompt: &[u32]) -> Option<(usize, usize)> {
-        let most = &prompt[..prompt.len() - 1];
+    /// The longest prefix of `tokens`, except the last one, that a request to be admitted would share with another.
+    pub fn shared(&self, tokens: &[u32]) -> usize {
+        self.longest_prefix(tokens).map_or(0, |(_, len)| len)
+    }
+
+    /// The request whose sequence can share the longest prefix with `tokens`, and its length. The
+    /// last token is always recomputed.
+    fn longest_prefix(&self, tokens: &[u32]) -> Option<(usize, usize)> {
+        let most = &tokens[..tokens.len().saturating_sub(1)];
         let common = |text: &LiveText| {
             let pairs = text.sequence.tokens().iter().zip(most);
             text.sequence
@@ -777,6 +782,14 @@ impl<'e> Stepper<'e> {
     pub fn take(&mut self, id: RequestId) -> Option<Finished> {
         let index = self.finished.iter().position(|f| f.id == id)?;
         Some(self.finished.remove(index))
+    }
+
+    /// Number of tokens in a request's sequence; `None` if its id is unknown or its result was taken.
+    pub fn sequence_len(&self, id: RequestId) -> Option<usize> {
+        let live = self.texts.iter().find(|text| text.id == id);
+        let ended = self.finished.iter().find(|f| f.id == id);
+        let sequence = live.map(|text| &text.sequence);
+        Some(sequence.or(ended.map(|f| &f.sequence))?.len())
     }
 
     /// Hash over the logits of all tokens of a request so far; 0 if unknown.

@@ -7,11 +7,12 @@ mod transcript;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use emberflow_engine::{Error, Model, Stop, Text};
 
 use self::commands::{COMMANDS, ChatLine, ends_chat};
-use self::session::{Next, Session, ignores_system};
+use self::session::{Next, SavedChat, Session, ignores_system};
 use self::transcript::Transcript;
 use crate::cli::RunArgs;
 use crate::editor::{Editor, TerminalInput};
@@ -72,6 +73,10 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         settings,
         usual: settings,
         context: Context { length, max },
+        saved: file.map(|file| SavedChat {
+            file,
+            next: Instant::now(),
+        }),
         model: args.model.file().map(Into::into),
         stop,
         drawn: 0,
@@ -81,7 +86,7 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         Some(editor) => on_terminal(&mut session, editor, quiet.as_ref()),
         None => line_by_line(&mut session),
     };
-    let saved = file.map_or(Ok(()), |file| session.leave(&file));
+    let saved = session.save();
     if let (Err(_), Err(why)) = (&ended, &saved) {
         tell(format_args!("emberflow: {why}"));
     }

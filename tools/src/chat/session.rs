@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use emberflow_engine::{Engine, Report, Sequence, Stop};
 
@@ -13,6 +14,19 @@ use crate::states::SessionFile;
 use crate::tell::tell;
 use crate::template::Renderer;
 use crate::{Failure, print_json, size};
+
+/// Time between two saves of a chat's session, at least. Each one writes the whole file.
+const SAVED_EVERY: Duration = Duration::from_secs(30);
+/// A save takes at most one part of so many of the time.
+const SAVING_PART: u32 = 20;
+
+/// Where a chat saves its conversation.
+pub struct SavedChat {
+    /// The file.
+    pub file: SessionFile,
+    /// When it is saved next, after an answer.
+    pub next: Instant,
+}
 
 /// A chat with a model.
 pub struct Session {
@@ -30,6 +44,8 @@ pub struct Session {
     pub usual: Settings,
     /// The context.
     pub context: Context,
+    /// Where it is saved, with `--session`.
+    pub saved: Option<SavedChat>,
     /// The model's file, which is never written to; `None` for a bundled one.
     pub model: Option<PathBuf>,
     /// Set by Ctrl-C.
@@ -52,12 +68,30 @@ pub enum Next {
 }
 
 impl Session {
-    /// Saves the conversation and its state.
+    /// Saves the conversation and its state, with `--session`.
     ///
     /// # Errors
     /// I/O errors.
-    pub fn leave(&self, file: &SessionFile) -> Result<(), Failure> {
-        file.save(&self.engine, &self.sequence, self.said.note()?)
+    pub fn save(&mut self) -> Result<(), Failure> {
+        let Some(saved) = &mut self.saved else {
+            return Ok(());
+        };
+        let start = Instant::now();
+        let written = saved
+            .file
+            .save(&self.engine, &self.sequence, self.said.note()?);
+        saved.next = Instant::now() + SAVED_EVERY.max(start.elapsed() * SAVING_PART);
+        written
+    }
+
+    /// Saves the conversation if the last save is some time ago. The chat goes on if that fails.
+    fn save_now_and_then(&mut self) {
+        let due = |saved: &SavedChat| saved.next <= Instant::now();
+        if self.saved.as_ref().is_some_and(due)
+            && let Err(why) = self.save()
+        {
+            tell(format_args!("emberflow: the session is not saved: {why}"));
+        }
     }
 
     /// Answers a message. Returns why the answer ended.
@@ -89,6 +123,7 @@ impl Session {
         self.drawn += 1;
         self.said.answer(made.text.trim());
         self.finish(&made, &how)?;
+        self.save_now_and_then();
         Ok(made.generation.stop)
     }
 

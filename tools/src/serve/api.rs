@@ -61,6 +61,7 @@ pub struct Common {
     /// Whether to stream.
     pub stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    return_progress: Option<bool>,
     priority: Option<i64>,
     logprobs: Option<LogProbsOption>,
     top_logprobs: Option<usize>,
@@ -210,6 +211,11 @@ impl Common {
     pub fn include_usage(&self) -> bool {
         let options = self.stream_options.as_ref();
         options.and_then(|o| o.include_usage).unwrap_or(false)
+    }
+
+    /// Whether a stream tells how much of the prompt is read.
+    pub fn reports_progress(&self) -> bool {
+        self.stream == Some(true) && self.return_progress == Some(true)
     }
 
     /// The stop strings.

@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::rules::{Compiler, Preface, Rules};
 use super::shared::Shared;
 use super::stored::ResponseStore;
-use super::worker::Job;
+use super::worker::{Job, Work};
 use crate::template::Renderer;
 
 /// State of the HTTP side.
@@ -25,7 +25,9 @@ pub struct App {
     /// State shared with the engine thread.
     pub shared: Arc<Shared>,
     /// Sends jobs to the engine thread.
-    pub jobs: Sender<Job>,
+    pub jobs: Sender<Work>,
+    /// Whether state is saved (`--state-dir`).
+    pub saves_state: bool,
     /// Tokenizer and metadata.
     pub text: Text,
     /// The chat template, if the model has one.
@@ -141,7 +143,7 @@ impl App {
     /// Sends a job to the engine thread.
     pub fn submit(&self, job: Job) -> Result<(), ApiError> {
         let reactive = !job.proactive;
-        let sent = self.jobs.send(job);
+        let sent = self.jobs.send(Work::Texts(Box::new(job)));
         sent.map_err(|_| ApiError::unavailable("the server is shutting down"))?;
         if reactive {
             self.shared.interrupt();

@@ -285,7 +285,9 @@ async fn mean(mut out: UnboundedReceiver<Out>) -> Result<Vec<f32>, ApiError> {
             Some(Out::Done { .. }) => return Ok(found),
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
             Some(Out::Refused(why)) => return Err(ApiError::invalid(why)),
-            Some(Out::Started { .. } | Out::Prompt { .. } | Out::Text { .. }) => {}
+            Some(
+                Out::Started { .. } | Out::Progress { .. } | Out::Prompt { .. } | Out::Text { .. },
+            ) => {}
             None => return Err(ApiError::failed("the engine has stopped")),
         }
     }

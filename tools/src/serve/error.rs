@@ -151,6 +151,16 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// 501: this server was not started for it.
+    pub fn not_started(message: impl ToString) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
+    }
+
+    /// 507: no room on disk.
+    pub fn full(message: impl ToString) -> Self {
+        Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message)
+    }
+
     /// 503: starting or shutting down.
     pub fn unavailable(message: impl ToString) -> Self {
         Self::new(

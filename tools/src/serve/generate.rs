@@ -83,7 +83,8 @@ async fn whole(mut pending: Pending) -> Result<Response, ApiError> {
                 pending.usage.completion += tokens;
                 pending.left -= 1;
             }
-            Some(Out::Hidden(_)) => {}
+            // Only sent in streams.
+            Some(Out::Progress { .. } | Out::Hidden(_)) => {}
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
             Some(Out::Refused(why)) => return Err(ApiError::invalid(why)),
             None => return Err(ApiError::failed("the engine has stopped")),
@@ -152,6 +153,9 @@ impl ChunkStream {
     async fn take(&mut self) {
         match self.pending.out.recv().await {
             Some(Out::Started { cached, .. }) => self.pending.usage.cached += cached,
+            Some(Out::Progress { index, progress }) => {
+                (self.ready).push_back(self.pending.head.progress(index, progress));
+            }
             // Never requested in streams.
             Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Text {

@@ -76,7 +76,7 @@ impl MessageReply {
                 self.end = Some(if rest.stopped { end } else { End::Length });
                 rest.parts
             }
-            Some(Out::Prompt { .. } | Out::Hidden(_)) => Vec::new(),
+            Some(Out::Progress { .. } | Out::Prompt { .. } | Out::Hidden(_)) => Vec::new(),
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
             Some(Out::Refused(why)) => return Err(ApiError::invalid(why)),
             None => return Err(ApiError::failed("the engine has stopped")),

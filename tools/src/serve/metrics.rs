@@ -27,6 +27,8 @@ pub struct Totals {
     pub cached_tokens: u64,
     /// Those of them whose state was read from disk.
     pub restored_tokens: u64,
+    /// Passes while saved state was being read.
+    pub passes_while_reading: u64,
     /// Generated tokens.
     pub predicted_tokens: u64,
     /// Texts running.
@@ -109,7 +111,7 @@ const fn metric(name: &'static str, help: &'static str, value: fn(&Totals) -> u6
 }
 
 /// Names ending in `_total` are counters, the others gauges.
-const METRICS: [Metric; 15] = [
+const METRICS: [Metric; 16] = [
     metric("requests_total", "Requests started.", |t| t.requests),
     metric(
         "requests_cancelled_total",
@@ -138,6 +140,11 @@ const METRICS: [Metric; 15] = [
         "prompt_tokens_restored_total",
         "Prompt tokens whose state was read from disk.",
         |t| t.restored_tokens,
+    ),
+    metric(
+        "passes_while_reading_state_total",
+        "Passes of other texts while saved state was being read.",
+        |t| t.passes_while_reading,
     ),
     metric("tokens_predicted_total", "Tokens generated.", |t| {
         t.predicted_tokens

@@ -23,6 +23,7 @@ mod http;
 mod idle;
 mod infill;
 mod input_items;
+mod job;
 mod lines;
 mod log_probs;
 mod messages;
@@ -45,6 +46,8 @@ mod rules;
 mod sampling;
 pub mod schedule;
 pub mod shared;
+mod slot_order;
+mod slots_api;
 mod snapshot;
 pub mod spoken;
 mod stats;
@@ -78,7 +81,7 @@ use self::calls::{CallFormat, shows_tools};
 use self::connections::Routers;
 use self::shared::Shared;
 use self::stored::{ResponseFolder, ResponseStore};
-use self::worker::Job;
+use self::worker::Work;
 use crate::cli::ServeArgs;
 use crate::model::{Use, open_model, open_serving};
 use crate::states::StateFolder;
@@ -224,7 +227,7 @@ fn app(
     model: &Model,
     context: usize,
     shared: Arc<Shared>,
-    jobs: Sender<Job>,
+    jobs: Sender<Work>,
 ) -> Result<Arc<App>, Failure> {
     let (parallel, queue) = (usize::from(args.parallel), usize::from(args.queue));
     let text = model.text().clone();
@@ -253,6 +256,7 @@ fn app(
     Ok(Arc::new(App {
         shared,
         jobs,
+        saves_state: args.state_dir.is_some(),
         calls: (template.as_ref())
             .map_or_else(CallFormat::default, |of| CallFormat::of_model(&text, of)),
         template,
@@ -316,6 +320,7 @@ fn routes() -> axum::Router<Arc<App>> {
         messages_api::routes(),
         native_api::routes(),
         responses_api::routes(),
+        slots_api::routes(),
     ];
     (others.into_iter()).fold(ollama_api::routes(), axum::Router::merge)
 }

@@ -13,6 +13,7 @@ use futures_util::stream;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
+use super::out::PromptProgress;
 use super::submit::{PING, Pending};
 use super::worker::{End, Out};
 
@@ -36,6 +37,8 @@ struct NativeText {
     tokens: Vec<LogProbs>,
     has_new_line: bool,
     cached: usize,
+    /// Its slot; of several texts of a prompt, only the first one's is known.
+    slot: Option<usize>,
     started: Instant,
     /// Time of the first token.
     first: Option<Instant>,
@@ -64,6 +67,7 @@ pub async fn respond(
         tokens: Vec::new(),
         has_new_line: false,
         cached: 0,
+        slot: None,
         started: Instant::now(),
         first: None,
         end: None,
@@ -103,15 +107,35 @@ struct NativePiece {
     log_probs: Vec<LogProbs>,
     /// Tokens so far.
     tokens: usize,
+    /// How much of the prompt is read, in a piece without text.
+    progress: Option<PromptProgress>,
+}
+
+impl NativePiece {
+    /// A piece without text.
+    fn empty(index: usize) -> Self {
+        Self {
+            index,
+            text: String::new(),
+            log_probs: Vec::new(),
+            tokens: 0,
+            progress: None,
+        }
+    }
 }
 
 impl NativeReply {
     /// Handles one output of the engine thread; returns a piece of a text, or its end.
     async fn next(&mut self) -> Result<Option<NativePiece>, ApiError> {
         match self.pending.out.recv().await {
-            Some(Out::Started { index, cached }) => {
+            Some(Out::Started {
+                index,
+                cached,
+                slot,
+            }) => {
                 let text = &mut self.texts[index];
                 (text.cached, text.started) = (cached, Instant::now());
+                text.slot = Some(slot);
             }
             Some(Out::Text {
                 index,
@@ -123,10 +147,16 @@ impl NativeReply {
                 of.first.get_or_insert_with(Instant::now);
                 of.has_new_line |= text.contains('\n');
                 return Ok(Some(NativePiece {
-                    index,
                     text,
                     log_probs,
                     tokens,
+                    ..NativePiece::empty(index)
+                }));
+            }
+            Some(Out::Progress { index, progress }) => {
+                return Ok(Some(NativePiece {
+                    progress: Some(progress),
+                    ..NativePiece::empty(index)
                 }));
             }
             Some(Out::Done {
@@ -138,12 +168,7 @@ impl NativeReply {
                 self.texts[index].end = Some((end, tokens));
                 self.texts[index].repetition = repetition;
                 self.pending.left -= 1;
-                return Ok(Some(NativePiece {
-                    index,
-                    text: String::new(),
-                    log_probs: Vec::new(),
-                    tokens,
-                }));
+                return Ok(Some(NativePiece::empty(index)));
             }
             Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Failed(why)) => return Err(ApiError::failed(why)),
@@ -163,10 +188,13 @@ impl NativeReply {
             "content": piece.text,
             "tokens": self.tokens(&piece.log_probs),
             "stop": false,
-            "id_slot": -1,
+            "id_slot": self.texts[piece.index].id_slot(),
             "tokens_predicted": piece.tokens,
             "tokens_evaluated": self.pending.texts[piece.index].prompt,
         });
+        if let Some(progress) = piece.progress {
+            part["prompt_progress"] = json!(progress);
+        }
         self.add_probabilities(&mut part, &piece.log_probs);
         part
     }
@@ -205,7 +233,7 @@ impl NativeReply {
             "index": index,
             "content": content,
             "tokens": self.tokens(&text.tokens),
-            "id_slot": -1,
+            "id_slot": text.id_slot(),
             "stop": true,
             "model": self.pending.head.model,
             "tokens_predicted": predicted,
@@ -260,6 +288,13 @@ impl NativeReply {
 }
 
 impl NativeText {
+    /// The number of its slot; -1 if it is not known.
+    fn id_slot(&self) -> i64 {
+        self.slot
+            .and_then(|slot| slot.try_into().ok())
+            .unwrap_or(-1)
+    }
+
     /// Timings of the prompt and of the text, in milliseconds and tokens per second.
     fn timings(&self, prompt: usize, predicted: usize) -> Value {
         let first = self.first.unwrap_or(self.started);

@@ -158,7 +158,7 @@ impl OllamaReply {
                 calls.retain(|call| input(&call.arguments).is_some());
                 return Ok(piece);
             }
-            Some(Out::Prompt { .. } | Out::Hidden(_)) => {}
+            Some(Out::Progress { .. } | Out::Prompt { .. } | Out::Hidden(_)) => {}
             Some(Out::Failed(why) | Out::Refused(why)) => return Err(why),
             None => return Err("the engine has stopped".to_owned()),
         }

@@ -1,6 +1,7 @@
 //! What the engine thread sends for a job.
 
 use emberflow_engine::{LogProbs, Repetition};
+use serde::Serialize;
 
 /// Output of a job. Each text has an index and ends with `Done`, unless the job fails.
 #[derive(Debug)]
@@ -11,6 +12,15 @@ pub enum Out {
         index: usize,
         /// Prompt tokens reused from the KV cache.
         cached: usize,
+        /// The slot of its first text.
+        slot: usize,
+    },
+    /// More of a prompt was read; only if requested.
+    Progress {
+        /// Index of the prompt's first text.
+        index: usize,
+        /// How much.
+        progress: PromptProgress,
     },
     /// More text.
     Text {
@@ -47,6 +57,19 @@ pub enum Out {
     Failed(String),
     /// The request cannot be served.
     Refused(String),
+}
+
+/// How much of a prompt is read: llama.cpp's `prompt_progress`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PromptProgress {
+    /// Its tokens.
+    pub total: usize,
+    /// Those of them that were reused.
+    pub cache: usize,
+    /// Tokens read so far, with those that were reused.
+    pub processed: usize,
+    /// Milliseconds since the prompt began.
+    pub time_ms: u64,
 }
 
 /// Why a text ended.

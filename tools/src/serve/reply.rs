@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::api::Kind;
 use super::calls::Part;
 use super::log_probs::LogProbsJson;
+use super::out::PromptProgress;
 
 /// Members common to all chunks of a response.
 #[derive(Debug, Clone)]
@@ -102,6 +103,8 @@ struct Response<'a> {
     choices: Vec<ChoiceJson<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
 }
 
 #[derive(Serialize)]
@@ -169,29 +172,50 @@ enum Delta<'a> {
     Call {
         tool_calls: [CallJson<'a>; 1],
     },
-    Last {},
+    Empty {},
+}
+
+impl Response<'_> {
+    fn json(&self) -> String {
+        // Strings and numbers always serialize.
+        serde_json::to_string(self).unwrap_or_default()
+    }
 }
 
 impl Head {
-    fn with(&self, object: &str, choices: Vec<ChoiceJson<'_>>, usage: Option<Usage>) -> String {
-        let response = Response {
+    fn with<'a>(&'a self, object: &'a str, choices: Vec<ChoiceJson<'a>>) -> Response<'a> {
+        Response {
             id: &self.id,
             object,
             created: self.created,
             model: &self.model,
             choices,
-            usage: usage.map(Usage::json),
-        };
-        // Strings and numbers always serialize.
-        serde_json::to_string(&response).unwrap_or_default()
+            usage: None,
+            prompt_progress: None,
+        }
     }
 
-    fn chunk(&self, choices: Vec<ChoiceJson<'_>>, usage: Option<Usage>) -> String {
+    fn chunk<'a>(&'a self, choices: Vec<ChoiceJson<'a>>) -> Response<'a> {
         let object = match self.kind {
             Kind::Text => "text_completion",
             _ => "chat.completion.chunk",
         };
-        self.with(object, choices, usage)
+        self.with(object, choices)
+    }
+
+    /// A chunk that tells how much of the prompt of text `index` is read.
+    pub fn progress(&self, index: usize, progress: PromptProgress) -> String {
+        let choice = Choice {
+            index,
+            ..Choice::default()
+        };
+        let text = match self.kind {
+            Kind::Text => TextJson::Text(""),
+            _ => TextJson::Delta(Delta::Empty {}),
+        };
+        let mut chunk = self.chunk(vec![choice.json(text)]);
+        chunk.prompt_progress = Some(progress);
+        chunk.json()
     }
 
     /// The first chunk of text `index`; `None` for completions.
@@ -206,7 +230,7 @@ impl Head {
             finish_reason: None,
             repetition: None,
         };
-        (self.kind == Kind::Chat).then(|| self.chunk(vec![choice], None))
+        (self.kind == Kind::Chat).then(|| self.chunk(vec![choice]).json())
     }
 
     /// A further chunk: text, or the finish reason.
@@ -219,9 +243,9 @@ impl Head {
             (_, None) => TextJson::Delta(Delta::Piece {
                 content: &choice.text,
             }),
-            (_, Some(_)) => TextJson::Delta(Delta::Last {}),
+            (_, Some(_)) => TextJson::Delta(Delta::Empty {}),
         };
-        self.chunk(vec![choice.json(text)], None)
+        self.chunk(vec![choice.json(text)]).json()
     }
 
     /// A piece of a tool call.
@@ -237,12 +261,14 @@ impl Head {
         };
         let tool_calls = [call];
         let text = TextJson::Delta(Delta::Call { tool_calls });
-        self.chunk(vec![choice.json(text)], None)
+        self.chunk(vec![choice.json(text)]).json()
     }
 
     /// The final chunk with token counts.
     pub fn usage(&self, usage: Usage) -> String {
-        self.chunk(Vec::new(), Some(usage))
+        let mut chunk = self.chunk(Vec::new());
+        chunk.usage = Some(usage.json());
+        chunk.json()
     }
 
     /// A whole response.
@@ -267,7 +293,9 @@ impl Head {
             Kind::Text => "text_completion",
             _ => "chat.completion",
         };
-        self.with(object, all, Some(usage))
+        let mut response = self.with(object, all);
+        response.usage = Some(usage.json());
+        response.json()
     }
 }
 

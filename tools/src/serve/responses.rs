@@ -147,7 +147,11 @@ impl ResponseReply {
                 self.stopped = Some(rest.stopped);
                 return self.passed(rest.parts);
             }
-            Out::Prompt { .. } | Out::Hidden(_) | Out::Failed(_) | Out::Refused(_) => {}
+            Out::Progress { .. }
+            | Out::Prompt { .. }
+            | Out::Hidden(_)
+            | Out::Failed(_)
+            | Out::Refused(_) => {}
         }
         Vec::new()
     }

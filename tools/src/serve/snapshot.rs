@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 pub struct Snapshot {
     /// Running sequences.
     pub slots: Vec<Slot>,
+    /// Sequences that wait for a request that continues them.
+    pub idle: Vec<IdleSlot>,
     /// Resident neurons per layer.
     pub layers: Vec<LayerResidency>,
     /// Memory by purpose.
@@ -28,8 +30,8 @@ pub struct MemoryPart {
 /// A running sequence.
 #[derive(Debug, Clone)]
 pub struct Slot {
-    /// Number since the start.
-    pub id: u64,
+    /// Number of its place, below `--parallel`.
+    pub id: usize,
     /// Background request.
     pub proactive: bool,
     /// Prompt tokens.
@@ -54,6 +56,28 @@ impl Slot {
             "prompt_tokens": self.prompt,
             "tokens": self.tokens,
             "state": state,
+            "is_processing": true,
+        })
+    }
+}
+
+/// A sequence of a finished request.
+#[derive(Debug, Clone, Copy)]
+pub struct IdleSlot {
+    /// Number of its place.
+    pub id: usize,
+    /// Tokens in it.
+    pub tokens: usize,
+}
+
+impl IdleSlot {
+    /// Its entry in `/slots`.
+    pub fn json(&self) -> Value {
+        json!({
+            "id": self.id,
+            "tokens": self.tokens,
+            "state": "idle",
+            "is_processing": false,
         })
     }
 }

@@ -5,12 +5,15 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::metrics::{Class, Totals};
-use super::snapshot::Slot;
+use super::snapshot::{IdleSlot, Slot};
 
-/// Running sequences.
+/// Running sequences, then idle ones.
 pub fn slots(app: &App) -> Value {
     let snapshot = app.shared.snapshot();
-    snapshot.slots.iter().map(Slot::json).collect()
+    let running = snapshot.slots.iter().map(Slot::json);
+    running
+        .chain(snapshot.idle.iter().map(IdleSlot::json))
+        .collect()
 }
 
 /// All statistics.

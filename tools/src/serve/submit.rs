@@ -164,6 +164,7 @@ pub fn submit(
                 constraint: bounds.clone().hold(constraint),
                 signs: signs.clone(),
                 proactive: asked.proactive,
+                progress: first == 0 && asked.common.reports_progress(),
                 ..Job::new(prompt.clone(), sender.clone())
             };
             app.submit(job)?;

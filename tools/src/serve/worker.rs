@@ -8,92 +8,54 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use emberflow_engine::{
-    Admission, Bias, Constraint, Engine, Error, Event, Finished, LogProbs, Request, RequestId,
-    Stepped, Stepper, Stop, Tail,
+    Admission, Engine, Error, Event, Finished, LogProbs, RequestId, Stepped, Stepper, Stop, Tail,
 };
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::idle::{Begun, IdleSequences};
-use super::lines::{self, Lines};
+use super::idle::{Beginning, Begun, IdleSequences};
+pub use super::job::{Job, Work};
+use super::lines::Lines;
 use super::metrics::Totals;
+use super::out::PromptProgress;
 pub use super::out::{End, Out};
 pub use super::schedule::Scheduling;
 use super::schedule::{Running, Schedule, Waiting};
 use super::shared::Shared;
+use super::slot_order::{SlotAction, SlotOrder};
 use super::snapshot::{MemoryPart, Slot, Snapshot};
 use super::stops::Stops;
 use crate::Failure;
-use crate::states::StateFolder;
+use crate::states::{Restoring, StateFolder};
 
 /// Time without requests after which state is saved: a conversation's next request often follows at once.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A request and the channel for its output.
-pub struct Job {
-    /// Prompt tokens, at least one.
-    pub prompt: Vec<u32>,
-    /// Generation parameters.
-    pub request: Request,
-    /// Index of its first text.
-    pub first: usize,
-    /// Number of texts.
-    pub samples: usize,
-    /// Whether these are the first texts of their prompt.
-    pub begins: bool,
-    /// Stop strings.
-    pub stops: Vec<String>,
-    /// Stop strings that responses do not mention.
-    pub quiet_stops: Vec<String>,
-    /// Whether the text includes the stop string.
-    pub keeps_stop: bool,
-    /// Line-based end conditions.
-    pub lines: lines::LineOptions,
-    /// Additional tokens that end the text.
-    pub ends: Arc<[u32]>,
-    /// Logit bias.
-    pub bias: Vec<Bias>,
-    /// Grammar or schema.
-    pub constraint: Option<Box<dyn Constraint>>,
-    /// Special tokens shown as text.
-    pub signs: Arc<[u32]>,
-    /// Background request.
-    pub proactive: bool,
-    /// Arrival time.
-    pub arrived: Instant,
-    /// Output; closed when the client has gone.
-    pub out: UnboundedSender<Out>,
+/// What a client is told about a prompt that is being read.
+struct PromptReading {
+    told: PromptProgress,
+    start: Instant,
 }
 
-impl Job {
-    /// One greedy continuation of `prompt`, sent to `out`.
-    pub fn new(prompt: Vec<u32>, out: UnboundedSender<Out>) -> Self {
-        Self {
-            prompt,
-            request: Request::default(),
-            first: 0,
-            samples: 1,
-            begins: true,
-            stops: Vec::new(),
-            quiet_stops: Vec::new(),
-            keeps_stop: false,
-            lines: lines::LineOptions::default(),
-            ends: Arc::default(),
-            bias: Vec::new(),
-            constraint: None,
-            signs: Arc::default(),
-            proactive: false,
-            arrived: Instant::now(),
-            out,
-        }
-    }
+/// Saved state that is being read.
+struct StateReading {
+    state: Restoring,
+    of: Reader,
+}
+
+/// What state is read for.
+enum Reader {
+    /// A request that begins with it.
+    Job(Box<Job>),
+    /// A slot; with the bytes of the files.
+    Slot(SlotOrder, u64),
 }
 
 /// A running text.
 struct Live<'t> {
     id: RequestId,
-    /// Number since the start of the server.
-    number: u64,
+    /// Number of the place of its sequence, also when it is idle.
+    slot: usize,
     index: usize,
     stream: StreamDecoder<'t>,
     stops: Stops,
@@ -104,6 +66,8 @@ struct Live<'t> {
     tokens: usize,
     tail: Tail,
     prompt: usize,
+    /// Until the prompt is read, if the client wants to know.
+    reading: Option<PromptReading>,
     proactive: bool,
     arrived: Instant,
     /// Time of the first token.
@@ -138,6 +102,13 @@ struct Worker<'e, 't> {
     stepper: Stepper<'e>,
     tokenizer: &'t Tokenizer,
     waiting: VecDeque<Job>,
+    /// Actions on slots that have not ended.
+    orders: VecDeque<SlotOrder>,
+    /// One after the other, in pieces between passes.
+    reading: VecDeque<StateReading>,
+    /// How long state may be read before the next pass, besides one piece: as long as the last pass took, so other texts keep
+    /// half of their speed.
+    reading_time: Duration,
     live: Vec<Live<'t>>,
     idle: IdleSequences,
     totals: Totals,
@@ -146,8 +117,6 @@ struct Worker<'e, 't> {
     decoded: Option<Decoded>,
     /// Origin of the scheduler's times.
     start: Instant,
-    /// Number of texts so far.
-    texts: u64,
 }
 
 /// Runs jobs until all senders are dropped, and saves the state of finished ones in `states`. Calls `started` once it
@@ -157,7 +126,7 @@ struct Worker<'e, 't> {
 /// A failed read, after which the engine must be reopened.
 pub fn work(
     engine: &mut Engine,
-    jobs: &Receiver<Job>,
+    jobs: &Receiver<Work>,
     shared: &Shared,
     scheduling: Scheduling,
     states: Option<StateFolder>,
@@ -172,28 +141,32 @@ pub fn work(
         stepper,
         tokenizer: &tokenizer,
         waiting: VecDeque::new(),
+        orders: VecDeque::new(),
+        reading: VecDeque::new(),
+        reading_time: Duration::ZERO,
         live: Vec::new(),
         idle: IdleSequences::new(states),
         totals: Totals::default(),
         schedule: Schedule::new(scheduling, most),
         decoded: None,
         start: Instant::now(),
-        texts: 0,
     };
     loop {
-        if worker.live.is_empty() && worker.waiting.is_empty() {
+        if worker.rests() {
             worker.report(shared);
-            match worker.next_job(jobs, shared) {
-                Some(job) => worker.waiting.push_back(job),
+            match worker.next_work(jobs, shared) {
+                Some(work) => worker.receive(work),
                 None => return Ok(()),
             }
         }
-        worker.waiting.extend(jobs.try_iter());
+        jobs.try_iter().for_each(|work| worker.receive(work));
         worker.cancel_abandoned();
         if shared.must_end() {
             worker.end_all("the server is shutting down");
         }
+        worker.run_order();
         worker.admit_waiting();
+        worker.read_states();
         worker.preempt_and_resume();
         worker.step()?;
         worker.report(shared);
@@ -201,13 +174,32 @@ pub fn work(
 }
 
 impl<'t> Worker<'_, 't> {
-    /// Waits for a job. Until one comes, the state of idle sequences is saved; after the last one, what is left of it, as
+    /// Whether there is nothing to do.
+    fn rests(&self) -> bool {
+        let Self {
+            live,
+            waiting,
+            orders,
+            reading,
+            ..
+        } = self;
+        live.is_empty() && waiting.is_empty() && orders.is_empty() && reading.is_empty()
+    }
+
+    fn receive(&mut self, work: Work) {
+        match work {
+            Work::Texts(job) => self.waiting.push_back(*job),
+            Work::Slot(order) => self.orders.push_back(order),
+        }
+    }
+
+    /// Waits for work. Until some comes, the state of idle sequences is saved; after the last one, what is left of it, as
     /// long as a server may take to end.
-    fn next_job(&mut self, jobs: &Receiver<Job>, shared: &Shared) -> Option<Job> {
+    fn next_work(&mut self, jobs: &Receiver<Work>, shared: &Shared) -> Option<Work> {
         let mut pause = PAUSE;
         while self.idle.unsaved() {
             match jobs.recv_timeout(pause) {
-                Ok(job) => return Some(job),
+                Ok(work) => return Some(work),
                 Err(RecvTimeoutError::Disconnected) if shared.must_end() => return None,
                 Err(_) => self.idle.save_next(),
             }
@@ -219,6 +211,11 @@ impl<'t> Worker<'_, 't> {
     /// Cancels texts whose client has gone.
     fn cancel_abandoned(&mut self) {
         self.waiting.retain(|job| !job.out.is_closed());
+        self.orders.retain(|order| !order.is_abandoned());
+        (self.reading).retain(|reading| match &reading.of {
+            Reader::Job(job) => !job.out.is_closed(),
+            Reader::Slot(..) => true,
+        });
         let gone = self.live.iter().filter(|live| live.out.is_closed());
         let gone: Vec<_> = gone.map(|live| live.id).collect();
         for id in gone {
@@ -228,7 +225,15 @@ impl<'t> Worker<'_, 't> {
     }
 
     fn end_all(&mut self, why: &str) {
-        for job in self.waiting.drain(..) {
+        self.orders.clear();
+        let reading = self
+            .reading
+            .drain(..)
+            .filter_map(|reading| match reading.of {
+                Reader::Job(job) => Some(*job),
+                Reader::Slot(..) => None,
+            });
+        for job in self.waiting.drain(..).chain(reading) {
             let _ = job.out.send(Out::Failed(why.to_owned()));
         }
         let all: Vec<_> = self.live.iter().map(|live| live.id).collect();
@@ -254,9 +259,8 @@ impl<'t> Worker<'_, 't> {
 
     /// Keeps the sequence of a finished request for reuse.
     fn keep(&mut self, live: Option<&Live<'_>>, finished: Finished) {
-        let read_only = live.is_some_and(|live| live.read_only);
-        if !read_only {
-            self.idle.add(finished.sequence);
+        if let Some(live) = live.filter(|live| !live.read_only) {
+            self.idle.add(finished.sequence, live.slot);
         }
     }
 
@@ -281,6 +285,120 @@ impl<'t> Worker<'_, 't> {
         self.live.iter().map(seen).collect()
     }
 
+    /// Texts for which state is being read, as seen by the scheduler.
+    fn reserved(&self, reading: &StateReading) -> impl Iterator<Item = Running> + use<> {
+        let (text, count) = match &reading.of {
+            Reader::Job(job) => {
+                let text = Running {
+                    proactive: job.proactive,
+                    arrived: self.time_of(job.arrived),
+                    prompt: job.prompt.len(),
+                    tokens: 0,
+                };
+                (text, job.samples)
+            }
+            Reader::Slot(..) => {
+                let text = Running {
+                    proactive: true,
+                    arrived: self.time_of(Instant::now()),
+                    prompt: 0,
+                    tokens: 0,
+                };
+                (text, 1)
+            }
+        };
+        std::iter::repeat_n(text, count)
+    }
+
+    /// How many idle sequences there may be beside the running ones and `texts` more.
+    fn room(&self, texts: usize) -> usize {
+        let reserved: usize = (self.reading.iter())
+            .map(|reading| self.reserved(reading).count())
+            .sum();
+        let most = self.stepper.engine().most_sequences();
+        most.saturating_sub(self.live.len() + reserved + texts)
+    }
+
+    /// Does a part of the next action on a slot that is not in use.
+    fn run_order(&mut self) {
+        // One that is being read may get any slot.
+        if !self.reading.is_empty() {
+            return;
+        }
+        let runs = |order: &SlotOrder| self.live.iter().any(|live| live.slot == order.slot);
+        let next = self.orders.iter().position(|order| !runs(order));
+        let Some(mut order) = next.and_then(|at| self.orders.remove(at)) else {
+            return;
+        };
+        order.begin();
+        let slot = order.slot;
+        match &order.action {
+            SlotAction::Erase => {
+                let tokens = self.idle.erase(slot);
+                order.end(Ok((tokens, 0)));
+            }
+            SlotAction::Save(name) => match self.idle.save(slot, name) {
+                Ok(None) => self.orders.push_front(order),
+                Ok(Some(saved)) => order.end(Ok((saved.found.len, saved.bytes))),
+                Err(why) => order.end(Err(why)),
+            },
+            SlotAction::Restore(name) => {
+                match self.idle.begin_restore(slot, name, self.stepper.engine()) {
+                    Ok((state, bytes)) => self.reading.push_back(StateReading {
+                        state,
+                        of: Reader::Slot(order, bytes),
+                    }),
+                    Err(why) => order.end(Err(why)),
+                }
+            }
+        }
+    }
+
+    /// Reads saved state for as long as other texts may wait, at least a piece.
+    fn read_states(&mut self) {
+        let start = Instant::now();
+        while let Some(reading) = self.reading.front_mut() {
+            if !self.idle.restore_next(&mut reading.state)
+                && let Some(StateReading { state, of }) = self.reading.pop_front()
+            {
+                match of {
+                    Reader::Job(job) => {
+                        let room = self.room(job.samples);
+                        let begun = (self.idle).restored(
+                            job.reusable(),
+                            room,
+                            state,
+                            self.stepper.engine(),
+                        );
+                        self.begin(*job, begun);
+                    }
+                    Reader::Slot(order, bytes) => {
+                        let restored = self.idle.add_restored(state, order.slot);
+                        order.end(restored.map(|tokens| (tokens, bytes)));
+                    }
+                }
+            }
+            if start.elapsed() >= self.reading_time {
+                return;
+            }
+        }
+    }
+
+    /// The lowest slot that is not in use.
+    fn free_slot(&self) -> usize {
+        let reads = |slot: usize| {
+            let of = self.reading.iter().map(|reading| &reading.of);
+            of.filter_map(|of| match of {
+                Reader::Job(_) => None,
+                Reader::Slot(order, _) => Some(order.slot),
+            })
+            .any(|reads| reads == slot)
+        };
+        let runs = |slot: usize| self.live.iter().any(|live| live.slot == slot);
+        let free = |slot: &usize| !runs(*slot) && !self.idle.has(*slot) && !reads(*slot);
+        (0..).find(free).unwrap_or_default()
+    }
+
     /// Starts waiting jobs for which there is room.
     fn admit_waiting(&mut self) {
         loop {
@@ -292,7 +410,12 @@ impl<'t> Worker<'_, 't> {
                 arrived: self.time_of(job.arrived),
             });
             let waiting: Vec<_> = waiting.collect();
-            let running = self.running();
+            let mut running = self.running();
+            running.extend(
+                self.reading
+                    .iter()
+                    .flat_map(|reading| self.reserved(reading)),
+            );
             let next = self.schedule.next(now, waiting.into_iter(), &running);
             let Some(job) = next.and_then(|at| self.waiting.remove(at)) else {
                 return;
@@ -301,16 +424,33 @@ impl<'t> Worker<'_, 't> {
         }
     }
 
+    /// Starts a job, now or when its saved state is read.
     fn admit(&mut self, job: Job) {
-        let room = self.stepper.engine().most_sequences() - self.live.len() - job.samples;
-        // Logits of cached tokens are not available.
-        let reusable = if job.request.prompt_log_probs || job.request.mean_hidden {
-            &[]
-        } else {
-            &job.prompt[..job.prompt.len() - 1]
+        let room = self.room(job.samples);
+        let reusable = job.reusable();
+        let shared = match reusable.is_empty() {
+            true => 0,
+            false => self.stepper.shared(&job.prompt),
         };
-        let taken = self.idle.take(reusable, room, self.stepper.engine());
-        let Begun { sequence, restored } = match taken {
+        let engine = self.stepper.engine();
+        let taken = self.idle.take(reusable, shared, room, engine);
+        match taken {
+            Ok(Begun::OnDisk(state)) => self.reading.push_back(StateReading {
+                state,
+                of: Reader::Job(Box::new(job)),
+            }),
+            Ok(Begun::InMemory(beginning)) => self.begin(job, Ok(beginning)),
+            Err(e) => self.begin(job, Err(e)),
+        }
+    }
+
+    /// Starts a job with the state of its beginning.
+    fn begin(&mut self, job: Job, begun: Result<Beginning, Error>) {
+        let Beginning {
+            sequence,
+            restored,
+            mut slot,
+        } = match begun {
             Ok(begun) => begun,
             Err(e) => {
                 let _ = job.out.send(Out::Failed(e.to_string()));
@@ -333,6 +473,8 @@ impl<'t> Worker<'_, 't> {
                 return;
             }
         };
+        // With what it shares with a running text.
+        let known = self.stepper.sequence_len(first).unwrap_or(known);
         self.totals.requests += 1;
         let class = self.totals.class(job.proactive);
         class.queue.add(job.arrived.elapsed());
@@ -343,12 +485,27 @@ impl<'t> Worker<'_, 't> {
             let _ = job.out.send(Out::Started {
                 index: job.first,
                 cached: known,
+                slot: slot.unwrap_or_else(|| self.free_slot()),
+            });
+        }
+        let total = job.prompt.len();
+        let told = PromptProgress {
+            total,
+            cache: known,
+            processed: known,
+            time_ms: 0,
+        };
+        if job.progress {
+            let _ = job.out.send(Out::Progress {
+                index: job.first,
+                progress: told,
             });
         }
         for index in 0..job.samples {
+            let slot = slot.take().unwrap_or_else(|| self.free_slot());
             self.live.push(Live {
                 id: first.sample(index),
-                number: self.texts + index as u64,
+                slot,
                 index: job.first + index,
                 stream: (self.tokenizer.stream_after_prompt()).showing(job.signs.clone()),
                 stops: (Stops::new(job.stops.clone()).and_quietly(&job.quiet_stops))
@@ -358,7 +515,11 @@ impl<'t> Worker<'_, 't> {
                 log_probs: Vec::new(),
                 tokens: 0,
                 tail: Tail::default(),
-                prompt: job.prompt.len(),
+                prompt: total,
+                reading: (job.progress && index == 0).then(|| PromptReading {
+                    told,
+                    start: Instant::now(),
+                }),
                 proactive: job.proactive,
                 arrived: job.arrived,
                 first: None,
@@ -367,7 +528,6 @@ impl<'t> Worker<'_, 't> {
                 out: job.out.clone(),
             });
         }
-        self.texts += job.samples as u64;
     }
 
     /// Preempts and resumes texts as the scheduler decides.
@@ -423,6 +583,11 @@ impl<'t> Worker<'_, 't> {
         let stepped = self.stepper.step()?;
         let time = start.elapsed();
         self.totals.pass += time;
+        // What begins to be read has not waited yet.
+        self.reading_time = match self.reading.is_empty() {
+            true => Duration::ZERO,
+            false => time,
+        };
         let (events, rows, whole) = match stepped {
             Stepped::Passed {
                 events,
@@ -431,9 +596,11 @@ impl<'t> Worker<'_, 't> {
             } => (std::mem::take(events), rows, whole),
             Stepped::Idle | Stepped::Yielded => return Ok(()),
         };
+        self.totals.passes_while_reading += u64::from(rows > 0 && !self.reading.is_empty());
         let is_token = |event: &&Event| matches!(event, Event::Token { .. });
         let tokens = events.iter().filter(is_token).count();
         self.count_pass(rows, whole, tokens, time);
+        self.tell_progress();
         for event in events {
             match event {
                 Event::Token {
@@ -460,6 +627,28 @@ impl<'t> Worker<'_, 't> {
             }
         }
         Ok(())
+    }
+
+    /// Tells clients that want to know how much of their prompt the last pass has read.
+    fn tell_progress(&mut self) {
+        for live in &mut self.live {
+            let Some(PromptReading { told, start }) = &mut live.reading else {
+                continue;
+            };
+            let len = self.stepper.sequence_len(live.id).unwrap_or_default();
+            let processed = len.min(told.total);
+            if processed > told.processed {
+                told.processed = processed;
+                told.time_ms = start.elapsed().as_millis() as u64;
+                let _ = live.out.send(Out::Progress {
+                    index: live.index,
+                    progress: *told,
+                });
+            }
+            if processed == told.total {
+                live.reading = None;
+            }
+        }
     }
 
     /// Sends output that is not a token.
@@ -545,7 +734,7 @@ impl<'t> Worker<'_, 't> {
 
     fn report(&mut self, shared: &Shared) {
         self.totals.processing = self.live.len();
-        self.totals.waiting = self.waiting.len();
+        self.totals.waiting = self.waiting.len() + self.reading.len();
         self.totals.counters = self.stepper.engine().counters();
         for proactive in [false, true] {
             let running = self.live.iter().filter(|l| l.proactive == proactive);
@@ -563,7 +752,7 @@ impl<'t> Worker<'_, 't> {
         let engine = self.stepper.engine();
         let entries = engine.memory().ledger.entries().iter();
         let slot = |live: &Live<'_>| Slot {
-            id: live.number,
+            id: live.slot,
             proactive: live.proactive,
             prompt: live.prompt,
             tokens: live.tokens,
@@ -571,6 +760,7 @@ impl<'t> Worker<'_, 't> {
         };
         Snapshot {
             slots: self.live.iter().map(slot).collect(),
+            idle: self.idle.slots().collect(),
             layers: engine.resident_by_layer(),
             memory: entries
                 .map(|&(name, bytes)| MemoryPart { name, bytes })

@@ -3,10 +3,12 @@
 //! Files are named after what they hold, `IDENTITY-KEY.state`, and never change; the time of a file is that of its last use.
 //! The least recently used ones make room. Files of other names are not touched. What is damaged is removed and computed
 //! again. A file is used only if its tokens, and those of the files before it, are the request's.
+//!
+//! A saved slot, `NAME.slot`, is a list of tokens: its state is that of the pieces.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
@@ -16,6 +18,7 @@ use emberflow_engine::{Engine, Restored, Sequence};
 use super::day::DayCount;
 use super::file::{self, CHUNK, Header, Most, Saved};
 use super::index::{Found, Index, PIECE, Piece};
+use super::slot_file::{self, SlotFileError, SlotName};
 use crate::atomic::{Partial, remove_stale};
 use crate::{Failure, atomic};
 
@@ -42,6 +45,16 @@ struct Facts {
     end: usize,
 }
 
+impl Facts {
+    fn of(file: &Metadata) -> Self {
+        Self {
+            bytes: file.len(),
+            used: file.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            end: 0,
+        }
+    }
+}
+
 /// Saved states of one model in a folder.
 #[derive(Debug)]
 pub struct StateFolder {
@@ -55,12 +68,59 @@ pub struct StateFolder {
     /// Positions of a sequence.
     context: usize,
     index: Index,
-    /// By name: all files of saved state, also other models'.
+    /// By name: all files of saved state, also other models', and saved slots.
     files: HashMap<String, Facts>,
     /// When the folder changed last, as far as it is known.
     changed: Option<SystemTime>,
-    /// When a sequence was last restored, or began to be saved.
+    /// When a sequence last began to be saved.
     now: SystemTime,
+}
+
+/// What saving a sequence came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// A piece was written.
+    Written,
+    /// All of it is saved that can be.
+    Whole,
+    /// There is no room for more, or too much was written today.
+    NoRoom,
+}
+
+/// State that is being read, piece by piece.
+#[derive(Debug)]
+pub struct Restoring {
+    found: Found,
+    /// Number of pieces that were read.
+    at: usize,
+    restored: Restored,
+    start: Instant,
+    /// The time of use of all its pieces.
+    now: SystemTime,
+}
+
+impl Restoring {
+    /// Tokens of what was found.
+    pub fn wanted(&self) -> usize {
+        self.found.len
+    }
+
+    /// The sequence, which is shorter than what was found where files are missing or damaged.
+    pub fn finish(self) -> Sequence {
+        let mut sequence = self.restored.finish();
+        sequence.truncate(self.found.len);
+        tracing::info!(tokens = sequence.len(), time = ?self.start.elapsed(), "saved state is read");
+        sequence
+    }
+}
+
+/// A slot in the folder.
+#[derive(Debug)]
+pub struct SlotState {
+    /// Its state.
+    pub found: Found,
+    /// Bytes of the files that hold it.
+    pub bytes: u64,
 }
 
 impl StateFolder {
@@ -112,17 +172,17 @@ impl StateFolder {
                 continue;
             };
             let Some(key) = key_of(&name) else {
-                remove_stale(&entry.path(), |whole| key_of(whole).is_some());
+                let ours = |name: &str| key_of(name).is_some() || SlotName::is_file(name);
+                remove_stale(&entry.path(), ours);
+                if SlotName::is_file(&name) && facts.is_file() && files.len() < FILES {
+                    files.insert(name, Facts::of(&facts));
+                }
                 continue;
             };
             if !facts.is_file() || files.len() == FILES {
                 continue;
             }
-            let mut found = Facts {
-                bytes: facts.len(),
-                used: facts.modified().unwrap_or(SystemTime::UNIX_EPOCH),
-                end: 0,
-            };
+            let mut found = Facts::of(&facts);
             if let Some(known) = self.files.get(&name) {
                 found.end = known.end;
             } else if name.starts_with(&self.identity) {
@@ -197,27 +257,35 @@ impl StateFolder {
         self.index.find(tokens, self.recurrent, self.context)
     }
 
-    /// Reads what was found into `empty`. Returns a shorter sequence where files are missing or damaged.
-    pub fn restore(&mut self, found: &Found, empty: Sequence) -> Sequence {
-        let start = Instant::now();
-        self.now = SystemTime::now();
-        let mut restored = Restored::new(empty);
-        for (at, &key) in found.pieces.iter().enumerate() {
-            if let Some(&next) = found.pieces.get(at + AHEAD) {
-                self.read_ahead(next);
-            }
-            if let Err(why) = self.read(key, &mut restored) {
-                let name = self.name(key);
-                self.failed(&self.path.join(&name), &why);
-                self.index.remove(key);
-                self.files.remove(&name);
-                break;
-            }
+    /// Begins to read what was found into `empty`.
+    pub fn restore(&self, found: Found, empty: Sequence) -> Restoring {
+        Restoring {
+            found,
+            at: 0,
+            restored: Restored::new(empty),
+            start: Instant::now(),
+            now: SystemTime::now(),
         }
-        let mut sequence = restored.finish();
-        sequence.truncate(found.len);
-        tracing::info!(tokens = sequence.len(), time = ?start.elapsed(), "saved state is read");
-        sequence
+    }
+
+    /// Reads the next piece. Returns false if there is none, or if it is missing or damaged, so that the rest is of no use.
+    pub fn restore_next(&mut self, of: &mut Restoring) -> bool {
+        let Some(&key) = of.found.pieces.get(of.at) else {
+            return false;
+        };
+        if let Some(&next) = of.found.pieces.get(of.at + AHEAD) {
+            self.read_ahead(next);
+        }
+        if let Err(why) = self.read(key, &mut of.restored) {
+            let name = self.name(key);
+            self.failed(&self.path.join(&name), &why);
+            self.index.remove(key);
+            self.files.remove(&name);
+            return false;
+        }
+        self.touch(key, of.now);
+        of.at += 1;
+        of.at < of.found.pieces.len()
     }
 
     /// Tells the system that a piece will be read, so that it comes from the device while others are checked and copied.
@@ -227,7 +295,7 @@ impl StateFolder {
         let _ = file.map(|file| rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed));
     }
 
-    fn read(&mut self, key: u128, into: &mut Restored) -> io::Result<()> {
+    fn read(&self, key: u128, into: &mut Restored) -> io::Result<()> {
         let saved = Saved::open(&self.path.join(self.name(key)), MOST)?;
         let is_it = self.index.get(key).is_some_and(|piece| {
             piece.tokens[..] == saved.tokens[..]
@@ -237,14 +305,12 @@ impl StateFolder {
         if !is_it {
             return Err(file::damaged("it is of another text"));
         }
-        saved.read(into)?;
-        self.touch(key);
-        Ok(())
+        saved.read(into)
     }
 
     /// Gives a file the time of the current use: that of all pieces of a sequence together.
-    fn touch(&mut self, key: u128) {
-        let (name, now) = (self.name(key), self.now);
+    fn touch(&mut self, key: u128, now: SystemTime) {
+        let name = self.name(key);
         let file = File::options().append(true).open(self.path.join(&name));
         // A folder that cannot be written still gives what it has.
         let _ = file.and_then(|file| file.set_modified(now));
@@ -257,22 +323,21 @@ impl StateFolder {
     pub fn begin(&mut self, sequence: &Sequence) {
         self.now = SystemTime::now();
         for key in self.find(sequence.tokens()).pieces {
-            self.touch(key);
+            self.touch(key, self.now);
         }
     }
 
-    /// Saves the next piece of a sequence that is not saved. Returns false if there is none, or no room for it, or too much
-    /// was written today.
+    /// Saves the next piece of a sequence that is not saved.
     ///
     /// # Errors
     /// I/O errors.
-    pub fn save_next(&mut self, sequence: &Sequence) -> Result<bool, Failure> {
+    pub fn save_next(&mut self, sequence: &Sequence) -> Result<Step, Failure> {
         self.look().map_err(Failure::file(&self.path))?;
         if !sequence.can_be_saved() {
-            return Ok(false);
+            return Ok(Step::Whole);
         }
         let Some(piece) = self.index.missing(sequence) else {
-            return Ok(false);
+            return Ok(Step::Whole);
         };
         let end = piece.end();
         let snapshot = piece.snapshot.then_some(end);
@@ -282,8 +347,8 @@ impl StateFolder {
             sequence.saved_bytes(piece.first..end) + block.map_or(0, <[u8]>::len) as u64 + rest;
         let own = self.find(sequence.tokens()).pieces;
         let own: HashSet<String> = own.into_iter().map(|key| self.name(key)).collect();
-        if !self.day.has(about) || !self.make_room(about, &own) || !self.day.take(about)? {
-            return Ok(false);
+        if !self.may_write(about, &own)? {
+            return Ok(Step::NoRoom);
         }
         let name = self.name(piece.key());
         let path = self.path.join(&name);
@@ -303,8 +368,82 @@ impl StateFolder {
         let (key, used) = (piece.key(), self.now);
         self.index.add(piece);
         self.files.insert(name, Facts { bytes, used, end });
-        self.touch(key);
-        Ok(true)
+        self.touch(key, used);
+        Ok(Step::Written)
+    }
+
+    /// Lists the tokens of a sequence's saved state in a file of this name. None if there is no room for it, or too much was
+    /// written today. Without saved state nothing is written.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn save_slot(
+        &mut self,
+        name: &SlotName,
+        sequence: &Sequence,
+    ) -> Result<Option<SlotState>, Failure> {
+        let found = self.find(sequence.tokens());
+        let mut state = self.slot_state(found);
+        if state.found.len == 0 {
+            return Ok(Some(state));
+        }
+        let (file, bytes) = (name.file(), slot_file::bytes(state.found.len));
+        let mut own: HashSet<String> = state
+            .found
+            .pieces
+            .iter()
+            .map(|&key| self.name(key))
+            .collect();
+        own.insert(file.clone());
+        if !self.may_write(bytes, &own)? {
+            return Ok(None);
+        }
+        let path = self.path.join(&file);
+        slot_file::write(&path, &self.identity, &sequence.tokens()[..state.found.len])?;
+        let used = SystemTime::now();
+        self.files.insert(
+            file,
+            Facts {
+                bytes,
+                used,
+                end: 0,
+            },
+        );
+        state.bytes += bytes;
+        Ok(Some(state))
+    }
+
+    /// The tokens of a saved slot, and their state as far as it is in the folder.
+    ///
+    /// # Errors
+    /// A file that is missing, damaged, or of another model, and one that is longer than the context.
+    pub fn slot(&mut self, name: &SlotName) -> Result<(Vec<u32>, SlotState), SlotFileError> {
+        self.look()?;
+        let path = self.path.join(name.file());
+        let tokens = slot_file::read(&path, &self.identity, self.context)?;
+        let mut state = self.slot_state(self.find(&tokens));
+        state.bytes += slot_file::bytes(tokens.len());
+        if let Some(facts) = self.files.get_mut(&name.file()) {
+            facts.used = SystemTime::now();
+            let file = File::options().append(true).open(&path);
+            // A folder that cannot be written still gives what it has.
+            let _ = file.and_then(|file| file.set_modified(facts.used));
+        }
+        Ok((tokens, state))
+    }
+
+    fn slot_state(&self, found: Found) -> SlotState {
+        let files = found
+            .pieces
+            .iter()
+            .map(|&key| self.files.get(&self.name(key)));
+        let bytes = files.flatten().map(|facts| facts.bytes).sum();
+        SlotState { found, bytes }
+    }
+
+    /// Makes room for `bytes`, and counts them for today. False if there is none, or too much was written today.
+    fn may_write(&mut self, bytes: u64, own: &HashSet<String>) -> Result<bool, Failure> {
+        Ok(self.day.has(bytes) && self.make_room(bytes, own) && self.day.take(bytes)?)
     }
 
     /// Removes the least recently used files until there is room for `bytes`, but none of `own`, of the sequence that is being

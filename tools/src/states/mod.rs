@@ -8,7 +8,9 @@ mod file;
 mod folder;
 mod index;
 mod session;
+mod slot_file;
 
 pub use self::day::DayCount;
-pub use self::folder::StateFolder;
+pub use self::folder::{Restoring, SlotState, StateFolder, Step};
 pub use self::session::SessionFile;
+pub use self::slot_file::{SlotFileError, SlotName};

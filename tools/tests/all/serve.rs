@@ -114,6 +114,67 @@ fn chats_stream_what_clients_expect() {
     assert_eq!(reply.streamed(), text);
 }
 
+/// The `prompt_progress` of a stream's chunks, which are whole chunks for clients that do not know it.
+fn progress(reply: &Reply) -> Vec<[u64; 3]> {
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let mut told = Vec::new();
+    let mut last = 0;
+    for event in reply.events() {
+        let chunk: Value = serde_json::from_str(event).unwrap_or_default();
+        let Some(progress) = chunk["prompt_progress"].as_object() else {
+            continue;
+        };
+        let choice = &chunk["choices"][0];
+        let whole = choice["delta"] == json!({}) || choice["text"] == "" || chunk["content"] == "";
+        assert!(whole && choice["finish_reason"].is_null(), "{chunk}");
+        let time = progress["time_ms"].as_u64().unwrap();
+        assert!(time >= last, "{chunk}");
+        last = time;
+        let numbers = ["total", "cache", "processed"];
+        told.push(numbers.map(|name| progress[name].as_u64().unwrap()));
+    }
+    told
+}
+
+/// As llama.cpp's server reports it: tokens of the prompt, those that were reused, and all that are read.
+#[test]
+fn streams_tell_how_much_of_a_prompt_is_read() {
+    let server = Server::start(&["--context", "1024"]);
+    let words = |first: &str| format!("{first} {}", "is a slice of a vector".repeat(130));
+    for path in ["/v1/completions", "/v1/chat/completions", "/completion"] {
+        let mut body = request(&words(path), 4);
+        body["messages"] = json!([{"role": "user", "content": words(path)}]);
+        body["stream"] = json!(true);
+        assert_eq!(progress(&server.post(path, &body)), [] as [[u64; 3]; 0]);
+        // A prompt that is not known yet.
+        body["prompt"] = json!(words(&format!("New {path}")));
+        body["messages"][0]["content"] = body["prompt"].clone();
+        body["return_progress"] = json!(true);
+        let reply = server.post(path, &body);
+        let told = progress(&reply);
+        let [total, cached, _] = told[0];
+        assert!(told.len() >= 3, "{path}: {told:?}");
+        assert!(
+            told.iter().all(|one| one[..2] == [total, cached]),
+            "{told:?}"
+        );
+        let read: Vec<u64> = told.iter().map(|one| one[2]).collect();
+        assert!(read.is_sorted_by(|a, b| a < b), "{path}: {read:?}");
+        assert_eq!((read[0], read.last()), (cached, Some(&total)), "{path}");
+        // The same prompt again.
+        let told = progress(&server.post(path, &body));
+        let again = told[0];
+        assert!(
+            again[1] > cached && again[1] == again[2] && again[0] == total,
+            "{told:?}"
+        );
+        assert_eq!(told.last().map(|one| one[2]), Some(total));
+        body["stream"] = json!(false);
+        let whole = server.post(path, &body);
+        assert!(!whole.body.contains("prompt_progress"), "{}", whole.body);
+    }
+}
+
 #[test]
 fn texts_end_before_stop_strings() {
     let server = Server::start(&[]);

@@ -1,8 +1,10 @@
 //! State on disk: a conversation continues after a restart with the same text, whatever happened to its files.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -235,6 +237,157 @@ fn the_folder_stays_within_its_size_and_two_servers_share_it() {
     assert!((1..=5 << 20).contains(&bytes()), "{}", bytes());
 }
 
+/// An action on a slot: the status, and the reply.
+fn act(server: &Server, slot: usize, action: &str, file: &str) -> (u16, Value) {
+    let path = format!("/slots/{slot}?action={action}");
+    let reply = server.post(&path, &json!({"filename": file}));
+    (reply.status, reply.json())
+}
+
+/// `/slots` once a conversation is idle and nothing else runs.
+fn idle(server: &Server) -> Value {
+    let start = Instant::now();
+    loop {
+        let slots = server.get("/slots").json();
+        if slots[0]["state"] == "idle" {
+            return slots;
+        }
+        assert!(start.elapsed() < HANGS, "{slots}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_saved_slot_is_restored_after_a_kill_and_gives_the_same_text() {
+    for (model, context, lengths) in MODELS {
+        let dir = tempfile::tempdir().unwrap();
+        let more = ["--context", context, "--parallel", "3"];
+        let [short, long] = lengths.map(prompt);
+        let fresh = Server::start(&[&[model], &more[..2]].concat());
+        let expected = ask(&fresh, &long).0;
+        let first = server(model, dir.path(), &more);
+        let (_, [tokens, _]) = ask(&first, &short);
+        let id = idle(&first)[0]["id"].as_u64().unwrap() as usize;
+        let (status, saved) = act(&first, id, "save", "talk one.bin");
+        assert_eq!(status, 200, "{saved}");
+        let count = |reply: &Value, name: &str| reply[name].as_u64().expect(name);
+        assert!(count(&saved, "n_saved") + 8 >= tokens, "{model}: {saved}");
+        assert!(
+            count(&saved, "n_written") > 0 && saved["id_slot"] == id,
+            "{saved}"
+        );
+        assert!(saved["timings"]["save_ms"].as_f64() > Some(0.0), "{saved}");
+        first.end("-KILL");
+        let second = server(model, dir.path(), &more);
+        let (status, restored) = act(&second, 1, "restore", "talk one.bin");
+        assert_eq!(status, 200, "{restored}");
+        assert_eq!(restored["n_restored"], saved["n_saved"], "{model}");
+        assert_eq!(restored["n_read"], saved["n_written"], "{model}");
+        let slots = idle(&second);
+        assert_eq!(
+            (&slots[0]["id"], &slots[0]["tokens"]),
+            (&json!(1), &saved["n_saved"])
+        );
+        let (text, [_, cached]) = ask(&second, &long);
+        assert_eq!(text, expected, "{model}");
+        assert!(cached + 8 >= tokens, "{model}: {cached} of {tokens}");
+        // It is in memory: nothing is read for the request. But recurrent state goes back to the end of the last answer only.
+        if model.starts_with("demo") {
+            assert_eq!(second.metric("prompt_tokens_restored_total"), 0, "{model}");
+        }
+        let (_, erased) = act(&second, 1, "erase", "");
+        assert!(count(&erased, "n_erased") > cached, "{erased}");
+        assert_eq!(act(&second, 1, "erase", "").1["n_erased"], 0);
+    }
+}
+
+#[test]
+fn what_is_no_saved_slot_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let context = ["--context", "900", "--parallel", "2"];
+    let long = prompt(160);
+    let check = |server: &Server, slot: usize, action: &str, file: &str, status: u16, why: &str| {
+        let (found, reply) = act(server, slot, action, file);
+        let message = reply["error"]["message"].as_str().unwrap_or_default();
+        assert!(found == status && message.contains(why), "{found}: {reply}");
+    };
+    let stateless = Server::start(&["demo"]);
+    check(&stateless, 0, "save", "a", 501, "--state-dir");
+    let first = server("demo", dir.path(), &context);
+    let (expected, _) = ask(&first, &long);
+    for name in ["", "..", "../a", "a/b", "/etc/passwd", "a\\b", "a.", "a\n"] {
+        check(&first, 0, "save", name, 400, "filename");
+        check(&first, 0, "restore", name, 400, "filename");
+    }
+    check(&first, 0, "move", "a", 400, "invalid action");
+    check(&first, 2, "save", "a", 400, "invalid slot id");
+    check(&first, 1, "save", "a", 404, "slot 1 has no conversation");
+    check(&first, 0, "restore", "a", 404, "no saved slot");
+    assert_eq!(act(&first, 0, "save", "a").0, 200);
+    let listed = dir.path().join("a.slot");
+    let whole = std::fs::read(&listed).unwrap();
+    for at in [0, 20, whole.len() - 6] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&listed, damaged).unwrap();
+        let (status, reply) = act(&first, 1, "restore", "a");
+        assert_eq!(status, 400, "{at}: {reply}");
+    }
+    std::fs::write(&listed, &whole).unwrap();
+    assert_eq!(first.end("-TERM"), 0);
+    let other = server("demo-moe", dir.path(), &context);
+    check(&other, 0, "restore", "a", 400, "another model");
+    let shorter = server("demo", dir.path(), &["--context", "400"]);
+    check(&shorter, 0, "restore", "a", 400, "more than --context");
+    // A piece of it is damaged, which is noticed when it is read; then it is gone.
+    let second = server("demo", dir.path(), &context);
+    let piece = files(dir.path()).pop().unwrap();
+    let mut bytes = std::fs::read(&piece).unwrap();
+    let end = bytes.len() - 9;
+    bytes[end] ^= 1;
+    std::fs::write(&piece, bytes).unwrap();
+    for _ in 0..2 {
+        check(&second, 0, "restore", "a", 404, "gone or damaged");
+    }
+    assert_eq!(ask(&second, &long).0, expected);
+    // No room: neither for pieces nor for the list.
+    let small = tempfile::tempdir().unwrap();
+    let third = server("demo", small.path(), &["--state-size", "64KiB"]);
+    ask(&third, &long);
+    check(&third, 0, "save", "a", 507, "--state-size");
+    assert!(!small.path().join("a.slot").exists());
+}
+
+/// A stream is not held up by a request whose state is read: counted, because reading a piece takes as long as a few tokens.
+#[test]
+fn texts_go_on_while_state_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = ["--context", "1024", "--parallel", "2"];
+    let long = prompt(180);
+    let first = server("demo", dir.path(), &more);
+    let (expected, _) = ask(&first, &long);
+    assert_eq!(first.end("-TERM"), 0);
+    assert!(files(dir.path()).len() >= 2);
+    let second = server("demo", dir.path(), &more);
+    let body = json!({
+        "prompt": "A vector", "max_tokens": 900, "ignore_eos": true, "temperature": 0, "stream": true,
+    });
+    let running = second.send("POST /v1/completions HTTP/1.0", &body.to_string());
+    let start = Instant::now();
+    while second.metric("tokens_predicted_total") < 3 {
+        assert!(start.elapsed() < HANGS);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let (text, [_, cached]) = ask(&second, &long);
+    assert_eq!(text, expected);
+    assert_eq!(second.metric("prompt_tokens_restored_total"), cached);
+    assert!(cached > 256);
+    // The stream still runs.
+    second.wait_for("requests_processing", 1);
+    assert!(second.metric("passes_while_reading_state_total") > 0);
+    drop(running);
+}
+
 fn run(args: &[&str]) -> Value {
     let out = succeed(
         emberflow()
@@ -319,4 +472,22 @@ fn a_session_continues_a_text_and_a_chat() {
         last(&continued)["logits_hash"],
         last(&at_once)["logits_hash"]
     );
+    // The first answer is saved at once: a chat that is killed has it.
+    let killed = dir.path().join("c.session");
+    let path = ["--session", killed.to_str().unwrap()];
+    let mut command = emberflow();
+    let args = ["run", &model, "--chat", "-n", "8", "--temp", "0", "--json"];
+    command.args(args).args(path).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What is a vector?\n").unwrap();
+    let start = Instant::now();
+    while !killed.exists() {
+        assert!(start.elapsed() < HANGS);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let continued = talk("And a slice?\n", &path);
+    assert_eq!(last(&continued)["text"], last(&at_once)["text"]);
 }
