@@ -316,6 +316,7 @@ fn app(
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
         size: model.container().file_len(),
+        format: ollama_api::format(model.container()),
         context,
         parallel,
         queue,
