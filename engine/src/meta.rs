@@ -64,6 +64,10 @@ pub struct Quant {
     /// Whether some of these matrices have other formats; the fields name the most frequent ones.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mixed: bool,
+    /// Of a checkpoint that is not packed: its quantizer's name for all of them, such as `Q4_K_M`, or the most frequent
+    /// format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<String>,
 }
 
 /// Order of the neurons in a bank.

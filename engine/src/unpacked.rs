@@ -39,13 +39,14 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
     let source = emberflow_models::open(path)?;
     let c = source.config().clone();
     let mut meta = ContainerMeta::of(source.as_ref(), no_formats());
+    let quantization = source.quantization();
     let Some(tensors) = source.into_stored() else {
         return Err(Error::Unpacked {
             path: path.to_path_buf(),
             what: "a description without weights",
         });
     };
-    meta.quant = formats(tensors.tensors());
+    meta.quant = formats(tensors.tensors(), quantization);
     let meta = serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
         path: path.to_path_buf(),
         reason: e.to_string(),
@@ -90,8 +91,8 @@ fn spec(of: &StoredTensor) -> TensorSpec {
     }
 }
 
-/// The most frequent formats by weight class, by bytes.
-fn formats(tensors: &[StoredTensor]) -> Quant {
+/// The most frequent formats by weight class, by bytes. The whole has the name that the checkpoint states.
+fn formats(tensors: &[StoredTensor], stated: Option<&str>) -> Quant {
     let most = |of: &dyn Fn(Role) -> bool| {
         let mut bytes = BTreeMap::<DType, u64>::new();
         for tensor in tensors.iter().filter(|tensor| of(tensor.id.role)) {
@@ -104,11 +105,13 @@ fn formats(tensors: &[StoredTensor]) -> Quant {
     let (ffn, first) = most(&Role::is_bundled);
     let (attention, second) = most(&Role::is_projection);
     let (embedding, third) = most(&|role| matches!(role, Role::Embed | Role::Head));
+    let whole = stated.map_or_else(|| most(&|_| true).0.to_uppercase(), str::to_owned);
     Quant {
         ffn,
         attention,
         embedding,
         mixed: first || second || third,
+        whole: Some(whole),
     }
 }
 
@@ -119,6 +122,7 @@ fn no_formats() -> Quant {
         attention: String::new(),
         embedding: String::new(),
         mixed: false,
+        whole: None,
     }
 }
 

@@ -123,6 +123,11 @@ pub trait Checkpoint {
         BTreeMap::new()
     }
 
+    /// The quantizer's name for the formats of the whole file, such as `Q4_K_M`, if the checkpoint states one.
+    fn quantization(&self) -> Option<&'static str> {
+        None
+    }
+
     /// All tensors: those of [`crate::names::required`] in that order, then any predictors.
     fn tensors(&self) -> &[TensorInfo];
 

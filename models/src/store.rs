@@ -48,6 +48,7 @@ pub(crate) struct About {
     pub(crate) sampling: SamplingDefaults,
     pub(crate) rules: TextRules,
     pub(crate) named_tokens: BTreeMap<String, String>,
+    pub(crate) quantization: Option<&'static str>,
 }
 
 /// An opened, checked checkpoint.
@@ -401,6 +402,10 @@ impl Checkpoint for Store {
 
     fn named_tokens(&self) -> BTreeMap<String, String> {
         self.about.named_tokens.clone()
+    }
+
+    fn quantization(&self) -> Option<&'static str> {
+        self.about.quantization
     }
 
     fn tensors(&self) -> &[TensorInfo] {

@@ -156,6 +156,9 @@ pub struct MeasureMachineArgs {
     pub disk: Option<PathBuf>,
 }
 
+/// Default of `plan --context`.
+pub const PLAN_CONTEXT: u32 = 1024;
+
 /// `plan`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -181,7 +184,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = parse_budget)]
     pub memory: Vec<Budget>,
     /// Context length in tokens.
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", default_value_t = PLAN_CONTEXT)]
     pub context: u32,
     /// CPU threads; default: one per core, or fewer if that is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -204,6 +207,9 @@ pub struct PlanArgs {
     /// Replace an existing file.
     #[arg(long, requires = "svg")]
     pub force: bool,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub served: ServedArgs,
 }
 
 /// `doctor`

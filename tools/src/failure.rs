@@ -46,9 +46,12 @@ pub enum Failure {
     /// A run started by a benchmark failed.
     #[error("{0}")]
     Child(String),
-    /// A hub cannot be reached, refuses, or has nothing that runs; or there is no room for what it has.
+    /// A hub refuses, or has nothing that runs; or there is no room for what it has.
     #[error("{0}")]
     Network(String),
+    /// A hub cannot be reached, or must not be asked.
+    #[error("{0}")]
+    Unreachable(String),
     /// A process that this one started has failed and said why; its exit code.
     #[error("a process that this one started has failed")]
     Reported(u8),

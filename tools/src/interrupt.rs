@@ -13,11 +13,14 @@ struct HandlerState {
     flag: Option<Arc<AtomicBool>>,
     /// Unfinished files and folders that cannot be resumed.
     unfinished: Vec<PathBuf>,
+    /// What to do in place of a plain message.
+    at_stop: Option<Box<dyn FnOnce() + Send>>,
 }
 
 static STATE: Mutex<HandlerState> = Mutex::new(HandlerState {
     flag: None,
     unfinished: Vec::new(),
+    at_stop: None,
 });
 
 fn state() -> MutexGuard<'static, HandlerState> {
@@ -56,6 +59,25 @@ impl Unfinished {
     }
 }
 
+/// What Ctrl-C does before the program ends, in place of its message, while this value lives.
+#[derive(Debug)]
+pub struct AtStop(());
+
+impl AtStop {
+    /// Registers `last`.
+    pub fn new(last: impl FnOnce() + Send + 'static) -> Self {
+        state().at_stop = Some(Box::new(last));
+        listen();
+        Self(())
+    }
+}
+
+impl Drop for AtStop {
+    fn drop(&mut self) {
+        state().at_stop = None;
+    }
+}
+
 /// `path` with `ending` appended to its name.
 pub fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -85,7 +107,7 @@ fn listen() {
 
 /// Waits for Ctrl-C on its own thread.
 fn stop() {
-    let state = state();
+    let mut state = state();
     if let Some(flag) = &state.flag
         && !flag.swap(true, Ordering::Relaxed)
     {
@@ -106,7 +128,13 @@ fn stop() {
         }
     }
     terminal::restore();
-    // The same message as when a command stops by itself.
-    tell("emberflow: stopped");
+    let last = state.at_stop.take();
+    // It may take its time, and others may end meanwhile.
+    drop(state);
+    match last {
+        Some(last) => last(),
+        // The same message as when a command stops by itself.
+        None => tell("emberflow: stopped"),
+    }
     std::process::exit(130);
 }

@@ -68,7 +68,7 @@ pub fn dispatch(mut command: cli::Command) -> Result<(), Failure> {
     hub::localize(&mut command)?;
     match command {
         cli::Command::Run(args) => run::run(&args),
-        cli::Command::Serve(args) => serve::command(&args),
+        cli::Command::Serve(args) => serve::command(args),
         cli::Command::Pull(args) => hub::pull(&args),
         cli::Command::List(args) => hub::list(&args),
         cli::Command::Remove(args) => hub::remove(&args),

@@ -1,6 +1,7 @@
 //! Opens models and engines from command-line arguments.
 
-use std::io::{IsTerminal, Read};
+use std::fs::File;
+use std::io::{ErrorKind, IsTerminal, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::{Budget, Engine, Model, Options, demo_container, unpacked};
+use emberflow_storage::Error;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
 
@@ -22,18 +24,59 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
             if looks_like_checkpoint(path) {
                 return Ok(unpacked(path)?);
             }
+            let no_model = |kind, why: &str| Failure::File {
+                path: path.to_owned(),
+                source: std::io::Error::new(kind, format!("{why}; {MODELS}")),
+            };
             if !path.exists() {
-                let why = "it does not exist; a model is a GGUF file, a Hugging Face folder, a packed model, a name such as \
-                           Qwen/Qwen3-8B-GGUF, or a bundled one: demo or demo-moe";
-                return Err(Failure::File {
-                    path: path.to_owned(),
-                    source: std::io::Error::new(std::io::ErrorKind::NotFound, why),
-                });
+                return Err(no_model(ErrorKind::NotFound, "it does not exist"));
             }
-            Ok(Container::open(path)?)
+            if path.is_dir() {
+                let why = "it is a folder without a config.json";
+                return Err(no_model(ErrorKind::IsADirectory, why));
+            }
+            Container::open(path).map_err(|error| match error {
+                Error::TooShort { .. } | Error::Magic { .. } => {
+                    no_model(ErrorKind::InvalidData, &what_else(path))
+                }
+                other => other.into(),
+            })
         }
         Named::Bundled(demo) => Ok(demo_container(demo)?),
     }
+}
+
+/// What can be run.
+const MODELS: &str = "a model is a GGUF file, a Hugging Face folder, a packed model, a name such as Qwen/Qwen3-8B-GGUF, or \
+                      a bundled one: demo or demo-moe";
+
+/// What a file is that is no model.
+fn what_else(path: &Path) -> String {
+    const SHOWN: u64 = 64;
+    let mut first = Vec::new();
+    // Of a file that cannot be read, nothing.
+    let _ = File::open(path).and_then(|file| file.take(SHOWN).read_to_end(&mut first));
+    let start = first.trim_ascii_start().to_ascii_lowercase();
+    let begins = |with: &str| start.starts_with(with.as_bytes());
+    // A character may be cut at the end.
+    let is_text = std::str::from_utf8(&first).map_or_else(|e| e.error_len().is_none(), |_| true)
+        && !first.contains(&0);
+    let what = if first.is_empty() {
+        "it is empty"
+    } else if begins("<!doctype html") || begins("<html") {
+        "it is a web page, which a failed download may leave"
+    } else if begins("version https://git-lfs") {
+        "it is a pointer of git-lfs, not the file itself: run `git lfs pull` in its folder"
+    } else if is_text {
+        "it is a text, which -f takes as the prompt"
+    } else {
+        let first = first[..first.len().min(8)].escape_ascii();
+        return format!(
+            "it begins with {first:?}, as neither GGUF files nor packed models do",
+            first = first.to_string()
+        );
+    };
+    what.to_owned()
 }
 
 /// [`open_container`] for a command that changes or converts neurons in bundles.
@@ -50,7 +93,7 @@ fn looks_like_checkpoint(path: &Path) -> bool {
     let mut magic = [0; 4];
     // Opening a pipe would block until something writes to it.
     let gguf = path.is_file()
-        && std::fs::File::open(path)
+        && File::open(path)
             .and_then(|mut f| f.read_exact(&mut magic))
             .is_ok_and(|()| &magic == b"GGUF" || &magic == b"PWRI");
     gguf || path.join("config.json").is_file()

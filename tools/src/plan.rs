@@ -12,11 +12,12 @@ use serde::Serialize;
 
 use crate::chart::{Axes, Panel, panels};
 use crate::cli::{ModelArg, PackQuant, PlanArgs};
+use crate::hub::Workload;
 use crate::hub::name::ModelName;
 use crate::model::{open_lane, open_model};
 use crate::pack::described;
 use crate::tell::tell;
-use crate::{Failure, atomic, budget, hub, machine, print_json, prompt, size};
+use crate::{Failure, atomic, budget, hub, machine, print_json, prompt, serve, size};
 
 /// Number of budgets if none is given.
 const STEPS: u64 = 8;
@@ -105,7 +106,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         .and_then(hub::name_of)
         .filter(|name| !name.is_of_ollama())
     {
-        return look_at(args, &name);
+        return plan_by_name(args, &name);
     }
     atomic::may_write_each([&args.svg], args.force, &[arg.file()])?;
     let model = model_of(&arg, args.quant)?;
@@ -115,6 +116,9 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     let c = model.text().config();
     let (name, context) = (c.name.clone(), args.context.min(c.max_context) as usize);
     let quant = model.text().meta().quant.clone();
+    // As a server does. A vocabulary without grammars is its error, and no plan's.
+    let served = args.served.requests;
+    let _compiler = served.map(|_| serve::compiler(model.text(), 1));
     let planner = Planner::open(model, options(args, context)?)?;
     // The smallest budget that a separate `run` process will accept.
     let smallest = planner.smallest_to_name();
@@ -176,10 +180,14 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 /// Plans for models that are not here.
-fn look_at(args: &PlanArgs, name: &ModelName) -> Result<(), Failure> {
+fn plan_by_name(args: &PlanArgs, name: &ModelName) -> Result<(), Failure> {
+    let plan = |memory| {
+        let workload = Workload::text(memory, Some(args.context));
+        hub::plan(name, workload, args.json)
+    };
     match (args.memory.as_slice(), &args.svg, args.quant) {
-        ([], None, None) => hub::look(name, Budget::Auto, args.json),
-        ([budget], None, None) => hub::look(name, *budget, args.json),
+        ([], None, None) => plan(Budget::Auto),
+        ([budget], None, None) => plan(*budget),
         _ => Err(Failure::usage(format!(
             "{name} is not on this machine: of its files a plan takes one --memory, no --svg and no --quant"
         ))),
@@ -192,6 +200,9 @@ fn options(args: &PlanArgs, context: usize) -> Result<Options, Failure> {
         threads: args.threads.unwrap_or(0).into(),
         sparsity: args.sparsity.into(),
         context,
+        batch: args.served.requests.unwrap_or(1).into(),
+        preemption: args.served.requests.is_some(),
+        reserve: args.served.reserve,
         lane: open_lane(&args.device)?,
         speculation: Speculation::AUTO,
         lab: Lab {

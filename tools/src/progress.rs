@@ -18,6 +18,15 @@ pub fn bytes(what: &str, total: u64) -> ProgressBar {
     )
 }
 
+/// A progress bar over `total` bytes, of which `done` are there from an earlier attempt.
+pub fn resumed_bytes(what: &str, total: u64, done: u64) -> ProgressBar {
+    let bar = bytes(what, total);
+    bar.set_position(done);
+    // The speed is that of this attempt.
+    bar.reset_eta();
+    bar
+}
+
 /// A progress bar over `total` steps.
 pub fn steps(what: &str, total: u64) -> ProgressBar {
     styled(total, what, "{msg} [{bar:30}] {pos}/{len} eta {eta}")

@@ -34,6 +34,15 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         };
         return chat::chat(&args, model);
     }
+    let talks = model.text().meta().chat_template.is_some();
+    if talks
+        && args.prompt.is_some()
+        && args.model.file().is_some()
+        && !args.json
+        && std::io::stderr().is_terminal()
+    {
+        tell("emberflow: this continues the text; for an answer, use --chat instead of -p");
+    }
     continue_prompt(args, model)
 }
 

@@ -14,7 +14,7 @@ use crate::Failure;
 use crate::child::{self, ChildBounds, Limits};
 
 /// Memory limit in bytes for a conversation of `input` bytes: eight copies of it plus the program.
-const fn memory(input: u64) -> u64 {
+pub const fn memory(input: u64) -> u64 {
     (4 << 20) + 8 * input
 }
 

@@ -1,7 +1,7 @@
 //! `emberflow verify`: checks every byte of a container.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use emberflow_kernels::{DType, error_bound};
 use emberflow_models::config::ModelConfig;
@@ -162,6 +162,10 @@ fn as_fault(failure: Failure) -> Failure {
     match failure {
         Failure::Storage(Storage::File { .. } | Storage::Read { .. }) => failure,
         Failure::Storage(_) | Failure::Engine(_) | Failure::Stats { .. } => {
+            Failure::Fault(failure.to_string())
+        }
+        // No model at all.
+        Failure::File { ref source, .. } if source.kind() == ErrorKind::InvalidData => {
             Failure::Fault(failure.to_string())
         }
         failure => failure,

@@ -130,6 +130,7 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         sampling: sampling::sampling(&metadata)?,
         rules: sampling::rules(&metadata)?,
         named_tokens,
+        quantization: quantization(&metadata),
     };
     let spell = |id: TensorId| match id.role {
         Role::Down if powerinfer => format!("blk.{}.{DOWN_T}", id.layer),
@@ -137,6 +138,38 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         _ => names.spell(id, &spelled),
     };
     Ok(Box::new(Store::new(about, files, found, &spell)?))
+}
+
+/// The name of the file's `general.file_type`, llama.cpp's number for what its quantizer was asked for.
+fn quantization(metadata: &Metadata) -> Option<&'static str> {
+    /// A bit of files whose type was guessed from their tensors.
+    const GUESSED: u32 = 1024;
+    // It changes nothing in how the file is read, so a value of another type is none.
+    let number = metadata.u32("general.file_type").ok()??;
+    Some(match number & !GUESSED {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        21 => "Q2_K_S",
+        25 => "IQ4_NL",
+        30 => "IQ4_XS",
+        32 => "BF16",
+        38 => "MXFP4",
+        _ => return None,
+    })
 }
 
 /// Tensors for images and sound, in files that include them: encoders, and the bias by which DeepSeek-V4-Flash-Vision

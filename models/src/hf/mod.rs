@@ -158,6 +158,7 @@ fn open_with(
         sampling: texts.generation.sampling,
         rules: texts.generation.rules,
         named_tokens: texts.named_tokens,
+        quantization: None,
     };
     let store = Store::new(about, files, found, &|id| names.spell(id, &spelled))?;
     for head in &stored_heads {

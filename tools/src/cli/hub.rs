@@ -5,7 +5,18 @@ use std::path::PathBuf;
 use clap::Args;
 use emberflow_engine::Budget;
 
-use super::parse_budget;
+use super::{PLAN_CONTEXT, parse_budget};
+
+/// What a server needs besides a text: internal options of `pull` and `plan`.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct ServedArgs {
+    /// Internal: concurrent requests of a server.
+    #[arg(long, value_name = "N", hide = true)]
+    pub requests: Option<u16>,
+    /// Internal: bytes that are needed besides the engine.
+    #[arg(long, value_name = "BYTES", hide = true, default_value_t = 0)]
+    pub reserve: u64,
+}
 
 /// `pull`
 #[derive(Debug, Args)]
@@ -34,6 +45,12 @@ pub struct PullArgs {
     /// Internal: end when the process that started this one ends.
     #[arg(long, hide = true)]
     pub with_parent: bool,
+    /// Internal: context length in tokens.
+    #[arg(long, value_name = "N", hide = true, default_value_t = PLAN_CONTEXT)]
+    pub context: u32,
+    #[command(flatten)]
+    #[expect(missing_docs)]
+    pub served: ServedArgs,
 }
 
 /// `list`

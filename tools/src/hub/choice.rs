@@ -1,14 +1,15 @@
 //! Which model of a repository to take: the usual format if it runs in the budget, else one with fewer bits.
 
-use emberflow_engine::Budget;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::download::Source;
 use super::name::ModelName;
-use super::preview::{Outlook, Previews};
+use super::preview::{Forecast, Previews, forecast};
 use super::repo::Repo;
-use super::stores::ambiguous;
+use super::stores::{self, Local, ambiguous};
 use super::variant::{self, Variant, by_preference, variants};
+use super::workload::Workload;
+use crate::tell::tell;
 use crate::{Failure, size};
 
 /// Labels that an error lists, at most.
@@ -17,68 +18,44 @@ const LISTED: usize = 40;
 /// A model of a repository.
 #[derive(Debug, Clone, Serialize)]
 pub struct Candidate {
-    /// Its files.
-    #[serde(skip)]
+    /// Its files; in JSON, its label.
+    #[serde(rename = "file", serialize_with = "label")]
     pub variant: Variant,
-    /// Its label.
-    pub file: String,
     /// Bytes of its files.
     pub bytes: u64,
     /// Its plan; none if it was not planned.
-    pub outlook: Option<Outlook>,
+    pub forecast: Option<Forecast>,
+}
+
+fn label<S: Serializer>(variant: &Variant, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&variant.label)
 }
 
 impl Candidate {
     fn new(repo: &Repo, variant: Variant) -> Self {
         Self {
-            file: variant.label.clone(),
             bytes: sum(variant.files.iter().map(|at| repo.files[*at].bytes)),
             variant,
-            outlook: None,
+            forecast: None,
         }
     }
 
-    /// The plan in a few words.
-    pub fn outlook_text(&self) -> String {
-        match &self.outlook {
-            Some(Outlook::Runs {
-                budget_bytes,
-                tokens_per_s,
-                in_memory,
-                disk_measured,
-            }) => {
-                let budget = size::show(*budget_bytes);
-                let held = match in_memory {
-                    true => format!("fits in {budget}"),
-                    false => format!("runs in {budget}, reading weights for each token"),
-                };
-                let guess = match *in_memory || *disk_measured {
-                    true => "",
-                    false => " on an assumed disk",
-                };
-                format!("{held}; {tokens_per_s:.1} tokens/s expected{guess}")
-            }
-            Some(Outlook::TooLarge { smallest_bytes }) => {
-                format!("needs --memory {} or more", size::show(*smallest_bytes))
-            }
-            Some(Outlook::Unsupported { why }) => format!("does not run: {why}"),
-            Some(Outlook::Unknown) => "a packed model; planned once it is here".to_owned(),
-            None => String::new(),
-        }
+    /// Its plan in a few words.
+    pub fn forecast_text(&self) -> String {
+        self.forecast
+            .as_ref()
+            .map_or_else(String::new, Forecast::to_string)
     }
 
     fn runs(&self) -> bool {
-        matches!(self.outlook, Some(Outlook::Runs { .. } | Outlook::Unknown))
+        self.forecast.as_ref().is_some_and(Forecast::runs)
     }
 
     fn reads(&self) -> bool {
-        matches!(
-            self.outlook,
-            Some(Outlook::Runs {
-                in_memory: false,
-                ..
-            })
-        )
+        let forecast = self.forecast.as_ref();
+        forecast
+            .and_then(Forecast::reads)
+            .is_some_and(|bytes| bytes > 0)
     }
 }
 
@@ -142,7 +119,7 @@ pub fn plan_for(
     all: &mut [Candidate],
     source: &Source<'_>,
     previews: &Previews,
-    budget: Budget,
+    workload: Workload,
     more: impl Fn(&Candidate) -> usize,
 ) -> Result<Option<usize>, Failure> {
     let mut found: Option<usize> = None;
@@ -151,7 +128,7 @@ pub fn plan_for(
         if left == 0 {
             break;
         }
-        one.outlook = Some(previews.of(source, &one.variant, budget)?);
+        one.forecast = Some(previews.of(source, &one.variant, workload)?);
         match found {
             Some(_) => left -= 1,
             None if one.runs() => {
@@ -164,6 +141,61 @@ pub fn plan_for(
     Ok(found)
 }
 
+/// The model of this name on this machine. Of several, the one that suits the workload, or without one the first.
+///
+/// # Errors
+/// As [`choose_local`].
+pub fn here(name: &ModelName, workload: Option<Workload>) -> Result<Option<Local>, Failure> {
+    let mut all = stores::find(name);
+    let count = all.len();
+    if count < 2 {
+        return Ok(all.pop());
+    }
+    let of_several = |model: &Local, plan: String| {
+        tell(format_args!(
+            "emberflow: {name}: {}, of {count} on this machine ('emberflow list'){plan}",
+            model.file
+        ));
+    };
+    let Some(workload) = workload else {
+        let first = all.swap_remove(0);
+        of_several(&first, String::new());
+        return Ok(Some(first));
+    };
+    let chosen = choose_local(all, workload)?;
+    Ok(chosen.map(|(model, plan)| {
+        of_several(&model, format!(": {plan}"));
+        model
+    }))
+}
+
+/// Of models on this machine, in order of preference, the first that runs in memory, else the one that reads least for a
+/// token, else the first; with its plan.
+///
+/// # Errors
+/// A plan's process cannot be started.
+fn choose_local(all: Vec<Local>, workload: Workload) -> Result<Option<(Local, Forecast)>, Failure> {
+    let mut best: Option<(Local, Forecast)> = None;
+    for model in all {
+        let path = std::path::absolute(&model.path).map_err(Failure::file(&model.path))?;
+        let plan = forecast(&path, workload)?;
+        let reads = |plan: &Forecast| plan.reads().unwrap_or(u64::MAX);
+        if best
+            .as_ref()
+            .is_none_or(|(_, other)| reads(&plan) < reads(other))
+        {
+            best = Some((model, plan));
+        }
+        if best
+            .as_ref()
+            .is_some_and(|(_, plan)| plan.reads() == Some(0))
+        {
+            break;
+        }
+    }
+    Ok(best)
+}
+
 /// The model to download, with its plan and that of a smaller one if weights have to be read for each token. With `now`
 /// it has to run in this budget.
 ///
@@ -173,27 +205,27 @@ pub fn choose(
     name: &ModelName,
     source: &Source<'_>,
     previews: &Previews,
-    budget: Budget,
+    workload: Workload,
     now: bool,
 ) -> Result<(Candidate, Option<Candidate>), Failure> {
     let mut all = candidates(name, source.repo)?;
-    let found = plan_for(&mut all, source, previews, budget, |one| {
+    let found = plan_for(&mut all, source, previews, workload, |one| {
         usize::from(one.reads())
     })?;
     let Some(at) = found else {
         // The user named it: a budget can be chosen later, unless it is to run now.
         if let ([one], true) = (all.as_slice(), name.file.is_some() && !now)
-            && matches!(one.outlook, Some(Outlook::TooLarge { .. }))
+            && matches!(one.forecast, Some(Forecast::TooLarge { .. }))
         {
             return Ok((one.clone(), None));
         }
-        let reasons: Vec<String> = (all.iter().filter(|one| one.outlook.is_some()))
+        let reasons: Vec<String> = (all.iter().filter(|one| one.forecast.is_some()))
             .map(|one| {
                 format!(
                     "\n  {} ({}): {}",
-                    one.file,
+                    one.variant.label,
                     size::show(one.bytes),
-                    one.outlook_text()
+                    one.forecast_text()
                 )
             })
             .collect();

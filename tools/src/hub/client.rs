@@ -1,7 +1,6 @@
 //! Requests to a hub: what is asked again, and what an answer without success means.
 
 use std::io::{self, Read};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ureq::config::RedirectAuthHeaders;
@@ -11,7 +10,7 @@ use ureq::{Agent, Body};
 
 use super::name::ModelName;
 use super::repo::{RemoteFile, Repo};
-use super::stores::hugging_face_home;
+use super::stores::{hugging_face_home, path_in};
 use crate::Failure;
 use crate::tell::tell;
 
@@ -87,7 +86,7 @@ impl Hub {
             ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
         };
         if set("HF_HUB_OFFLINE").is_some_and(yes) {
-            return Err(Failure::Network(
+            return Err(Failure::Unreachable(
                 "HF_HUB_OFFLINE is set, so nothing is downloaded; 'emberflow list' shows the models on this machine".into(),
             ));
         }
@@ -272,6 +271,7 @@ impl Hub {
     fn refusal(&self, status: u16, asked: Option<Duration>, name: &ModelName) -> Refused {
         let host = self.host();
         let repo = name.repo();
+        let search = format!("{}/models?search={}", self.endpoint, name.name);
         let finally = |what: String| Refused::Finally(Failure::Network(what));
         match status {
             401 | 403 if self.token.is_some() => finally(format!(
@@ -281,12 +281,12 @@ impl Hub {
             )),
             // The hub answers so for what does not exist, too.
             401 | 403 => finally(format!(
-                "{host} does not give {repo} to everyone (status {status}): either there is no such model, or it needs an \
-                 account: accept its terms at {}/{repo} and set HF_TOKEN",
+                "{host} has no model {repo}, or not for everyone (status {status}): look for its name at {search}, or, if it \
+                 needs an account, accept its terms at {}/{repo} and set HF_TOKEN",
                 self.endpoint
             )),
             404 => finally(format!(
-                "{host} has no model {repo}, or not all of its files (status 404)"
+                "{host} has no model {repo}, or not all of its files (status 404): look for its name at {search}"
             )),
             429 => Refused::Now(format!("{host} limits requests (status 429)"), asked),
             408 | 425 | 500..=599 => {
@@ -312,7 +312,7 @@ impl Hub {
             ureq::Error::Http(_) | ureq::Error::BadUri(_) | ureq::Error::InvalidProxyUrl => {
                 Refused::Finally(Failure::Network(format!("{host}: {error}")))
             }
-            ureq::Error::HostNotFound => Refused::Finally(Failure::Network(format!(
+            ureq::Error::HostNotFound => Refused::Finally(Failure::Unreachable(format!(
                 "{host} is not found: is there a connection to the network?"
             ))),
             ureq::Error::Rustls(e) => self.insecure(e),
@@ -345,7 +345,7 @@ impl Hub {
                 Ok(answer) => return Ok(answer),
                 // Nothing has begun: after a second try, people want to know.
                 Err(Refused::NoConnection(why)) if failures > 0 => {
-                    return Err(Failure::Network(format!(
+                    return Err(Failure::Unreachable(format!(
                         "{why}; check the network and HF_ENDPOINT ('emberflow list' shows the models on this machine)"
                     )));
                 }
@@ -366,7 +366,9 @@ impl Hub {
         };
         *failures += 1;
         if *failures >= self.patience.attempts {
-            return Err(Failure::Network(format!("{why}; tried {failures} times")));
+            return Err(Failure::Unreachable(format!(
+                "{why}; tried {failures} times"
+            )));
         }
         let pause = self.patience.after(*failures, asked);
         tell(format_args!(
@@ -380,10 +382,7 @@ impl Hub {
 
 /// The token that Hugging Face's programs save.
 fn saved_token() -> Option<String> {
-    let given = std::env::var_os("HF_TOKEN_PATH").filter(|value| !value.is_empty());
-    let path = given
-        .map(PathBuf::from)
-        .or_else(|| Some(hugging_face_home()?.join("token")));
+    let path = path_in("HF_TOKEN_PATH").or_else(|| Some(hugging_face_home()?.join("token")));
     let text = std::fs::read_to_string(path?).ok()?;
     let token = text.trim();
     let sane =

@@ -24,6 +24,9 @@ use crate::{Failure, size};
 /// Bytes read at once.
 const BUFFER: usize = 1 << 20;
 
+/// What the progress bar says.
+pub const DOWNLOADING: &str = "downloading";
+
 /// Bytes that count as progress.
 const PROGRESS: u64 = 64 << 10;
 
@@ -77,7 +80,8 @@ impl Arrived {
 }
 
 impl Source<'_> {
-    /// Downloads a file to `partial`, from where it stopped the last time. `bar` is advanced by its bytes.
+    /// Downloads a file to `partial`, from where it stopped the last time. `bar` counts what is there, and is advanced by
+    /// what arrives.
     ///
     /// # Errors
     /// No connection for long, a file that is not the listed one, or a full disk. What has arrived stays for the next
@@ -215,7 +219,11 @@ impl<'a> Arriving<'a> {
             at: 0,
             hash: file.checksum.start(file.bytes),
         };
+        bar.set_message("checking what is here");
         this.read_again()?;
+        bar.set_message(DOWNLOADING);
+        // Nothing arrived in this time.
+        bar.reset_eta();
         Ok(this)
     }
 
@@ -229,18 +237,13 @@ impl<'a> Arriving<'a> {
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(e) => return Err(Failure::file(self.partial)(e)),
             };
-            self.take_in(&buffer[..read]);
+            self.hash.update(&buffer[..read]);
+            self.at += read as u64;
         }
         match self.at <= self.file.bytes {
             true => Ok(()),
             false => self.restart(),
         }
-    }
-
-    fn take_in(&mut self, bytes: &[u8]) {
-        self.hash.update(bytes);
-        self.at += bytes.len() as u64;
-        self.bar.inc(bytes.len() as u64);
     }
 
     /// Forgets all bytes.
@@ -307,7 +310,9 @@ impl<'a> Arriving<'a> {
             };
             let written = self.to.write_all(&buffer[..read]);
             written.map_err(|e| Refused::Finally(disk_error(e, self.file)))?;
-            self.take_in(&buffer[..read]);
+            self.hash.update(&buffer[..read]);
+            self.at += read as u64;
+            self.bar.inc(read as u64);
             if pace.is_too_slow(read) {
                 return Err(Refused::Now(format!("{host} sends almost nothing"), None));
             }

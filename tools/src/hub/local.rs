@@ -60,7 +60,7 @@ pub fn remove(args: &RemoveArgs) -> Result<(), Failure> {
     })?;
     let removed = OwnStore::open().ok_or_else(no_folder)?.remove(&name)?;
     if removed.files.is_empty() && removed.changed.is_empty() {
-        return Err(not_ours(match stores::find(&name) {
+        return Err(not_ours(match stores::find(&name).first() {
             Some(other) => format!(
                 "{} was not downloaded by 'emberflow pull'",
                 other.path.display()

@@ -10,42 +10,47 @@ pub mod choice;
 pub mod client;
 pub mod download;
 mod local;
-mod look;
 pub mod name;
+mod plan;
 pub mod preview;
 pub mod pull;
 pub mod repo;
 pub mod stores;
 pub mod variant;
+mod workload;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
-use emberflow_engine::Budget;
 use emberflow_models::demo::Demo;
+use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::local::{list, remove};
-pub use self::look::look;
 use self::name::ModelName;
+pub use self::plan::plan;
 pub use self::pull::command as pull;
-use self::stores::Local;
+pub use self::workload::Workload;
+use crate::Failure;
 use crate::child::this_program;
-use crate::cli::{BenchCommand, Command};
-use crate::tell::tell;
-use crate::{Failure, cli};
+use crate::cli::{BenchCommand, Command, ServeArgs};
+use crate::interrupt::AtStop;
+
+/// Longest wait for the end of a download that was stopped.
+const TO_STOP: Duration = Duration::from_secs(5);
 
 /// What to do for a model that is in no store.
 #[derive(Debug, Clone, Copy)]
 enum Otherwise {
-    /// Download it, for this budget.
-    Download(Budget),
+    /// Download it, to run for this.
+    Download(Workload),
     /// Say how to.
     Refuse,
     /// Go on with the name.
     Pass,
 }
 
-/// Puts paths in place of the names of models in a command.
+/// Puts paths in place of the names of models in a command, except `serve`, which does it after it has its address.
 ///
 /// # Errors
 /// A model that is in no store, or errors of its download.
@@ -56,19 +61,8 @@ pub fn localize(command: &mut Command) -> Result<(), Failure> {
             if let Some(draft) = &mut args.drafts.draft {
                 replace(draft, Refuse)?;
             }
-            (&mut args.model.model, Download(args.engine.memory))
-        }
-        Command::Serve(args) => {
-            if let Some(draft) = &mut args.drafts.draft {
-                replace(draft, Refuse)?;
-            }
-            if let Some(model) = &mut args.model.model {
-                let asked = name_of(model).map(|name| name.to_string());
-                let named = replace(model, Download(args.engine.memory))?;
-                // A file of ollama has a checksum for a name.
-                args.alias = args.alias.take().or(asked.filter(|_| named));
-            }
-            return Ok(());
+            let workload = Workload::text(args.engine.memory, args.context);
+            (&mut args.model.model, Download(workload))
         }
         Command::Inspect(args) => (&mut args.model.model, Refuse),
         Command::Verify(args) => (&mut args.model.model, Refuse),
@@ -89,31 +83,43 @@ pub fn localize(command: &mut Command) -> Result<(), Failure> {
     }
 }
 
-/// Puts a path in place of a name; whether it was one.
-fn replace(model: &mut PathBuf, otherwise: Otherwise) -> Result<bool, Failure> {
+/// Puts paths in place of the names of models of a server. Its model is called by its name: a file of ollama has a checksum
+/// for one.
+///
+/// # Errors
+/// As [`localize`].
+pub fn localize_served(args: &mut ServeArgs, workload: Workload) -> Result<(), Failure> {
+    if let Some(draft) = &mut args.drafts.draft {
+        replace(draft, Otherwise::Refuse)?;
+    }
+    if let Some(model) = &mut args.model.model {
+        let name = replace(model, Otherwise::Download(workload))?;
+        args.alias = args.alias.take().or(name.map(|name| name.to_string()));
+    }
+    Ok(())
+}
+
+/// Puts a path in place of a name; the name, if it was one.
+fn replace(model: &mut PathBuf, otherwise: Otherwise) -> Result<Option<ModelName>, Failure> {
     let Some(name) = name_of(model) else {
-        return Ok(false);
+        return Ok(None);
     };
-    if let Some(found) = stores::find(&name) {
+    let workload = match otherwise {
+        Otherwise::Download(workload) => Some(workload),
+        _ => None,
+    };
+    if let Some(found) = choice::here(&name, workload)? {
         tracing::info!("{name}: {} of {}", found.path.display(), found.store);
-        let all = stores::all();
-        let same = |other: &&Local| other.store == found.store && other.name == found.name;
-        if name.file.is_none() && all.iter().filter(same).count() > 1 {
-            tell(format_args!(
-                "emberflow: {name}: {}, of several on this machine ('emberflow list')",
-                found.file
-            ));
-        }
         *model = found.path;
-        return Ok(true);
+        return Ok(Some(name));
     }
     // A word without a slash is a file that does not exist.
     match otherwise {
-        _ if name.is_of_ollama() => Ok(false),
-        Otherwise::Pass => Ok(false),
-        Otherwise::Download(budget) => {
-            *model = download(model, budget)?;
-            Ok(true)
+        _ if name.is_of_ollama() => Ok(None),
+        Otherwise::Pass => Ok(None),
+        Otherwise::Download(workload) => {
+            *model = download(model, workload)?;
+            Ok(Some(name))
         }
         Otherwise::Refuse => Err(Failure::usage(format!(
             "{name} is neither a file nor a model on this machine; to download it: emberflow pull {name}"
@@ -133,14 +139,23 @@ pub fn name_of(model: &Path) -> Option<ModelName> {
 }
 
 /// Downloads in a process of its own: the memory of plans does not count as that of a run.
-fn download(model: &Path, budget: Budget) -> Result<PathBuf, Failure> {
+fn download(model: &Path, workload: Workload) -> Result<PathBuf, Failure> {
     let mut child = this_program();
     child
-        .args(["pull", "--json", "--with-parent", "--memory"])
-        .arg(cli::budget_text(budget))
+        .args(["pull", "--json", "--with-parent"])
+        .args(workload.options(true))
         .arg(model);
-    let output = child.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.map_err(|e| Failure::Child(format!("cannot download: {e}")))?;
+    let failed = |e| Failure::Child(format!("cannot download: {e}"));
+    let child = child.stdin(Stdio::null()).stdout(Stdio::piped());
+    let child = child.spawn().map_err(failed)?;
+    let pid = Pid::from_child(&child);
+    // It says where the download goes on, and then this process ends, too.
+    let at_stop = AtStop::new(move || {
+        let _ = kill_process(pid, Signal::INT);
+        std::thread::sleep(TO_STOP);
+    });
+    let output = child.wait_with_output().map_err(failed)?;
+    drop(at_stop);
     if !output.status.success() {
         // It has said why.
         let code = output

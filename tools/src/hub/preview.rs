@@ -2,13 +2,13 @@
 //!
 //! Headers are read by ranges into files with holes that are as long as the real ones, and `plan` plans for these.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use emberflow_engine::Budget;
 use emberflow_models::gguf_header_len;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -17,8 +17,8 @@ use super::client::Refused;
 use super::download::Source;
 use super::repo::RemoteFile;
 use super::variant::Variant;
+use super::workload::Workload;
 use crate::child::this_program;
-use crate::cli::budget_text;
 use crate::interrupt::Unfinished;
 use crate::{Failure, size};
 
@@ -37,14 +37,16 @@ const STALE: Duration = Duration::from_secs(24 * 3600);
 /// What a plan says of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outlook {
+pub enum Forecast {
     /// It runs in the budget.
     Runs {
         /// The budget.
         budget_bytes: u64,
         /// Tokens per second of one text.
         tokens_per_s: f64,
-        /// Whether no weights are read for a token.
+        /// Bytes of weights that are read for a token.
+        bytes_read: u64,
+        /// Whether there are none.
         in_memory: bool,
         /// Whether the disk's speed was measured.
         disk_measured: bool,
@@ -61,6 +63,52 @@ pub enum Outlook {
     },
     /// Files of this kind cannot be planned before they are here.
     Unknown,
+}
+
+impl Forecast {
+    /// Whether it runs, as far as is known.
+    pub fn runs(&self) -> bool {
+        matches!(self, Self::Runs { .. } | Self::Unknown)
+    }
+
+    /// Bytes of weights that are read for a token; `None` if it does not run, or if that is not known.
+    pub fn reads(&self) -> Option<u64> {
+        match self {
+            Self::Runs { bytes_read, .. } => Some(*bytes_read),
+            _ => None,
+        }
+    }
+}
+
+/// In a few words.
+impl fmt::Display for Forecast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Runs {
+                budget_bytes,
+                tokens_per_s,
+                in_memory,
+                disk_measured,
+                ..
+            } => {
+                let budget = size::show(*budget_bytes);
+                match in_memory {
+                    true => write!(f, "fits in {budget}")?,
+                    false => write!(f, "runs in {budget}, reading weights for each token")?,
+                }
+                write!(f, "; {tokens_per_s:.1} tokens/s expected")?;
+                match *in_memory || *disk_measured {
+                    true => Ok(()),
+                    false => f.write_str(" on an assumed disk"),
+                }
+            }
+            Self::TooLarge { smallest_bytes } => {
+                write!(f, "needs --memory {} or more", size::show(*smallest_bytes))
+            }
+            Self::Unsupported { why } => write!(f, "does not run: {why}"),
+            Self::Unknown => f.write_str("a packed model; planned once it is here"),
+        }
+    }
 }
 
 /// The parts of a plan's JSON that are used.
@@ -125,15 +173,15 @@ impl Previews {
         &self,
         source: &Source<'_>,
         variant: &Variant,
-        budget: Budget,
-    ) -> Result<Outlook, Failure> {
+        workload: Workload,
+    ) -> Result<Forecast, Failure> {
         let files: Vec<&RemoteFile> = variant
             .files
             .iter()
             .map(|at| &source.repo.files[*at])
             .collect();
         if files.iter().any(|file| file.path.ends_with(".ember")) {
-            return Ok(Outlook::Unknown);
+            return Ok(Forecast::Unknown);
         }
         // Labels may be as long as paths.
         let folder = self.folder.path().join(variant.files[0].to_string());
@@ -147,15 +195,15 @@ impl Previews {
             let path = place(file);
             let parent = path.parent().unwrap_or(&folder);
             fs::create_dir_all(parent).map_err(Failure::file(parent))?;
-            if let Some(outlook) = self.header(source, file, &path, &mut left)? {
-                return Ok(outlook);
+            if let Some(forecast) = self.header(source, file, &path, &mut left)? {
+                return Ok(forecast);
             }
         }
         let model = match variant.folder {
             true => folder,
             false => place(files[0]),
         };
-        planned(&model, budget)
+        forecast(&model, workload)
     }
 
     /// Reads what precedes the weights of a file, and makes it as long as the real one; what hinders a plan, if something
@@ -166,9 +214,9 @@ impl Previews {
         file: &RemoteFile,
         path: &Path,
         left: &mut u64,
-    ) -> Result<Option<Outlook>, Failure> {
+    ) -> Result<Option<Forecast>, Failure> {
         let unsupported = |why: String| {
-            Ok(Some(Outlook::Unsupported {
+            Ok(Some(Forecast::Unsupported {
                 why: printable(&why),
             }))
         };
@@ -192,7 +240,7 @@ impl Previews {
             }
             *left -= more;
             let Some(part) = fetch(source, file, have, wanted)? else {
-                return Ok(Some(Outlook::Unknown));
+                return Ok(Some(Forecast::Unknown));
             };
             to.write_all(&part).map_err(Failure::file(path))?;
             let at_first = have == 0;
@@ -278,45 +326,42 @@ fn fetch(
     })
 }
 
-/// Plans for a file in a process of its own, so that several plans do not add up to the memory of one.
-fn planned(model: &Path, budget: Budget) -> Result<Outlook, Failure> {
-    let memory = budget_text(budget);
-    let in_budget = plan(model, Some(&memory))?;
+/// Plans for a model in a process of its own, so that several plans do not add up to the memory of one.
+///
+/// # Errors
+/// The process cannot be started, or its plan cannot be read.
+pub fn forecast(model: &Path, workload: Workload) -> Result<Forecast, Failure> {
+    let in_budget = plan(model, &workload.options(true))?;
     let any = match in_budget {
         Ok(_) => None,
-        Err(_) => Some(plan(model, None)?),
+        Err(_) => Some(plan(model, &workload.options(false))?),
     };
     Ok(match (in_budget, any) {
         (Ok(planned), _) => match planned.plans.first() {
-            Some(plan) => Outlook::Runs {
+            Some(plan) => Forecast::Runs {
                 budget_bytes: plan.memory.budget_bytes,
                 tokens_per_s: plan.decode.tokens_per_s,
+                bytes_read: plan.decode.bytes_read as u64,
                 in_memory: plan.decode.bytes_read < 1.0,
                 disk_measured: plan.basis.device_measured,
             },
-            None => Outlook::TooLarge {
+            None => Forecast::TooLarge {
                 smallest_bytes: planned.smallest_bytes,
             },
         },
-        (Err(_), Some(Ok(any))) => Outlook::TooLarge {
+        (Err(_), Some(Ok(any))) => Forecast::TooLarge {
             smallest_bytes: any.smallest_bytes,
         },
-        (Err(why), _) => Outlook::Unsupported { why },
+        (Err(why), _) => Forecast::Unsupported { why },
     })
 }
 
 /// The plan of a process, or its message.
-fn plan(model: &Path, memory: Option<&str>) -> Result<Result<Planned, String>, Failure> {
+fn plan(model: &Path, options: &[String]) -> Result<Result<Planned, String>, Failure> {
     let mut child = this_program();
-    child
-        .arg("plan")
-        .arg(model)
-        .arg("--json")
-        .stdin(Stdio::null());
-    if let Some(memory) = memory {
-        child.args(["--memory", memory]);
-    }
+    let child = child.args(["plan", "--json"]).args(options).arg(model);
     let output = child
+        .stdin(Stdio::null())
         .output()
         .map_err(|e| Failure::Child(format!("cannot plan: {e}")))?;
     if output.status.success() {

@@ -3,17 +3,18 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use emberflow_engine::Budget;
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Candidate, candidates, choose, sum};
+use super::choice::{self, Candidate, candidates, choose, sum};
 use super::client::Hub;
-use super::download::{Arrived, Source, check_space};
+use super::download::{Arrived, DOWNLOADING, Source, check_space};
 use super::name::ModelName;
 use super::preview::Previews;
 use super::repo::RemoteFile;
-use super::stores::{Brought, OwnStore, modified};
+use super::stores::{DownloadedFile, OwnStore, modified};
+use super::workload::Workload;
 use crate::cli::PullArgs;
+use crate::interrupt::AtStop;
 use crate::tell::tell;
 use crate::{Failure, print_json, progress, size};
 
@@ -28,16 +29,16 @@ pub struct Pulled {
     pub path: PathBuf,
     /// Bytes of all files.
     pub bytes: u64,
-    /// The hub.
-    pub hub: String,
-    /// The commit.
-    pub commit: String,
+    /// The hub; `None` if it could not be asked.
+    pub hub: Option<String>,
+    /// The commit of the hub.
+    pub commit: Option<String>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// Not a name, no such model, no connection, a full disk, or damaged files.
+/// Not a name, no such model, no connection and no model of this name here, a full disk, or damaged files.
 pub fn command(args: &PullArgs) -> Result<(), Failure> {
     if args.with_parent {
         // Without it, nobody would wait for the model.
@@ -53,13 +54,23 @@ pub fn command(args: &PullArgs) -> Result<(), Failure> {
         ))
     })?;
     let store = OwnStore::open().ok_or_else(no_folder)?;
-    let pulled = pull(
-        &Hub::from_env()?,
-        &store,
-        &name,
-        args.memory,
-        args.with_parent,
-    )?;
+    let listed = Hub::from_env().and_then(|hub| {
+        let repo = hub.repo(&name)?;
+        Ok((hub, repo))
+    });
+    let workload = Workload::of_pull(args);
+    let pulled = match listed {
+        Ok((hub, repo)) => {
+            let source = Source {
+                hub: &hub,
+                name: &name,
+                repo: &repo,
+            };
+            pull(&source, &store, workload, args.with_parent)?
+        }
+        Err(Failure::Unreachable(why)) => on_this_machine(&name, workload, why)?,
+        Err(other) => return Err(other),
+    };
     if args.json {
         return print_json(&pulled);
     }
@@ -74,19 +85,36 @@ pub fn no_folder() -> Failure {
     )
 }
 
-/// Downloads a model into a store. With `now` it is to run in this budget.
+/// A model that is here, when the hub cannot be asked for a newer version.
+fn on_this_machine(name: &ModelName, workload: Workload, why: String) -> Result<Pulled, Failure> {
+    let Some(found) = choice::here(name, Some(workload))? else {
+        return Err(Failure::Unreachable(why));
+    };
+    tell(format_args!(
+        "emberflow: {name}: {} is on this machine ({}); it was not compared with the hub: {why}",
+        found.file, found.store
+    ));
+    Ok(Pulled {
+        name: found.name,
+        file: found.file,
+        path: found.path,
+        bytes: found.bytes,
+        hub: None,
+        commit: None,
+    })
+}
+
+/// Downloads a model into a store. With `now` it is to run in its budget.
 ///
 /// # Errors
-/// As [`command`].
+/// No such file, nothing that runs, no connection, a full disk, or damaged files.
 pub fn pull(
-    hub: &Hub,
+    source: &Source<'_>,
     store: &OwnStore,
-    name: &ModelName,
-    budget: Budget,
+    workload: Workload,
     now: bool,
 ) -> Result<Pulled, Failure> {
-    let repo = &hub.repo(name)?;
-    let source = Source { hub, name, repo };
+    let Source { hub, name, repo } = *source;
     let named = name
         .file
         .is_some()
@@ -95,14 +123,20 @@ pub fn pull(
     let only = named.and_then(|mut all| all.pop());
     let left = only
         .as_ref()
-        .map(|one| missing(store, &source, one))
+        .map(|one| missing(store, source, one))
         .transpose()?;
     // Nothing has to be chosen if it is here.
     let (chosen, smaller) = match only.filter(|_| left.is_some_and(|left| left.is_empty())) {
         Some(one) => (one, None),
-        None => choose(name, &source, &Previews::create(store.root())?, budget, now)?,
+        None => choose(
+            name,
+            source,
+            &Previews::create(store.root())?,
+            workload,
+            now,
+        )?,
     };
-    let left = missing(store, &source, &chosen)?;
+    let left = missing(store, source, &chosen)?;
     if left.is_empty() {
         if store.is_unfinished(name) {
             store.publish(name, Vec::new(), |_| false, |_| Ok(()))?;
@@ -110,11 +144,11 @@ pub fn pull(
         tell(format_args!(
             "emberflow: {}: {} is already downloaded",
             name.repo(),
-            chosen.file
+            chosen.variant.label
         ));
     } else {
         describe(name, &chosen, smaller.as_ref());
-        download(store, &source, &chosen, &left)?;
+        download(store, source, &chosen, &left)?;
     }
     let folder = store.folder_of(name);
     Ok(Pulled {
@@ -123,10 +157,10 @@ pub fn pull(
             true => folder,
             false => folder.join(&repo.files[chosen.variant.files[0]].path),
         },
-        file: chosen.file,
+        file: chosen.variant.label,
         bytes: chosen.bytes,
-        hub: hub.endpoint().to_owned(),
-        commit: repo.commit.clone(),
+        hub: Some(hub.endpoint().to_owned()),
+        commit: Some(repo.commit.clone()),
     })
 }
 
@@ -135,17 +169,17 @@ fn describe(name: &ModelName, one: &Candidate, smaller: Option<&Candidate>) {
     tell(format_args!(
         "emberflow: {}: {} ({}) {}",
         name.repo(),
-        one.file,
+        one.variant.label,
         size::show(one.bytes),
-        one.outlook_text()
+        one.forecast_text()
     ));
     if let Some(other) = smaller {
         tell(format_args!(
             "emberflow: a smaller file: {}:{} ({}) {}",
             name.repo(),
-            other.file,
+            other.variant.label,
             size::show(other.bytes),
-            other.outlook_text()
+            other.forecast_text()
         ));
     }
 }
@@ -156,18 +190,25 @@ fn missing<'a>(
     source: &Source<'a>,
     one: &Candidate,
 ) -> Result<Vec<&'a RemoteFile>, Failure> {
-    let brought = store.brought(source.name)?;
+    let downloaded = store.downloaded(source.name)?;
     let folder = store.folder_of(source.name);
     let is_here = |file: &RemoteFile| {
         let checksum = file.checksum.to_string();
-        let same = |other: &&Brought| other.path == file.path && other.checksum == checksum;
-        brought
+        let same = |other: &&DownloadedFile| other.path == file.path && other.checksum == checksum;
+        downloaded
             .iter()
             .filter(same)
             .any(|other| other.is_in(&folder))
     };
     let files = one.variant.files.iter().map(|at| &source.repo.files[*at]);
     Ok(files.filter(|file| !is_here(file)).collect())
+}
+
+/// Bytes of unfinished downloads.
+fn held(partials: &[PathBuf]) -> u64 {
+    sum(partials
+        .iter()
+        .map(|path| path.metadata().map_or(0, |facts| facts.len())))
 }
 
 /// Downloads files; when all have arrived, they get their names.
@@ -181,26 +222,46 @@ fn download(
     let partial =
         |file: &RemoteFile| store.partial(source.name, &file.path, &file.checksum.to_string());
     let bytes = sum(files.iter().map(|file| file.bytes));
-    let have = sum(files
-        .iter()
-        .map(|file| partial(file).metadata().map_or(0, |facts| facts.len())));
+    let partials: Vec<PathBuf> = files.iter().map(|file| partial(file)).collect();
+    let have = held(&partials);
     check_space(&folder, bytes.saturating_sub(have))?;
-    let bar = progress::bytes("downloading", bytes);
+    let bar = progress::resumed_bytes(DOWNLOADING, bytes, have);
     if bar.is_hidden() {
-        let left = size::show(bytes.saturating_sub(have));
+        let there = match have {
+            0 => String::new(),
+            _ => format!("; {} are here", size::show(have)),
+        };
         tell(format_args!(
-            "emberflow: downloading {left} from {} to {}",
+            "emberflow: downloading {} from {} to {}{there}",
+            size::show(bytes.saturating_sub(have)),
             source.hub.host(),
             folder.display()
         ));
     }
+    let goes_on = move || {
+        let have = size::show(held(&partials));
+        let bytes = size::show(bytes);
+        format!("{have} of {bytes} are here; the same command goes on from there")
+    };
+    let at_stop = AtStop::new({
+        let (bar, goes_on) = (bar.clone(), goes_on.clone());
+        move || {
+            bar.finish_and_clear();
+            tell(format_args!("emberflow: stopped; {}", goes_on()));
+        }
+    });
     let arrived = files
         .iter()
         .map(|file| Ok((*file, source.download(file, &partial(file), &bar)?)));
-    let pairs: Vec<(&RemoteFile, Arrived)> = arrived.collect::<Result<_, Failure>>()?;
+    let pairs: Result<Vec<(&RemoteFile, Arrived)>, Failure> = arrived.collect();
+    drop(at_stop);
     bar.finish_and_clear();
+    let pairs = pairs.map_err(|failure| match failure {
+        Failure::Unreachable(why) => Failure::Unreachable(format!("{why}; {}", goes_on())),
+        other => other,
+    })?;
     let new = pairs.iter().map(|(file, arrived)| {
-        Ok(Brought {
+        Ok(DownloadedFile {
             path: file.path.clone(),
             bytes: file.bytes,
             modified: modified(&arrived.facts()?),
@@ -209,10 +270,10 @@ fn download(
             commit: source.repo.commit.clone(),
         })
     });
-    let new: Vec<Brought> = new.collect::<Result<_, Failure>>()?;
+    let new: Vec<DownloadedFile> = new.collect::<Result<_, Failure>>()?;
     // A file that is no longer in the repository would be taken for a part of the model.
     let is_listed = |path: &str| source.repo.files.iter().any(|file| file.path == path);
-    let gone = |file: &Brought| {
+    let gone = |file: &DownloadedFile| {
         one.variant.folder && !is_listed(&file.path) && !file.path.ends_with(".gguf")
     };
     store.publish(source.name, new, gone, |folder| {

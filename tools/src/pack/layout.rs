@@ -299,6 +299,7 @@ fn meta_of(
         attention: options.attention.name().into(),
         embedding: options.embedding.name().into(),
         mixed: !options.mix.is_empty(),
+        whole: None,
     };
     ContainerMeta {
         order: kind,

@@ -38,6 +38,8 @@ pub struct App {
     pub model: String,
     /// Size of the model file in bytes.
     pub size: u64,
+    /// Format of the model file, as Ollama's clients expect one.
+    pub format: &'static str,
     /// Context length of a request.
     pub context: usize,
     /// Maximum number of concurrent sequences.

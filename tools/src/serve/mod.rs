@@ -59,7 +59,7 @@ mod turn;
 mod whole_calls;
 pub mod worker;
 
-pub use self::rules::command as check_grammar;
+pub use self::rules::{Compiler, command as check_grammar};
 use self::schedule::Scheduling;
 
 use std::io::Write;
@@ -71,8 +71,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 use std::time::Instant;
 
-use emberflow_engine::{Error, Model};
-use tokio::net::TcpListener;
+use emberflow_engine::{Error, Model, Text};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 
@@ -83,9 +83,10 @@ use self::shared::Shared;
 use self::stored::{ResponseFolder, ResponseStore};
 use self::worker::Work;
 use crate::cli::ServeArgs;
+use crate::hub::{self, Workload};
 use crate::model::{Use, open_model, open_serving};
 use crate::states::StateFolder;
-use crate::template::Renderer;
+use crate::template::{self, Renderer};
 use crate::{Failure, budget};
 
 /// Default context length.
@@ -107,6 +108,12 @@ const STORE: usize = 1 << 20;
 const STORED_BODIES: usize = 2;
 /// Responses take one part of so many of `--state-size`.
 const RESPONSES: u64 = 16;
+/// Bytes of the chat templates of a model that is not here yet: most are shorter.
+const TEMPLATE: usize = 16 << 10;
+/// Memory of a server when it opens its model, more than that of a plan: threads, and what serves HTTP.
+const STARTED: u64 = 2 << 20;
+/// Connections that wait until they are accepted, at most.
+const BACKLOG: u32 = 1024;
 /// Memory of the HTTP side without requests.
 const HTTP: u64 = 8 << 20;
 
@@ -114,7 +121,7 @@ const HTTP: u64 = 8 << 20;
 ///
 /// # Errors
 /// The model cannot be opened, the address is not available, or a read fails.
-pub fn command(args: &ServeArgs) -> Result<(), Failure> {
+pub fn command(mut args: ServeArgs) -> Result<(), Failure> {
     budget::may_take(&args.engine, args.force)?;
     if args.api_key.as_deref() == Some("") {
         return Err(Failure::usage(
@@ -128,6 +135,11 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
             args.host
         );
     }
+    // Before a download. Until it listens, connections are refused.
+    let socket = bind(address).map_err(cannot_listen(address))?;
+    let workload = workload(&args);
+    hub::localize_served(&mut args, workload)?;
+    let args = &args;
     let model = open_model(&args.model)?;
     let max = model.text().config().max_context as usize;
     let context = args.context.map_or(CONTEXT.min(max), |c| c as usize);
@@ -139,12 +151,12 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     let shared = Arc::new(Shared::default());
     let (sender, jobs) = channel();
     let app = app(args, &model, context, shared.clone(), sender)?;
-    let reserve = reserve(args, &app);
-    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
-        Failure::usage(format!(
-            "cannot listen on {address}: {e}; choose another --port"
-        ))
-    })?;
+    let template = app.template.as_ref();
+    let template = template.map_or(0, |template| template.memory(app.body_limit));
+    let reserve = reserve(args, context, template);
+    let listener = runtime
+        .block_on(async { socket.listen(BACKLOG) })
+        .map_err(cannot_listen(address))?;
     let address = listener.local_addr()?;
     let closing = shared.clone();
     let http = Builder::new().name("ember-http".into());
@@ -189,26 +201,68 @@ pub fn command(args: &ServeArgs) -> Result<(), Failure> {
     }
 }
 
-/// Memory of the HTTP side.
-fn reserve(args: &ServeArgs, app: &App) -> u64 {
+/// An address that no other program can take.
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    // Connections of a server that has just ended do not matter.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+fn cannot_listen(address: SocketAddr) -> impl FnOnce(std::io::Error) -> Failure {
+    move |e| {
+        Failure::usage(format!(
+            "cannot listen on {address}: {e}; choose another --port"
+        ))
+    }
+}
+
+/// What a model that is not here yet has to run for.
+fn workload(args: &ServeArgs) -> Workload {
+    let context = args.context.map_or(CONTEXT, |c| c as usize);
+    let template = template::memory((body_limit(context) + TEMPLATE) as u64);
+    Workload {
+        memory: args.engine.memory,
+        context: u32::try_from(context).unwrap_or(u32::MAX),
+        requests: Some(args.parallel),
+        reserve: reserve(args, context, template) + STARTED,
+    }
+}
+
+/// Maximum bytes of a body.
+const fn body_limit(context: usize) -> usize {
+    BODY + BODY_PER_POSITION * context
+}
+
+/// Bytes of the store of responses.
+const fn response_limit(context: usize) -> usize {
+    STORE + STORED_BODIES * body_limit(context)
+}
+
+/// Memory of the HTTP side, if chat templates take `template` bytes.
+fn reserve(args: &ServeArgs, context: usize, template: u64) -> u64 {
+    let requests = usize::from(args.parallel) + usize::from(args.queue);
+    let responses = response_limit(context) as u64;
     let log_probs = u64::from(args.parallel) * submit::RESULT_BYTES as u64;
     let grammars = match u64::from(args.grammars) {
         0 => 0,
         texts => rules::COMPILE_BYTES + texts * rules::TEXT_BYTES,
     };
-    let template = app.template.as_ref();
-    let template = template.map_or(0, |template| template.memory(app.body_limit));
     let states = args.state_dir.as_ref().map_or(0, |_| {
         // A response that is written: its copy, its JSON and its text.
-        StateFolder::MEMORY + 5 * app.responses.limit() as u64
+        StateFolder::MEMORY + 5 * responses
     });
-    HTTP + app.responses.limit() as u64
+    HTTP + responses
         + states
         + log_probs
         + template
         + grammars
-        + (connections(app) + connections::SPARE) as u64 * connections::MEMORY
-        + app.permits.available_permits() as u64 * COPIES * app.body_limit as u64
+        + (requests + EXTRA_CONNECTIONS + connections::SPARE) as u64 * connections::MEMORY
+        + requests as u64 * COPIES * body_limit(context) as u64
 }
 
 /// Resolves a host; prefers IPv4, which clients try first.
@@ -222,6 +276,15 @@ fn address(host: &str, port: u16) -> Result<SocketAddr, Failure> {
     first.ok_or_else(|| none("the name does not resolve".to_owned()))
 }
 
+/// What compiles grammars of at most `texts` requests at once. It holds the vocabulary in a form of its own.
+///
+/// # Errors
+/// A vocabulary that grammars cannot use.
+pub fn compiler(text: &Text, texts: usize) -> Result<Compiler, Failure> {
+    let made = Compiler::new(rules::Vocabulary::of(text), texts);
+    made.map_err(|why| Failure::usage(format!("{why}; use --grammars 0 to disable grammars")))
+}
+
 fn app(
     args: &ServeArgs,
     model: &Model,
@@ -233,12 +296,7 @@ fn app(
     let text = model.text().clone();
     let compiler = match args.grammars {
         0 => None,
-        texts => {
-            let made = rules::Compiler::new(rules::Vocabulary::of(&text), texts.into());
-            let refused =
-                |why| Failure::usage(format!("{why}; use --grammars 0 to disable grammars"));
-            Some(Arc::new(made.map_err(refused)?))
-        }
+        texts => Some(Arc::new(compiler(&text, texts.into())?)),
     };
     let template = text.chat_template()?.map(Renderer::new);
     if template.as_ref().is_some_and(|of| !shows_tools(of)) {
@@ -249,7 +307,6 @@ fn app(
     }
     let stem = |path: &Path| path.file_stem().map(|s| s.to_string_lossy().into_owned());
     let file = args.model.model.as_deref().and_then(stem);
-    let body_limit = BODY + BODY_PER_POSITION * context;
     let responses = (args.state_dir.as_ref())
         .map(|path| ResponseFolder::open(&path.join("responses"), args.state_size / RESPONSES))
         .transpose()?;
@@ -263,16 +320,15 @@ fn app(
         text,
         model: (args.alias.clone().or(file)).unwrap_or_else(|| "demo".to_owned()),
         size: model.container().file_len(),
+        format: ollama_api::format(model.container()),
         context,
         parallel,
         queue,
         compiler,
         permits: Arc::new(Semaphore::new(parallel + queue)),
         readers: Arc::new(Semaphore::new(READERS)),
-        body_limit,
-        responses: Arc::new(
-            ResponseStore::new(STORE + STORED_BODIES * body_limit).saving(responses),
-        ),
+        body_limit: body_limit(context),
+        responses: Arc::new(ResponseStore::new(response_limit(context)).saving(responses)),
         digest: ollama_api::digest(model.container().identity()),
         key: args.api_key.clone(),
         origin: args.allow_origin.clone(),

@@ -10,6 +10,7 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use emberflow_storage::container::Container;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::OwnedSemaphorePermit;
@@ -304,12 +305,24 @@ fn entry(app: &App) -> Value {
 
 fn details(app: &App) -> Value {
     let family = &app.text.config().family;
+    let quant = &app.text.meta().quant;
     json!({
-        "format": "ember",
+        "format": app.format,
         "family": family,
         "families": [family],
-        "quantization_level": app.text.meta().quant.ffn,
+        "quantization_level": quant.whole.as_ref().unwrap_or(&quant.ffn),
     })
+}
+
+/// Format of the files of a model.
+pub fn format(container: &Container) -> &'static str {
+    let path = container.path();
+    let is_safetensors = || path.is_dir() || path.extension().is_some_and(|e| e == "safetensors");
+    match container.is_outside() {
+        false => "ember",
+        true if is_safetensors() => "safetensors",
+        true => "gguf",
+    }
 }
 
 /// A digest in Ollama's format, 64 hexadecimal digits, of a container's identity.

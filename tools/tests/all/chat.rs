@@ -278,3 +278,20 @@ fn a_typed_prompt_arrives_whole() {
     assert_eq!(report["logits_hash"], given["logits_hash"]);
     assert_eq!(report["prompt_tokens"], given["prompt_tokens"]);
 }
+
+/// Who prompts a model that chats, on a terminal, reads how to get an answer; pipes have nothing but the text.
+#[test]
+fn a_prompt_for_a_chat_model_has_a_hint() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m.gguf");
+    succeed(emberflow().arg("export").arg("-o").arg(&model));
+    let args = ["run", "m.gguf", "-p", "A vector is", "-n", "4"];
+    let mut terminal = Terminal::start(&args, dir.path(), Some("text"));
+    terminal.wait("for an answer, use --chat instead of -p");
+    assert_eq!(terminal.end(), 0);
+    let piped = succeed(emberflow().args(args).current_dir(dir.path()));
+    let text = std::fs::read(dir.path().join("text")).unwrap();
+    assert!(text.starts_with(b"A vector is"));
+    assert_eq!(piped.stdout, text);
+    assert!(!String::from_utf8_lossy(&piped.stderr).contains("--chat"));
+}

@@ -1,20 +1,26 @@
 //! Models by name: downloads that fail in every way, the plan before them, and the stores of other programs.
 
 use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use emberflow::Failure;
+use emberflow::hub::Workload;
 use emberflow::hub::client::{Hub, Patience};
 use emberflow::hub::download::Source;
 use emberflow::hub::name::ModelName;
-use emberflow::hub::stores::{Brought, OwnStore, modified};
+use emberflow::hub::pull::pull;
+use emberflow::hub::stores::{DownloadedFile, OwnStore, modified};
+use emberflow_engine::Budget;
 use indicatif::ProgressBar;
 use serde_json::Value;
 
 use crate::common::hub::{COMMIT, Reply, Request, TestHub};
+use crate::common::terminal::Terminal;
 use crate::common::{emberflow, save_rates, succeed};
 
 const NAME: &str = "o/n";
@@ -241,13 +247,15 @@ fn a_plan_precedes_the_download() {
         .map(|model| model["file"].as_str().unwrap())
         .collect();
     assert_eq!(order, ["demo-Q4_K_M", "demo-Q4_0", "demo-Q8_0", "demo-F32"]);
-    let why = models[0]["outlook"]["unsupported"]["why"].as_str().unwrap();
+    let why = models[0]["forecast"]["unsupported"]["why"]
+        .as_str()
+        .unwrap();
     assert!(
         why.contains("demo-Q4_K_M.gguf") && why.contains("IQ2_XXS") && !why.contains("preview"),
         "{why}"
     );
     assert_eq!(plan["chosen"], "demo-Q4_0");
-    assert_eq!(models[1]["outlook"]["runs"]["in_memory"], true);
+    assert_eq!(models[1]["forecast"]["runs"]["in_memory"], true);
     let longest = hub
         .asked()
         .iter()
@@ -265,7 +273,7 @@ fn a_plan_precedes_the_download() {
     ])));
     let small = ["plan", NAME, "--json", "--memory", "2MiB"];
     let small = printed(&succeed(user(home, &hub.address).args(small)));
-    let of_name = &small["models"][1]["outlook"]["too_large"]["smallest_bytes"];
+    let of_name = &small["models"][1]["forecast"]["too_large"]["smallest_bytes"];
     let [of_name, of_file] =
         [of_name, &whole["smallest_bytes"]].map(|bytes| bytes.as_f64().unwrap());
     assert!(
@@ -350,56 +358,286 @@ fn a_folder_of_safetensors_is_pulled_whole() {
     }
 }
 
-/// A download that is killed goes on where it stopped, in another process.
-#[test]
-fn a_killed_download_goes_on() {
-    let home = tempfile::tempdir().unwrap();
-    let home = home.path();
-    let hub = TestHub::start(&[("demo.gguf", model())], |request, reply| {
+/// A hub whose first answer with the file stops after 20 MiB for so long.
+fn hub_that_stops(silence: Duration) -> TestHub {
+    TestHub::start(&[("demo.gguf", model())], move |request, reply| {
         if request.range.is_none() && request.path.ends_with("gguf") {
-            reply.stops = Some((20 << 20, Duration::from_secs(60)));
+            reply.stops = Some((PART, silence));
         }
-    });
-    let mut child = user(home, &hub.address)
-        .args(["pull", NAME])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    })
+}
+
+/// Bytes that it sends.
+const PART: usize = 20 << 20;
+
+/// Waits until the unfinished download in `home` has this many bytes.
+fn wait_for_partial(home: &Path, child: &mut Child, bytes: usize) {
     let partial = own(home).join("o/n/.partial");
     let arrived = || {
         let mut files = fs::read_dir(&partial).into_iter().flatten().flatten();
-        files
-            .next()
-            .map_or(0, |file| file.metadata().unwrap().len())
+        let file = files.next()?.metadata().ok()?;
+        Some(file.len())
     };
-    while arrived() < 20 << 20 {
+    while arrived().is_none_or(|there| there < bytes as u64) {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
         std::thread::sleep(Duration::from_millis(5));
-        assert!(child.try_wait().unwrap().is_none());
     }
-    // A second one does not write to the same file.
-    let second = user(home, &hub.address)
-        .args(["pull", NAME])
-        .output()
-        .unwrap();
-    assert!(
-        told(&second).contains("another process is downloading"),
-        "{}",
-        told(&second)
+}
+
+/// A download that Ctrl-C ends says where the same command goes on, which it does in another process; its progress begins
+/// there.
+#[test]
+fn a_stopped_download_goes_on() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let hub = hub_that_stops(Duration::from_secs(600));
+    for args in [&["run", NAME, "-p", "A"][..], &["pull", NAME]] {
+        let mut child = user(home, &hub.address)
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_for_partial(home, &mut child, PART);
+        // A second one does not write to the same file.
+        let second = user(home, &hub.address)
+            .args(["pull", NAME])
+            .output()
+            .unwrap();
+        assert!(
+            told(&second).contains("another process is downloading"),
+            "{}",
+            told(&second)
+        );
+        let id = child.id().to_string();
+        Command::new("kill").args(["-INT", &id]).status().unwrap();
+        let stopped = child.wait_with_output().unwrap();
+        assert_eq!(stopped.status.code(), Some(130));
+        assert!(
+            told(&stopped).ends_with(
+                "stopped; 20.0 MiB of 40.8 MiB are here; the same command goes on from there\n"
+            ),
+            "{}",
+            told(&stopped)
+        );
+        let listed = succeed(user(home, NOWHERE).args(["list", "--json"]));
+        assert_eq!(printed(&listed), Value::Array(Vec::new()));
+        if args[0] == "run" {
+            succeed(user(home, NOWHERE).args(["remove", NAME]));
+        }
+    }
+    let mut again = Terminal::start_as(
+        &user(home, &hub.address),
+        &["pull", NAME],
+        home,
+        Some("path"),
     );
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let listed = succeed(user(home, NOWHERE).args(["list", "--json"]));
-    assert_eq!(printed(&listed), Value::Array(Vec::new()));
-    succeed(user(home, &hub.address).args(["pull", NAME]));
+    let first = again.wait("/40.77 MiB");
+    assert!(first.ends_with("20.00 MiB/40.77 MiB"), "{first}");
+    assert_eq!(again.end(), 0);
     assert_eq!(fs::read(own(home).join("o/n/demo.gguf")).unwrap(), model());
-    assert_eq!(hub.ranges("demo.gguf").last(), Some(&(20 << 20)));
-    assert!(!partial.exists());
+    assert_eq!(hub.ranges("demo.gguf").last(), Some(&PART));
+    assert!(!own(home).join("o/n/.partial").exists());
     let up_to_date = succeed(user(home, &hub.address).args(["pull", NAME]));
     assert!(
         told(&up_to_date).contains("is already downloaded"),
         "{}",
         told(&up_to_date)
     );
+}
+
+/// So does one whose connection is lost for good.
+#[test]
+fn a_lost_download_says_where_it_goes_on() {
+    let home = tempfile::tempdir().unwrap();
+    let mut first = true;
+    // A packed model is not planned.
+    let hub = TestHub::start(&[("f.ember", &bytes())], move |request, reply| {
+        if of_file(request) && std::mem::take(&mut first) {
+            reply.stops = Some((2 << 20, Duration::ZERO));
+        } else if of_file(request) {
+            *reply = Reply::status(503);
+        }
+    });
+    let hub = Hub::at(&hub.address, None, PATIENCE).unwrap();
+    let name = ModelName::parse(Path::new(NAME)).unwrap();
+    let repo = hub.repo(&name).unwrap();
+    let source = Source {
+        hub: &hub,
+        name: &name,
+        repo: &repo,
+    };
+    let workload = Workload::text(Budget::Auto, None);
+    let lost = pull(&source, &OwnStore::at(home.path()), workload, false);
+    let message = lost.unwrap_err().to_string();
+    assert!(
+        message.ends_with(
+            "tried 4 times; 2.0 MiB of 2.9 MiB are here; the same command goes on from there"
+        ),
+        "{message}"
+    );
+}
+
+/// A model that is here is enough where the hub cannot be asked.
+#[test]
+fn a_model_that_is_here_needs_no_hub() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let pull = |hub: &str, offline: &str| {
+        user(home, hub)
+            .args(["pull", NAME, "--json"])
+            .env("HF_HUB_OFFLINE", offline)
+            .output()
+            .unwrap()
+    };
+    let missing = pull(NOWHERE, "1");
+    assert_eq!(missing.status.code(), Some(1), "{}", told(&missing));
+    let path = own(home).join("o/n/demo.gguf");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, model()).unwrap();
+    for (offline, why) in [("1", "HF_HUB_OFFLINE"), ("", "cannot reach 127.0.0.1:9")] {
+        let here = pull(NOWHERE, offline);
+        let message = told(&here);
+        assert!(here.status.success(), "{message}");
+        assert!(
+            message.contains("o/n: demo is on this machine")
+                && message.contains("was not compared with the hub")
+                && message.contains(why),
+            "{message}"
+        );
+        let here = printed(&here);
+        assert_eq!(here["path"], path.display().to_string());
+        assert_eq!(here["commit"], Value::Null);
+    }
+    // A hub that refuses was reached.
+    let refuses = TestHub::start(&[], |_, reply| *reply = Reply::status(404));
+    assert_eq!(pull(&refuses.address, "").status.code(), Some(1));
+}
+
+/// The bundled model, packed.
+fn small_model(home: &Path) -> Vec<u8> {
+    let [folder, packed] = ["demo-hf", "q4.ember"].map(|name| home.join(name));
+    succeed(emberflow().args(["export", "-o"]).arg(&folder));
+    let mut pack = emberflow();
+    pack.arg("pack").arg(&folder).arg("-o").arg(&packed);
+    succeed(pack.args(["--quant", "q4"]));
+    fs::read(&packed).unwrap()
+}
+
+/// Of several files of a model on this machine, the budget decides.
+#[test]
+fn the_budget_chooses_among_local_files() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let folder = own(home).join(NAME);
+    fs::create_dir_all(&folder).unwrap();
+    // By their names, the large one comes first.
+    fs::write(folder.join("demo-Q4_K_M.gguf"), model()).unwrap();
+    fs::write(folder.join("demo-Q2_K.ember"), small_model(home)).unwrap();
+    let plan = |file: &str| {
+        let path = folder.join(file);
+        let plan = succeed(user(home, NOWHERE).args(["plan", "--json"]).arg(path));
+        let plan = printed(&plan);
+        ["smallest_bytes", "full_bytes"].map(|name| plan[name].as_u64().unwrap())
+    };
+    let [of_small, of_large] = ["demo-Q2_K.ember", "demo-Q4_K_M.gguf"].map(plan);
+    // The large one runs and reads, or does not run.
+    let between = of_small[1] + (4 << 20);
+    let below = (of_small[0] + of_small[1]) / 2;
+    assert!(below < of_large[0] && of_large[0] < between && between < of_large[1] - (12 << 20));
+    for (memory, wanted) in [
+        (Some(between), "demo-Q2_K.ember"),
+        (Some(below), "demo-Q2_K.ember"),
+        (None, "demo-Q4_K_M.gguf"),
+    ] {
+        let memory = memory.map_or("auto".to_owned(), |bytes| format!("{bytes}B"));
+        let run = |model: &Path| {
+            let mut run = user(home, NOWHERE);
+            run.arg("run").arg(model).args(["--memory", &memory]);
+            succeed(run.args(["-p", "A vector is", "-n", "8", "--json"]))
+        };
+        let by_name = run(Path::new(NAME));
+        let label = wanted.split('.').next().unwrap();
+        let message = told(&by_name);
+        assert!(
+            message.contains(&format!("o/n: {label}, of 2 on this machine"))
+                && message.contains("tokens/s expected"),
+            "{memory}: {message}"
+        );
+        let by_path = run(&folder.join(wanted));
+        assert_eq!(
+            printed(&by_name)["logits_hash"],
+            printed(&by_path)["logits_hash"]
+        );
+        assert!(printed(&by_path)["logits_hash"].is_string());
+    }
+    // Commands without a budget take the first, and say so.
+    let inspected = succeed(user(home, NOWHERE).args(["inspect", NAME]));
+    assert!(
+        told(&inspected).contains("o/n: demo-Q4_K_M, of 2 on this machine"),
+        "{}",
+        told(&inspected)
+    );
+}
+
+/// What a server needs besides the model counts before a download, and so does its address.
+#[test]
+fn a_server_is_refused_before_a_download() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let hub = hub_that_stops(Duration::from_secs(600));
+    let serve = |port: u16, memory: &str| {
+        let mut serve = user(home, &hub.address);
+        serve.args([
+            "serve",
+            NAME,
+            "--parallel",
+            "16",
+            "--memory",
+            memory,
+            "--port",
+        ]);
+        serve.arg(port.to_string());
+        serve.stderr(Stdio::piped()).stdout(Stdio::piped());
+        serve
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let refused = serve(port, "auto").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let message = told(&refused);
+    assert!(message.contains("cannot listen on 127.0.0.1"), "{message}");
+    assert!(hub.asked().is_empty());
+
+    // Enough for a text.
+    let plan = ["plan", NAME, "--json", "--memory", "2MiB"];
+    let plan = printed(&succeed(user(home, &hub.address).args(plan)));
+    let text = &plan["models"][0]["forecast"]["too_large"]["smallest_bytes"];
+    let text = text.as_u64().unwrap() + (8 << 20);
+    let refused = serve(0, &format!("{text}B")).output().unwrap();
+    let message = told(&refused);
+    assert!(message.contains("no model of o/n runs here"), "{message}");
+    assert!(hub.ranges("demo.gguf").iter().all(|first| *first == 0));
+    assert!(!own(home).join("o/n/.partial").exists());
+
+    // What it names is enough, and until the model is here, the page is not there.
+    let needed = message.split("needs --memory ").nth(1).unwrap();
+    let needed = needed.split(" or more").next().unwrap().replace(' ', "");
+    drop(taken);
+    let mut child = serve(port, &needed).spawn().unwrap();
+    wait_for_partial(home, &mut child, PART);
+    let page = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
+    assert_eq!(page.kind(), ErrorKind::ConnectionRefused);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let path = own(home).join("o/n/demo.gguf");
+    fs::write(&path, model()).unwrap();
+    let mut child = serve(0, &needed).spawn().unwrap();
+    let mut line = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(line.starts_with("http://"), "{}", told(&ended));
 }
 
 /// Bytes of a file that is downloaded below.
@@ -421,13 +659,15 @@ fn download(
     (hub, outcome)
 }
 
+/// Of a test.
+const PATIENCE: Patience = Patience {
+    silence: Duration::from_millis(400),
+    wait: Duration::from_millis(1),
+    attempts: 4,
+};
+
 fn download_from(address: &str, dir: &Path) -> Result<(), Failure> {
-    let patience = Patience {
-        silence: Duration::from_millis(400),
-        wait: Duration::from_millis(1),
-        attempts: 4,
-    };
-    let hub = Hub::at(address, Some("secret".into()), patience)?;
+    let hub = Hub::at(address, Some("secret".into()), PATIENCE)?;
     let name = ModelName::parse(Path::new(NAME)).unwrap();
     let repo = hub.repo(&name)?;
     let source = Source {
@@ -611,7 +851,7 @@ fn a_download_fails_for_what_stays_wrong() {
         (
             "no such model",
             Box::new(|_, reply| *reply = Reply::status(404)),
-            "has no model o/n",
+            "look for its name at http",
         ),
         (
             "a circle",
@@ -881,9 +1121,9 @@ fn put(
     let partial = store.partial(name, "", "sha256:0");
     let fresh = partial.parent().unwrap().to_owned();
     fs::create_dir_all(&fresh).unwrap();
-    let brought = files.iter().enumerate().map(|(at, (path, bytes))| {
+    let downloaded = files.iter().enumerate().map(|(at, (path, bytes))| {
         fs::write(fresh.join(at.to_string()), bytes).unwrap();
-        Brought {
+        DownloadedFile {
             path: (*path).to_owned(),
             bytes: bytes.len() as u64,
             modified: modified(&fresh.join(at.to_string()).metadata().unwrap()),
@@ -894,7 +1134,7 @@ fn put(
     });
     store.publish(
         name,
-        brought.collect(),
+        downloaded.collect(),
         |_| false,
         |folder| {
             last(folder)?;
@@ -939,7 +1179,7 @@ fn a_changed_file_is_not_removed() {
         all.changed,
         [folder.join("c-F16.gguf"), folder.join("c2-F16.gguf")]
     );
-    assert!(store.brought(&name).unwrap().is_empty());
+    assert!(store.downloaded(&name).unwrap().is_empty());
     assert!(folder.join("c-F16.gguf").exists() && folder.join("c2-F16.gguf").exists());
 }
 
@@ -963,7 +1203,7 @@ fn an_update_that_stops_is_completed() {
     );
     assert!(stops.is_err());
     let listed = |store: &OwnStore| {
-        let listed = store.brought(&name).unwrap();
+        let listed = store.downloaded(&name).unwrap();
         let here = listed.into_iter().filter(|file| file.is_in(&folder));
         here.map(|file| file.checksum).collect::<Vec<_>>()
     };
@@ -998,7 +1238,7 @@ fn an_update_that_stops_is_completed() {
         .publish(&name, Vec::new(), |_| false, |_| Ok(()))
         .unwrap();
     assert!(!store.is_unfinished(&name) && listing() == 2);
-    assert_eq!(store.brought(&name).unwrap().len(), 2);
+    assert_eq!(store.downloaded(&name).unwrap().len(), 2);
     std::thread::sleep(Duration::from_millis(20));
     fs::write(folder.join("a.gguf"), "mine").unwrap();
     let refused = put(&store, &name, &[("a.gguf", "new3")], |_| Ok(()))
@@ -1017,20 +1257,13 @@ fn an_update_that_stops_is_completed() {
 fn a_running_download_is_not_removed() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let hub = TestHub::start(&[("demo.gguf", model())], |request, reply| {
-        if request.range.is_none() && request.path.ends_with("gguf") {
-            reply.stops = Some((20 << 20, Duration::from_secs(2)));
-        }
-    });
+    let hub = hub_that_stops(Duration::from_secs(2));
     let mut child = user(home, &hub.address)
         .args(["pull", NAME])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let partial = own(home).join("o/n/.partial");
-    while fs::read_dir(&partial).map_or(0, Iterator::count) == 0 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_partial(home, &mut child, 0);
     let refused = user(home, NOWHERE).args(["remove", NAME]).output().unwrap();
     assert!(
         told(&refused).contains("no such model"),

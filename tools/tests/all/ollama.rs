@@ -231,3 +231,31 @@ fn a_context_continues_a_conversation() {
     let wrong = json!({"prompt": "A", "context": [999_999]});
     assert_eq!(server.post("/api/generate", &wrong).status, 400);
 }
+
+/// Of a GGUF file, the format and the quantization are those that it states, else the most frequent format.
+#[test]
+fn a_gguf_file_is_called_by_its_quantization() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    common::succeed(common::emberflow().arg("export").arg("-o").arg(&path));
+    let original = std::fs::read(&path).unwrap();
+    let key = b"general.file_type";
+    let at = original.windows(key.len()).position(|w| w == key).unwrap();
+    let save = |place: usize, byte: u8| {
+        let mut bytes = original.clone();
+        bytes[place] = byte;
+        std::fs::write(&path, bytes).unwrap();
+    };
+    // behind the type of the value
+    save(at + key.len() + 4, 15);
+    let server = Server::start(&[path.to_str().unwrap()]);
+    let tags = server.get("/api/tags").json();
+    let shown = server.post("/api/show", &json!({"model": "m"})).json();
+    for details in [&tags["models"][0]["details"], &shown["details"]] {
+        assert_eq!(details["format"], "gguf");
+        assert_eq!(details["quantization_level"], "Q4_K_M");
+    }
+    save(at + key.len() - 1, b'x');
+    let inspected = common::json(&["inspect", path.to_str().unwrap(), "--json"]);
+    assert_eq!(inspected["meta"]["quant"]["whole"], "F32");
+}

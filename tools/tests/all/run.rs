@@ -606,3 +606,33 @@ fn a_system_message_without_effect_is_told() {
     let (_, told) = chat(&["-n", "2"], "What is a vector?\n");
     assert!(!told.contains("--system"), "{told}");
 }
+
+/// What is no model is called by what it is, with what to do.
+#[test]
+fn files_that_are_no_models_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = [b"\x7fELF\x02\x01\0".as_slice(), &[0; 8192]].concat();
+    for (bytes, wanted) in [
+        (b"".as_slice(), "it is empty"),
+        (b"What is a vector?", "-f takes as the prompt"),
+        (b"\n<!DOCTYPE html><title>", "a web page"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "git lfs pull",
+        ),
+        (&other, "neither GGUF files nor packed models"),
+    ] {
+        let path = dir.path().join("m.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        let refused = call(&["run", path.to_str().unwrap()]);
+        assert_eq!(refused.status.code(), Some(1));
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            message.contains(wanted) && message.contains("a model is a GGUF file"),
+            "{message}"
+        );
+    }
+    let folder = call(&["run", dir.path().to_str().unwrap()]);
+    let message = String::from_utf8_lossy(&folder.stderr);
+    assert!(message.contains("without a config.json"), "{message}");
+}

@@ -120,7 +120,7 @@ fn json_is_printed_whatever_is_wrong() {
         found.unwrap().offset as usize
     };
     for (place, what) in [
-        (0, "not an emberflow container"),
+        (0, "neither GGUF files nor packed models"),
         (40, "superblock"),
         (at("metadata"), "metadata"),
     ] {

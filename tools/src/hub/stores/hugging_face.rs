@@ -7,24 +7,18 @@
 
 use std::path::PathBuf;
 
-use super::{Local, Store, caches, entries, models_below, read_small};
+use super::{Local, Store, caches, entries, models_below, path_in, read_small};
 
 struct HuggingFace(PathBuf);
 
 /// `$HF_HOME`, or what stands for it.
 pub fn home() -> Option<PathBuf> {
-    let given = std::env::var_os("HF_HOME").filter(|value| !value.is_empty());
-    given
-        .map(PathBuf::from)
-        .or_else(|| Some(caches()?.join("huggingface")))
+    path_in("HF_HOME").or_else(|| Some(caches()?.join("huggingface")))
 }
 
 /// The store, where the environment says it is.
 pub(super) fn store() -> Option<Box<dyn Store>> {
-    let given = std::env::var_os("HF_HUB_CACHE").filter(|value| !value.is_empty());
-    let root = given
-        .map(PathBuf::from)
-        .or_else(|| Some(home()?.join("hub")))?;
+    let root = path_in("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))?;
     Some(Box::new(HuggingFace(root)))
 }
 

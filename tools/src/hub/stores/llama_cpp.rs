@@ -6,16 +6,13 @@
 use std::path::PathBuf;
 
 use super::super::variant::variants;
-use super::{Local, Store, caches, ends, entries};
+use super::{Local, Store, caches, ends, entries, path_in};
 
 struct LlamaCpp(PathBuf);
 
 /// The store, where the environment says it is.
 pub(super) fn store() -> Option<Box<dyn Store>> {
-    let given = std::env::var_os("LLAMA_CACHE").filter(|value| !value.is_empty());
-    let root = given
-        .map(PathBuf::from)
-        .or_else(|| Some(caches()?.join("llama.cpp")))?;
+    let root = path_in("LLAMA_CACHE").or_else(|| Some(caches()?.join("llama.cpp")))?;
     Some(Box::new(LlamaCpp(root)))
 }
 

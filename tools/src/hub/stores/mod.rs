@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use self::hugging_face::home as hugging_face_home;
-pub use self::own::{Brought, OwnStore, Removed, ambiguous, modified};
+pub use self::own::{DownloadedFile, OwnStore, Removed, ambiguous, modified};
 use super::name::ModelName;
 use super::variant::{self, Variant, variants};
 
@@ -56,8 +56,9 @@ pub fn all() -> Vec<Local> {
     stores.flat_map(|store| store.models()).collect()
 }
 
-/// The model of this name that a store has. Of several, the one that `pull` would choose.
-pub fn find(name: &ModelName) -> Option<Local> {
+/// The models of this name in the first store that has any, in order of preference. A name with a file finds one at most,
+/// and so does a name of ollama with its default tag.
+pub fn find(name: &ModelName) -> Vec<Local> {
     let repo = name.repo();
     let mut here = all();
     // Some repositories have no owner.
@@ -66,39 +67,48 @@ pub fn find(name: &ModelName) -> Option<Local> {
     here.retain(same);
     let mut stores: Vec<&str> = here.iter().map(|model| model.store).collect();
     stores.dedup();
-    // the first store that has it decides
-    stores.into_iter().find_map(|store| {
+    let of_stores = stores.into_iter().map(|store| {
         let of_it: Vec<&Local> = here.iter().filter(|model| model.store == store).collect();
-        chosen(&of_it, name.file.as_deref()).cloned()
-    })
+        matching(&of_it, name.file.as_deref())
+    });
+    of_stores
+        .into_iter()
+        .find(|models| !models.is_empty())
+        .unwrap_or_default()
 }
 
-/// The one that `wanted` names, or without it the one to prefer.
-fn chosen<'a>(all: &[&'a Local], wanted: Option<&str>) -> Option<&'a Local> {
+/// The one that `wanted` names, or without it all in order of preference.
+fn matching(all: &[&Local], wanted: Option<&str>) -> Vec<Local> {
     let models = all.iter().enumerate();
     let models: Vec<Variant> = models
         .map(|(at, model)| Variant::file(&model.file, at))
         .collect();
     let latest = all.iter().any(|model| model.file == LATEST);
-    let variant = match wanted.or(latest.then_some(LATEST)) {
-        Some(wanted) => variant::named(&models, wanted).first().copied()?,
-        None => variant::by_preference(&models).first().copied()?,
+    let found = match wanted.or(latest.then_some(LATEST)) {
+        Some(wanted) => variant::named(&models, wanted)
+            .into_iter()
+            .take(1)
+            .collect(),
+        None => variant::by_preference(&models),
     };
-    Some(all[variant.files[0]])
+    let found = found.into_iter().map(|variant| all[variant.files[0]]);
+    found.cloned().collect()
+}
+
+/// The path in an environment variable; `None` if it is unset or empty.
+pub fn path_in(variable: &str) -> Option<PathBuf> {
+    let given = std::env::var_os(variable).filter(|value| !value.is_empty());
+    given.map(PathBuf::from)
 }
 
 /// The folder of an environment variable, or `otherwise` in the home folder.
 fn folder(variable: &str, otherwise: &str) -> Option<PathBuf> {
-    let given = std::env::var_os(variable).filter(|value| !value.is_empty());
-    given
-        .map(PathBuf::from)
-        .or_else(|| Some(home()?.join(otherwise)))
+    path_in(variable).or_else(|| Some(home()?.join(otherwise)))
 }
 
 /// The user's folder.
 fn home() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-    home.map(PathBuf::from)
+    path_in("HOME")
 }
 
 /// `$XDG_CACHE_HOME`, or what stands for it.

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::super::download::is_locked;
 use super::super::name::ModelName;
 use super::super::variant::{self, variants};
-use super::{Local, Store, by_owner_and_name, entries, folder};
+use super::{Local, Store, by_owner_and_name, entries, folder, path_in};
 use crate::{Failure, atomic};
 
 /// Name of the list of a repository's files.
@@ -36,7 +36,7 @@ const NAMING: &str = "naming";
 
 /// A file that was downloaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Brought {
+pub struct DownloadedFile {
     /// Its path in the repository, and here.
     pub path: String,
     /// Its length.
@@ -56,7 +56,7 @@ pub fn modified(facts: &Metadata) -> i128 {
     i128::from(facts.mtime()) * 1_000_000_000 + i128::from(facts.mtime_nsec())
 }
 
-impl Brought {
+impl DownloadedFile {
     /// Whether the file is in `folder` as it was downloaded.
     pub fn is_in(&self, folder: &Path) -> bool {
         let facts = folder.join(&self.path).symlink_metadata();
@@ -86,9 +86,8 @@ pub struct OwnStore {
 impl OwnStore {
     /// `$EMBERFLOW_MODELS`, or `emberflow/models` in `$XDG_DATA_HOME`; `None` without a home folder.
     pub fn open() -> Option<Self> {
-        let given = std::env::var_os("EMBERFLOW_MODELS").filter(|value| !value.is_empty());
-        let root = match given {
-            Some(root) => root.into(),
+        let root = match path_in("EMBERFLOW_MODELS") {
+            Some(root) => root,
             None => folder("XDG_DATA_HOME", ".local/share")?.join("emberflow/models"),
         };
         Some(Self { root })
@@ -130,7 +129,7 @@ impl OwnStore {
     ///
     /// # Errors
     /// A list that cannot be read.
-    pub fn brought(&self, name: &ModelName) -> Result<Vec<Brought>, Failure> {
+    pub fn downloaded(&self, name: &ModelName) -> Result<Vec<DownloadedFile>, Failure> {
         let path = self.folder_of(name).join(LIST);
         let text = match fs::read(&path) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -151,13 +150,13 @@ impl OwnStore {
     pub fn publish(
         &self,
         name: &ModelName,
-        new: Vec<Brought>,
-        gone: impl Fn(&Brought) -> bool,
+        new: Vec<DownloadedFile>,
+        gone: impl Fn(&DownloadedFile) -> bool,
         publish: impl FnOnce(&Path) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let _locked = self.lock()?;
         let folder = self.folder_of(name);
-        let old = self.brought(name)?;
+        let old = self.downloaded(name)?;
         for file in &new {
             let path = folder.join(&file.path);
             let ours = || {
@@ -176,10 +175,10 @@ impl OwnStore {
             .and_then(|()| File::create(&naming)?.sync_all())
             .map_err(Failure::file(&naming))?;
         // Both versions, of which the one with the right time counts if this ends here.
-        let both: Vec<Brought> = old.iter().chain(&new).cloned().collect();
+        let both: Vec<DownloadedFile> = old.iter().chain(&new).cloned().collect();
         self.write(name, &both)?;
         publish(&folder)?;
-        let is_new = |file: &Brought| new.iter().any(|new| new.path == file.path);
+        let is_new = |file: &DownloadedFile| new.iter().any(|new| new.path == file.path);
         for file in old
             .iter()
             .filter(|file| !is_new(file) && gone(file) && file.is_in(&folder))
@@ -187,14 +186,15 @@ impl OwnStore {
             let path = folder.join(&file.path);
             fs::remove_file(&path).map_err(Failure::file(&path))?;
         }
-        let replaced = |file: &Brought| !new.contains(file) && (is_new(file) || gone(file));
+        let replaced = |file: &DownloadedFile| !new.contains(file) && (is_new(file) || gone(file));
         // Of an update that stopped, entries of files that never got their names.
-        let others = |file: &Brought| {
+        let others = |file: &DownloadedFile| {
             both.iter()
                 .any(|other| other.path == file.path && other.is_in(&folder))
         };
-        let stays = |file: &&Brought| !replaced(file) && (file.is_in(&folder) || !others(file));
-        let now: Vec<Brought> = both.iter().filter(stays).cloned().collect();
+        let stays =
+            |file: &&DownloadedFile| !replaced(file) && (file.is_in(&folder) || !others(file));
+        let now: Vec<DownloadedFile> = both.iter().filter(stays).cloned().collect();
         self.write(name, &now)?;
         fs::remove_file(&naming).map_err(Failure::file(&naming))?;
         // fails where something is left
@@ -223,7 +223,7 @@ impl OwnStore {
         Ok(file)
     }
 
-    fn write(&self, name: &ModelName, all: &[Brought]) -> Result<(), Failure> {
+    fn write(&self, name: &ModelName, all: &[DownloadedFile]) -> Result<(), Failure> {
         let folder = self.folder_of(name);
         for left in entries(&folder) {
             // Of a process that was killed: the list is locked.
@@ -249,7 +249,7 @@ impl OwnStore {
             return Ok(Removed::default());
         }
         let _locked = self.lock()?;
-        let all = self.brought(name)?;
+        let all = self.downloaded(name)?;
         let paths: Vec<String> = all.iter().map(|file| file.path.clone()).collect();
         let gone: Vec<usize> = match &name.file {
             None => (0..all.len()).collect(),
@@ -279,7 +279,7 @@ impl OwnStore {
             remove_partial(&folder.join(PARTIAL), &mut removed)?;
         }
         let rest = all.iter().enumerate().filter(|(at, _)| !gone.contains(at));
-        let rest: Vec<Brought> = rest.map(|(_, file)| file.clone()).collect();
+        let rest: Vec<DownloadedFile> = rest.map(|(_, file)| file.clone()).collect();
         if !gone.is_empty() && rest.is_empty() {
             let list = folder.join(LIST);
             fs::remove_file(&list).map_err(Failure::file(&list))?;

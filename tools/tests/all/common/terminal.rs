@@ -59,6 +59,11 @@ impl At {
 impl Terminal {
     /// Starts the program in `dir`. Standard output is a file there if `output` names one, else the terminal.
     pub fn start(args: &[&str], dir: &Path, output: Option<&str>) -> Self {
+        Self::start_as(&emberflow(), args, dir, output)
+    }
+
+    /// As [`start`](Self::start), with the environment of `program`.
+    pub fn start_as(program: &Command, args: &[&str], dir: &Path, output: Option<&str>) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -81,9 +86,12 @@ impl Terminal {
             .args(args)
             .current_dir(dir)
             .env("TERM", "xterm");
-        let program = emberflow();
-        let set = program.get_envs();
-        command.envs(set.filter_map(|(name, value)| Some((name, value?))));
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         let out = output.map(|name| File::create(dir.join(name)).unwrap().into());
         command
             .stdin(on())

@@ -2,7 +2,6 @@
 
 use std::io::Write;
 
-use emberflow_engine::Budget;
 use serde::Serialize;
 
 use super::choice::{Candidate, candidates, plan_for};
@@ -12,6 +11,7 @@ use super::name::ModelName;
 use super::preview::Previews;
 use super::pull::no_folder;
 use super::stores::OwnStore;
+use super::workload::Workload;
 use crate::{Failure, print_json, size};
 
 /// Models of fewer bits that are planned after the first one that runs.
@@ -19,7 +19,7 @@ const MORE: usize = 2;
 
 /// Output of `plan OWNER/NAME --json`.
 #[derive(Serialize)]
-struct Look {
+struct RepoPlan {
     name: String,
     hub: String,
     commit: String,
@@ -32,17 +32,17 @@ struct Look {
 ///
 /// # Errors
 /// No such model, no connection.
-pub fn look(name: &ModelName, budget: Budget, json: bool) -> Result<(), Failure> {
+pub fn plan(name: &ModelName, workload: Workload, json: bool) -> Result<(), Failure> {
     let store = OwnStore::open().ok_or_else(no_folder)?;
     let hub = &Hub::from_env()?;
     let repo = &hub.repo(name)?;
     let source = Source { hub, name, repo };
     let mut all = candidates(name, repo)?;
     let previews = Previews::create(store.root())?;
-    let found = plan_for(&mut all, &source, &previews, budget, |_| MORE)?;
-    let chosen = found.map(|at| all[at].file.clone());
+    let found = plan_for(&mut all, &source, &previews, workload, |_| MORE)?;
+    let chosen = found.map(|at| all[at].variant.label.clone());
     if json {
-        return print_json(&Look {
+        return print_json(&RepoPlan {
             name: name.repo(),
             hub: hub.endpoint().to_owned(),
             commit: repo.commit.clone(),
@@ -52,7 +52,7 @@ pub fn look(name: &ModelName, budget: Budget, json: bool) -> Result<(), Failure>
     }
     let width = all
         .iter()
-        .map(|one| one.file.chars().count())
+        .map(|one| one.variant.label.chars().count())
         .max()
         .unwrap_or(0);
     let mut out = std::io::stdout().lock();
@@ -62,16 +62,16 @@ pub fn look(name: &ModelName, budget: Budget, json: bool) -> Result<(), Failure>
         name.repo()
     )?;
     for one in &all {
-        let mark = if chosen.as_ref() == Some(&one.file) {
+        let mark = if chosen.as_ref() == Some(&one.variant.label) {
             '*'
         } else {
             ' '
         };
         let line = format!(
             "{mark} {:<width$}  {:>10}  {}",
-            one.file,
+            one.variant.label,
             size::show(one.bytes),
-            one.outlook_text()
+            one.forecast_text()
         );
         writeln!(out, "{}", line.trim_end())?;
     }
