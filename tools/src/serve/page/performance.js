@@ -47,11 +47,15 @@ export class Performance {
     };
     COVERS.addEventListener("change", () => this.#cover());
     $("performance-open").addEventListener("click", () => { show(!this.isOpen); if (this.isOpen) $("performance-close").focus(); });
-    $("performance-close").addEventListener("click", () => { show(false); $("performance-open").focus(); });
+    for (const id of ["performance-close", "performance-shade"]) $(id).addEventListener("click", () => { show(false); $("performance-open").focus(); });
   }
 
   /** What the panel covers takes no focus. */
-  #cover() { for (const covered of [document.querySelector("main"), $("side")]) covered.inert = this.isOpen && COVERS.matches; }
+  #cover() {
+    const covers = this.isOpen && COVERS.matches;
+    for (const covered of [document.querySelector("main"), $("side")]) covered.inert = covers;
+    $("performance-shade").hidden = !covers;
+  }
 
   get isOpen() { return !$("performance").hidden; }
 
