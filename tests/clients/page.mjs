@@ -167,6 +167,11 @@ async function views(phone, dark) {
   await attach(["notes.md", "Text with ```fences```.\n"], ["numbers.csv", "1,2\n".repeat(2000)]);
   await until(() => [...document.querySelectorAll("#attached small")].filter((size) => /^[\d,]+ tokens/.test(size.textContent)).length === 2);
   await look("attached");
+  // One that is longer than the context is not sent.
+  await page.$eval("#ask", (form) => form.requestSubmit());
+  assert.match(await text(".toast"), /numbers\.csv is longer/);
+  await press(".toast [aria-label=Dismiss]");
+  await press("[aria-label='Remove numbers.csv']");
   answer = events("Yes.", { reason: "length" });
   await type("#text", "What do they say?");
   await page.keyboard.press("Enter");
@@ -381,6 +386,9 @@ async function works() {
   await page.$eval("#text", (field) => { field.value = "word ".repeat(3000); });
   await page.$eval("#ask", (form) => form.requestSubmit());
   await page.waitForSelector(".failed", TIMEOUT);
+  assert.match(await text(".failed"), /context/);
+  // It stays when the page has asked what the server is now.
+  await new Promise((resolve) => setTimeout(resolve, 1500));
   assert.match(await text(".failed"), /context/);
   assert.equal((await all("article.user")).length, 1);
   await close();

@@ -186,6 +186,9 @@ fn plan_by_name(args: &PlanArgs, name: &ModelName) -> Result<(), Failure> {
         hub::plan(name, workload, args.json)
     };
     match (args.memory.as_slice(), &args.svg, args.quant) {
+        _ if args.served.requests.is_some() || args.served.reserve > 0 => Err(Failure::usage(
+            "options of servers are for files on this machine",
+        )),
         ([], None, None) => plan(Budget::Auto),
         ([budget], None, None) => plan(*budget),
         _ => Err(Failure::usage(format!(

@@ -41,7 +41,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         && !args.json
         && std::io::stderr().is_terminal()
     {
-        tell("emberflow: this continues the text; for an answer, use --chat instead of -p");
+        tell("emberflow: this continues the text; for an answer, add --chat");
     }
     continue_prompt(args, model)
 }

@@ -34,11 +34,18 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
     let file = (args.session.as_ref())
         .map(|path| SessionFile::new(path, args.model.file()))
         .transpose()?;
-    // So that a conversation that continues has room for more.
-    let room = file.as_ref().map_or(0, SessionFile::positions) + ROOM;
+    let reader = PromptReader {
+        text: model.text(),
+        context: args.context.map_or(max, |c| c as usize),
+    };
+    let once = args.prompt.is_some() || args.file.is_some();
+    let message = once.then(|| reader.prompt(args)).transpose()?;
+    // So that a conversation that continues, and a long message, have room for more.
+    let before = file.as_ref().map_or(0, SessionFile::positions);
+    let room = before + message.as_ref().map_or(0, |message| message.ids.len()) + ROOM;
     let length = args.context.map_or(room.min(max), |c| c as usize);
     let template = chat_template(args, model.text())?;
-    let typed = terminal::edits_lines() && !args.json;
+    let typed = terminal::edits_lines() && !args.json && !once;
     let settings = Settings {
         commands: typed,
         ..Settings::of(args)
@@ -82,15 +89,29 @@ pub fn chat(args: &RunArgs, model: Model) -> Result<(), Failure> {
         drawn: 0,
         statistics: None,
     };
-    let ended = match editor {
-        Some(editor) => on_terminal(&mut session, editor, quiet.as_ref()),
-        None => line_by_line(&mut session),
+    let ended = match (message, editor) {
+        (Some(message), _) => one_answer(&mut session, &message.text),
+        (None, Some(editor)) => on_terminal(&mut session, editor, quiet.as_ref()),
+        (None, None) => line_by_line(&mut session),
     };
     let saved = session.save();
     if let (Err(_), Err(why)) = (&ended, &saved) {
         tell(format_args!("emberflow: {why}"));
     }
     ended.and(saved)
+}
+
+/// Answers one message.
+fn one_answer(session: &mut Session, message: &str) -> Result<(), Failure> {
+    if message.trim().is_empty() {
+        return Err(Failure::usage(
+            "the message is empty: pass text with -p or -f",
+        ));
+    }
+    match session.ask(message)? {
+        Stop::Caller => Err(Failure::Interrupted),
+        _ => Ok(()),
+    }
 }
 
 /// A chat on a terminal.

@@ -11,7 +11,7 @@ use super::{PLAN_CONTEXT, parse_budget};
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ServedArgs {
     /// Internal: concurrent requests of a server.
-    #[arg(long, value_name = "N", hide = true)]
+    #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u16).range(1..))]
     pub requests: Option<u16>,
     /// Internal: bytes that are needed besides the engine.
     #[arg(long, value_name = "BYTES", hide = true, default_value_t = 0)]

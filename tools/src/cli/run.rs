@@ -24,13 +24,13 @@ pub struct RunArgs {
     pub model: ModelArg,
     /// Prompt; `-` reads standard input, without its last line ending. Without this, -f and --chat, the
     /// prompt is read from a pipe; on a terminal, MODEL starts a chat, and bundled models use a default prompt.
-    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["file", "chat"])]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
     pub prompt: Option<String>,
     /// File that contains the prompt; `-` reads standard input unchanged.
-    #[arg(short, long, value_name = "FILE", conflicts_with = "chat")]
+    #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Chat with the model, using its chat template: on a terminal with a line editor and commands (/help), else one
-    /// message per line of standard input.
+    /// message per line of standard input. With -p or -f, one message is answered.
     #[arg(long)]
     pub chat: bool,
     /// System message for --chat.

@@ -44,7 +44,7 @@ pub struct ServeArgs {
     pub context: Option<u32>,
     /// Folder for the state of conversations (keys, values, recurrent state), created if missing: a conversation that is
     /// continued, or a prompt that begins like an earlier one, is not computed again, also after a restart. Written
-    /// while no request runs.
+    /// while no request runs, and when a slot is saved.
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Most bytes in --state-dir, and most that are written there in a day; the least recently used make room.

@@ -22,12 +22,25 @@ struct Idle {
     /// Whether it is on disk, as far as it will be; and whether its first piece is.
     saved: bool,
     begun: bool,
+    /// Number among all that were idle.
+    number: u64,
 }
 
 /// The idle sequences, oldest first.
 pub struct IdleSequences {
     all: Vec<Idle>,
+    /// How many there were.
+    count: u64,
     states: Option<StateFolder>,
+}
+
+/// Places for idle sequences.
+#[derive(Debug, Clone, Copy)]
+pub struct Places {
+    /// How many there may be.
+    pub room: usize,
+    /// A slot that is not in use.
+    pub free: usize,
 }
 
 /// A sequence for a request.
@@ -53,6 +66,7 @@ impl IdleSequences {
     pub fn new(states: Option<StateFolder>) -> Self {
         Self {
             all: Vec::new(),
+            count: 0,
             states,
         }
     }
@@ -61,16 +75,23 @@ impl IdleSequences {
     pub fn add(&mut self, sequence: Sequence, slot: usize) {
         if sequence.len() >= REUSE {
             let saved = self.states.is_none();
-            self.all.push(Idle {
-                sequence,
-                slot,
-                saved,
-                begun: false,
-            });
+            self.push(sequence, slot, saved);
         }
     }
 
-    /// A sequence with the longest known prefix of `tokens`, or an empty one. At most `room` other idle sequences stay. Of
+    fn push(&mut self, sequence: Sequence, slot: usize, saved: bool) {
+        let number = self.count;
+        self.count += 1;
+        self.all.push(Idle {
+            sequence,
+            slot,
+            saved,
+            begun: false,
+            number,
+        });
+    }
+
+    /// A sequence with the longest known prefix of `tokens`, or an empty one. At most `places.room` other idle sequences stay. Of
     /// running texts a new one could share `shared` tokens.
     ///
     /// # Errors
@@ -79,18 +100,18 @@ impl IdleSequences {
         &mut self,
         tokens: &[u32],
         shared: usize,
-        room: usize,
+        places: Places,
         engine: &Engine,
     ) -> Result<Begun, Error> {
         let in_memory = self.best(tokens).map_or(shared, |(_, len)| len.max(shared));
         let saved = self.states.as_ref().map(|states| states.find(tokens));
         let saved = saved.filter(|saved| saved.len >= in_memory + LONGER);
         if let (Some(saved), Some(states)) = (saved, &self.states) {
-            shrink(&mut self.all, room);
+            shrink(&mut self.all, places.room);
             let empty = engine.new_sequence()?;
             return Ok(Begun::OnDisk(states.restore(saved, empty)));
         }
-        self.take_best(tokens, room, engine).map(Begun::InMemory)
+        self.take_best(tokens, places, engine).map(Begun::InMemory)
     }
 
     /// Reads the next piece of saved state. Returns false at its end.
@@ -106,7 +127,7 @@ impl IdleSequences {
     pub fn restored(
         &mut self,
         tokens: &[u32],
-        room: usize,
+        places: Places,
         state: Restoring,
         engine: &Engine,
     ) -> Result<Beginning, Error> {
@@ -121,7 +142,7 @@ impl IdleSequences {
         }
         // What was found is gone or damaged.
         drop(sequence);
-        self.take_best(tokens, room, engine)
+        self.take_best(tokens, places, engine)
     }
 
     /// The place of the sequence with the longest known prefix of `tokens`, and the prefix's length.
@@ -139,7 +160,7 @@ impl IdleSequences {
     fn take_best(
         &mut self,
         tokens: &[u32],
-        room: usize,
+        Places { room, free }: Places,
         engine: &Engine,
     ) -> Result<Beginning, Error> {
         let new = |sequence| Beginning {
@@ -153,11 +174,16 @@ impl IdleSequences {
         };
         let mut taken = self.all.remove(at);
         shrink(&mut self.all, room);
-        // Fork rather than take the sequence of another conversation, if there is room.
+        // Fork rather than take the sequence of another conversation, if there is room. The request has its slot then: most
+        // often it is the same conversation, and the rest is the end of an answer in other tokens.
         if self.all.len() < room && taken.sequence.len() > len {
-            let fork = taken.sequence.fork_at(len);
+            let fork = taken.sequence.fork_at(len)?;
+            let slot = std::mem::replace(&mut taken.slot, free);
             self.all.insert(at.min(self.all.len()), taken);
-            return fork.map(new);
+            return Ok(Beginning {
+                slot: Some(slot),
+                ..new(fork)
+            });
         }
         taken.sequence.truncate(len);
         Ok(Beginning {
@@ -186,11 +212,17 @@ impl IdleSequences {
         at.map_or(0, |at| self.all.remove(at).sequence.len())
     }
 
-    /// Saves the next piece of a slot's sequence, or at the end its list of tokens. None if there is more to save.
+    /// Saves the next piece of a slot's sequence, or at the end its list of tokens. None if there is more to save. `sequence`
+    /// remembers which one is being saved.
     ///
     /// # Errors
-    /// An empty slot, a conversation that is too short, no room, I/O errors.
-    pub fn save(&mut self, slot: usize, name: &SlotName) -> Result<Option<SlotState>, ApiError> {
+    /// An empty slot, or one that got another conversation meanwhile; a conversation that is too short, no room, I/O errors.
+    pub fn save(
+        &mut self,
+        slot: usize,
+        name: &SlotName,
+        sequence: &mut Option<u64>,
+    ) -> Result<Option<SlotState>, ApiError> {
         let idle = self.all.iter_mut().find(|idle| idle.slot == slot);
         let (Some(idle), Some(states)) = (idle, &mut self.states) else {
             let message =
@@ -202,6 +234,14 @@ impl IdleSequences {
                 "there is no room for this conversation in --state-size, or too much was written today",
             )
         };
+        match *sequence {
+            None if !states.has_room(&idle.sequence) => return Err(no_room()),
+            Some(number) if number != idle.number => {
+                let message = format!("slot {slot} got another conversation meanwhile");
+                return Err(ApiError::unknown(message));
+            }
+            _ => *sequence = Some(idle.number),
+        }
         match step(idle, states).map_err(ApiError::failed)? {
             Step::Written => return Ok(None),
             Step::NoRoom => return Err(no_room()),
@@ -262,12 +302,7 @@ impl IdleSequences {
         if len < wanted {
             return Err(lost());
         }
-        self.all.push(Idle {
-            sequence,
-            slot,
-            saved: true,
-            begun: false,
-        });
+        self.push(sequence, slot, true);
         Ok(len)
     }
 

@@ -62,7 +62,7 @@ pub mod worker;
 pub use self::rules::{Compiler, command as check_grammar};
 use self::schedule::Scheduling;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
@@ -86,6 +86,7 @@ use crate::cli::ServeArgs;
 use crate::hub::{self, Workload};
 use crate::model::{Use, open_model, open_serving};
 use crate::states::StateFolder;
+use crate::tell::tell;
 use crate::template::{self, Renderer};
 use crate::{Failure, budget};
 
@@ -193,6 +194,9 @@ pub fn command(mut args: ServeArgs) -> Result<(), Failure> {
         || {
             // Standard output may be closed.
             let _ = writeln!(std::io::stdout(), "http://{address}");
+            if std::io::stderr().is_terminal() {
+                tell("emberflow: open this address in a browser to chat; Ctrl-C stops the server");
+            }
         },
     )?;
     match http.join() {
@@ -201,7 +205,8 @@ pub fn command(mut args: ServeArgs) -> Result<(), Failure> {
     }
 }
 
-/// An address that no other program can take.
+/// Takes an address before the model is read. Of two servers that start at once, the second learns only when it listens that
+/// the address is in use.
 fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),

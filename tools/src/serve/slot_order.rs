@@ -25,6 +25,8 @@ pub struct SlotOrder {
     pub slot: usize,
     /// What to do.
     pub action: SlotAction,
+    /// The conversation that is being saved.
+    pub sequence: Option<u64>,
     begun: Option<Instant>,
     reply: Sender<Result<SlotDone, ApiError>>,
 }
@@ -46,6 +48,7 @@ impl SlotOrder {
         Self {
             slot,
             action,
+            sequence: None,
             begun: None,
             reply,
         }

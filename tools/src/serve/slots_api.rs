@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::Uri;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde::Deserialize;
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use super::app::App;
 use super::error::ApiError;
 use super::http::read;
+use super::peer::json_with_probes;
 use super::slot_order::{SlotAction, SlotDone, SlotOrder};
 use super::worker::Work;
 use crate::states::SlotName;
@@ -34,7 +36,17 @@ async fn act(
     Path(id): Path<String>,
     uri: Uri,
     body: Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
+    // A slot that is in use is waited for, but not for a client that has gone.
+    let answer = async move {
+        let done = done(app, &id, uri.query().unwrap_or_default(), body).await;
+        done.map(IntoResponse::into_response)
+    };
+    json_with_probes(answer, ApiError::into_response).await
+}
+
+/// Runs an action that `query` names on the slot `id`.
+async fn done(app: Arc<App>, id: &str, query: &str, body: Body) -> Result<Json<Value>, ApiError> {
     let _permit = app.permit()?;
     if !app.saves_state {
         return Err(ApiError::not_started(
@@ -46,7 +58,6 @@ async fn act(
         let message = format!("invalid slot id: slots are 0 to {}", app.parallel - 1);
         return Err(ApiError::invalid(message));
     };
-    let query = uri.query().unwrap_or_default();
     let action = query
         .split('&')
         .find_map(|pair| pair.strip_prefix("action="));

@@ -13,7 +13,7 @@ use emberflow_engine::{
 use emberflow_models::tokenizer::{StreamDecoder, Tokenizer};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::idle::{Beginning, Begun, IdleSequences};
+use super::idle::{Beginning, Begun, IdleSequences, Places};
 pub use super::job::{Job, Work};
 use super::lines::Lines;
 use super::metrics::Totals;
@@ -106,8 +106,7 @@ struct Worker<'e, 't> {
     orders: VecDeque<SlotOrder>,
     /// One after the other, in pieces between passes.
     reading: VecDeque<StateReading>,
-    /// How long state may be read before the next pass, besides one piece: as long as the last pass took, so other texts keep
-    /// half of their speed.
+    /// How long state may be read before the next pass, besides one piece: as long as the last pass took.
     reading_time: Duration,
     live: Vec<Live<'t>>,
     idle: IdleSequences,
@@ -321,12 +320,12 @@ impl<'t> Worker<'_, 't> {
 
     /// Does a part of the next action on a slot that is not in use.
     fn run_order(&mut self) {
-        // One that is being read may get any slot.
-        if !self.reading.is_empty() {
-            return;
-        }
         let runs = |order: &SlotOrder| self.live.iter().any(|live| live.slot == order.slot);
-        let next = self.orders.iter().position(|order| !runs(order));
+        // A request whose state is being read may get any slot.
+        let waits = |order: &SlotOrder| {
+            matches!(order.action, SlotAction::Restore(_)) && !self.reading.is_empty()
+        };
+        let next = (self.orders.iter()).position(|order| !runs(order) && !waits(order));
         let Some(mut order) = next.and_then(|at| self.orders.remove(at)) else {
             return;
         };
@@ -337,7 +336,7 @@ impl<'t> Worker<'_, 't> {
                 let tokens = self.idle.erase(slot);
                 order.end(Ok((tokens, 0)));
             }
-            SlotAction::Save(name) => match self.idle.save(slot, name) {
+            SlotAction::Save(name) => match self.idle.save(slot, name, &mut order.sequence) {
                 Ok(None) => self.orders.push_front(order),
                 Ok(Some(saved)) => order.end(Ok((saved.found.len, saved.bytes))),
                 Err(why) => order.end(Err(why)),
@@ -363,10 +362,13 @@ impl<'t> Worker<'_, 't> {
             {
                 match of {
                     Reader::Job(job) => {
-                        let room = self.room(job.samples);
+                        let places = Places {
+                            room: self.room(job.samples),
+                            free: self.free_slot(),
+                        };
                         let begun = (self.idle).restored(
                             job.reusable(),
-                            room,
+                            places,
                             state,
                             self.stepper.engine(),
                         );
@@ -432,8 +434,11 @@ impl<'t> Worker<'_, 't> {
             true => 0,
             false => self.stepper.shared(&job.prompt),
         };
+        let free = self.free_slot();
         let engine = self.stepper.engine();
-        let taken = self.idle.take(reusable, shared, room, engine);
+        let taken = self
+            .idle
+            .take(reusable, shared, Places { room, free }, engine);
         match taken {
             Ok(Begun::OnDisk(state)) => self.reading.push_back(StateReading {
                 state,

@@ -173,8 +173,11 @@ impl StateFolder {
             };
             let Some(key) = key_of(&name) else {
                 let ours = |name: &str| key_of(name).is_some() || SlotName::is_file(name);
-                remove_stale(&entry.path(), ours);
-                if SlotName::is_file(&name) && facts.is_file() && files.len() < FILES {
+                if !SlotName::is_file(&name) {
+                    remove_stale(&entry.path(), ours);
+                } else if files.len() < FILES
+                    && (self.files.contains_key(&name) || slot_file::is_saved(&entry.path()))
+                {
                     files.insert(name, Facts::of(&facts));
                 }
                 continue;
@@ -327,6 +330,13 @@ impl StateFolder {
         }
     }
 
+    /// Whether what is missing of a sequence can be saved: within the folder's size and what may be written today.
+    pub fn has_room(&self, sequence: &Sequence) -> bool {
+        let known = self.find(sequence.tokens()).len;
+        let bytes = sequence.saved_bytes(known..sequence.len());
+        bytes <= self.limit && self.day.has(bytes)
+    }
+
     /// Saves the next piece of a sequence that is not saved.
     ///
     /// # Errors
@@ -387,7 +397,7 @@ impl StateFolder {
         if state.found.len == 0 {
             return Ok(Some(state));
         }
-        let (file, bytes) = (name.file(), slot_file::bytes(state.found.len));
+        let (file, bytes) = (name.file(&self.identity), slot_file::bytes(state.found.len));
         let mut own: HashSet<String> = state
             .found
             .pieces
@@ -399,8 +409,16 @@ impl StateFolder {
             return Ok(None);
         }
         let path = self.path.join(&file);
+        if path.exists() && !slot_file::is_saved(&path) {
+            let why = io::Error::new(ErrorKind::AlreadyExists, "it is another program's");
+            return Err(Failure::file(&path)(why));
+        }
         slot_file::write(&path, &self.identity, &sequence.tokens()[..state.found.len])?;
         let used = SystemTime::now();
+        // The pieces are as recently used as their list.
+        for &key in &state.found.pieces {
+            self.touch(key, used);
+        }
         self.files.insert(
             file,
             Facts {
@@ -419,11 +437,13 @@ impl StateFolder {
     /// A file that is missing, damaged, or of another model, and one that is longer than the context.
     pub fn slot(&mut self, name: &SlotName) -> Result<(Vec<u32>, SlotState), SlotFileError> {
         self.look()?;
-        let path = self.path.join(name.file());
+        let file = name.file(&self.identity);
+        let path = self.path.join(&file);
         let tokens = slot_file::read(&path, &self.identity, self.context)?;
         let mut state = self.slot_state(self.find(&tokens));
         state.bytes += slot_file::bytes(tokens.len());
-        if let Some(facts) = self.files.get_mut(&name.file()) {
+        let whole = state.found.len == tokens.len();
+        if let Some(facts) = self.files.get_mut(&file).filter(|_| whole) {
             facts.used = SystemTime::now();
             let file = File::options().append(true).open(&path);
             // A folder that cannot be written still gives what it has.

@@ -17,13 +17,15 @@ use crate::atomic::Partial;
 
 const MAGIC: &[u8; 8] = b"EMBSLOTS";
 const VERSION: u32 = 1;
-/// Hexadecimal digits of an identity.
+/// Hexadecimal digits of an identity, and those in a file's name.
 const IDENTITY: usize = 32;
+const SHORT: usize = 16;
 /// Bytes before the tokens.
 const HEAD: usize = MAGIC.len() + 4 + IDENTITY + 4;
 /// Ending of the file's name in the folder.
 const ENDING: &str = ".slot";
-/// Bytes of a name, at most: with the endings of this file and of its temporary one it is a name for every file system.
+/// Bytes of a name, at most: with the identity and the endings of this file and of its temporary one it is a name for every
+/// file system.
 const NAME: usize = 200;
 
 /// The name of a saved slot, which is not that of a path.
@@ -43,9 +45,10 @@ impl SlotName {
         valid.then(|| Self(name.to_owned()))
     }
 
-    /// The name of its file in the folder.
-    pub fn file(&self) -> String {
-        format!("{}{ENDING}", self.0)
+    /// The name of its file in the folder, for states of this identity: servers with other models may share the folder.
+    pub fn file(&self, identity: &str) -> String {
+        let identity = identity.get(..SHORT).unwrap_or(identity);
+        format!("{identity}-{}{ENDING}", self.0)
     }
 
     /// Whether a file of this name lists tokens.
@@ -93,6 +96,13 @@ pub fn write(path: &Path, identity: &str, tokens: &[u32]) -> Result<(), Failure>
     let partial = Partial::of_server(path)?;
     (partial.get().write_all(&all)).map_err(Failure::file(path))?;
     partial.publish()
+}
+
+/// Whether a file begins as such a list does.
+pub fn is_saved(path: &Path) -> bool {
+    let mut magic = [0; MAGIC.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *MAGIC
 }
 
 /// Reads a list of at most `most` tokens, whose state has this identity.

@@ -65,6 +65,36 @@ fn long_line() -> String {
     line
 }
 
+/// With `-p` or `-f` one message is answered, as from a pipe.
+#[test]
+fn one_message_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("message.txt");
+    std::fs::write(&file, "What is a trait?").unwrap();
+    let file = file.to_str().unwrap();
+    let args = ["run", "demo", "--chat", "-n", "12", "--temp", "0"];
+    let ask = |more: &[&str]| emberflow().args(args).args(more).output().unwrap();
+    let piped = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "echo 'What is a trait?' | \"$@\"",
+            "sh",
+            env!("CARGO_BIN_EXE_emberflow"),
+        ])
+        .args(args)
+        .output()
+        .unwrap();
+    assert!(piped.status.success() && piped.stdout.len() > 12);
+    for more in [&["-p", "What is a trait?"], &["-f", file]] {
+        let found = ask(more);
+        assert!(found.status.success(), "{found:?}");
+        assert_eq!(found.stdout, piped.stdout, "{more:?}");
+    }
+    let empty = ask(&["-p", " "]);
+    assert!(!empty.status.success());
+    assert!(String::from_utf8_lossy(&empty.stderr).contains("the message is empty"));
+}
+
 #[test]
 fn long_lines_pastes_and_several_lines_are_one_message_each() {
     let dir = tempfile::tempdir().unwrap();
@@ -287,7 +317,7 @@ fn a_prompt_for_a_chat_model_has_a_hint() {
     succeed(emberflow().arg("export").arg("-o").arg(&model));
     let args = ["run", "m.gguf", "-p", "A vector is", "-n", "4"];
     let mut terminal = Terminal::start(&args, dir.path(), Some("text"));
-    terminal.wait("for an answer, use --chat instead of -p");
+    terminal.wait("for an answer, add --chat");
     assert_eq!(terminal.end(), 0);
     let piped = succeed(emberflow().args(args).current_dir(dir.path()));
     let text = std::fs::read(dir.path().join("text")).unwrap();

@@ -69,6 +69,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+fn slot_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|it| it == "slot"))
+        .collect()
+}
+
 /// Waits for a number of whole files.
 fn wait_for_files(folder: &Path, count: usize) {
     let start = Instant::now();
@@ -324,7 +332,7 @@ fn what_is_no_saved_slot_is_refused() {
     check(&first, 1, "save", "a", 404, "slot 1 has no conversation");
     check(&first, 0, "restore", "a", 404, "no saved slot");
     assert_eq!(act(&first, 0, "save", "a").0, 200);
-    let listed = dir.path().join("a.slot");
+    let listed = slot_files(dir.path()).pop().unwrap();
     let whole = std::fs::read(&listed).unwrap();
     for at in [0, 20, whole.len() - 6] {
         let mut damaged = whole.clone();
@@ -336,7 +344,7 @@ fn what_is_no_saved_slot_is_refused() {
     std::fs::write(&listed, &whole).unwrap();
     assert_eq!(first.end("-TERM"), 0);
     let other = server("demo-moe", dir.path(), &context);
-    check(&other, 0, "restore", "a", 400, "another model");
+    check(&other, 0, "restore", "a", 404, "no saved slot");
     let shorter = server("demo", dir.path(), &["--context", "400"]);
     check(&shorter, 0, "restore", "a", 400, "more than --context");
     // A piece of it is damaged, which is noticed when it is read; then it is gone.
@@ -355,7 +363,38 @@ fn what_is_no_saved_slot_is_refused() {
     let third = server("demo", small.path(), &["--state-size", "64KiB"]);
     ask(&third, &long);
     check(&third, 0, "save", "a", 507, "--state-size");
-    assert!(!small.path().join("a.slot").exists());
+    assert_eq!(slot_files(small.path()), [] as [PathBuf; 0]);
+}
+
+/// Files of saved slots that other programs wrote, or that look like unfinished ones, stay.
+#[test]
+fn files_of_others_and_odd_names_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let foreign = dir.path().join("theirs.slot");
+    std::fs::write(&foreign, "not ours").unwrap();
+    let first = server("demo", dir.path(), &["--context", "900", "--parallel", "2"]);
+    let (text, _) = ask(&first, &prompt(110));
+    for name in ["a", "a.slot.partial-2", "Straße"] {
+        assert_eq!(act(&first, 0, "save", name).0, 200, "{name}");
+    }
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    for file in slot_files(dir.path()) {
+        let file = File::options().append(true).open(file).unwrap();
+        file.set_modified(old).unwrap();
+    }
+    // Another conversation takes the folder's list of files anew; it goes on with most of the first one, and keeps its slot.
+    let (_, [_, cached]) = ask(
+        &first,
+        &format!("{}{}", prompt(110), &text[..text.len() / 2]),
+    );
+    assert!(cached > 100);
+    assert_eq!(idle(&first)[0]["id"], 1, "the end of the first answer");
+    assert_eq!(act(&first, 0, "save", "b").0, 200);
+    assert_eq!(slot_files(dir.path()).len(), 5);
+    assert_eq!(std::fs::read_to_string(&foreign).unwrap(), "not ours");
+    for name in ["a", "a.slot.partial-2", "Straße", "b"] {
+        assert_eq!(act(&first, 1, "restore", name).0, 200, "{name}");
+    }
 }
 
 /// A stream is not held up by a request whose state is read: counted, because reading a piece takes as long as a few tokens.

@@ -66,6 +66,7 @@ const performance = new Performance(() => poll());
 const composer = new Composer((text, files) => {
   const { chat } = conversation;
   if (!known) { toast("The server is not ready yet."); return false; }
+  if (conversation.running && text) toast("The answer is still being written. Esc stops it.");
   if (conversation.running || !(text || files.length || (!known.talks && chat.messages.length))) return false;
   conversation.ask(text, files);
   // A phone's keyboard would cover the answer.
@@ -116,7 +117,7 @@ async function poll() {
       // A server that has started again may have another model.
       if (!known || stats.model !== seen.model || stats.uptime_s < seen.uptime_s) await meet(stats);
       seen = stats;
-      if (performance.isOpen) performance.draw(stats);
+      performance.take(stats);
     } else known = null;
   } catch {
     // One failure may be a moment of sleep.

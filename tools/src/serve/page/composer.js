@@ -82,20 +82,28 @@ export class Composer {
   async #measure(file) {
     try {
       file.tokens = (await json("/tokenize", { content: file.text })).tokens.length;
-      if (this.#files.includes(file)) this.#list();
-    } catch { /* it is sent without a number */ }
+    } catch {
+      // A token has at most some dozen bytes: so long a text is longer than the context.
+      if (file.text.length > 64 * this.#model.context) file.tokens = Infinity;
+    }
+    if (this.#files.includes(file)) this.#list();
   }
 
   #list() {
     $("attached").hidden = !this.#files.length;
     $("attached").replaceChildren(...this.#files.map(file => {
-      const long = file.tokens > this.#model.context, size = file.tokens === undefined ? "" : long ? `${count(file.tokens)} tokens: more than the model's context of ${count(this.#model.context)}` : `${count(file.tokens)} tokens`;
+      const long = this.#isLong(file), tokens = Number.isFinite(file.tokens) ? `${count(file.tokens)} tokens` : "";
+      const size = long ? `${tokens || "far too long"}: more than the server's context of ${count(this.#model.context)}` : tokens;
       const remove = () => { this.#files = this.#files.filter(other => other !== file); this.#list(); this.focus(); };
       return element("li", { class: long && "long" }, icon("file"), element("span", {}, file.name), element("small", {}, size), iconButton("close", `Remove ${file.name}`, remove));
     }));
   }
 
+  #isLong(file) { return file.tokens > this.#model.context; }
+
   #submit() {
+    const long = this.#files.find(file => this.#isLong(file));
+    if (long) { toast(`${long.name} is longer than the server's context: remove it, or start the server with a larger --context.`); return; }
     const text = this.#model?.talks ? $("text").value.trim() : $("text").value;
     const files = this.#files.map(({ name, text }) => ({ name, text }));
     if (!this.#send(text, files)) return;

@@ -31,6 +31,8 @@ export class Conversation {
   #articles = new Map();
   /** The message that is being edited. */
   #editing = null;
+  /** Why there is no answer to the last message. */
+  #failure = null;
 
   /** `options()` are the fields of requests that the user chose; `changed(chat)` is called when it must be saved, `failed()` when the server may have changed. */
   constructor(options, changed, failed) {
@@ -55,6 +57,7 @@ export class Conversation {
     this.stop();
     this.chat = chat;
     this.#editing = null;
+    this.#failure = null;
     this.#articles.clear();
     this.render();
   }
@@ -82,6 +85,7 @@ export class Conversation {
     const shown = path.map((message, index) => this.#shown(message, index === path.length - 1));
     const running = this.#running;
     if (running?.chat === this.chat && !running.message) shown.push(running.article);
+    if (this.#failure) shown.push(this.#failure);
     if (!shown.length && this.#model?.talks) shown.push(this.#welcome());
     sync($("messages"), shown);
     for (const id of this.#articles.keys()) if (!path.some(message => message.id === id)) this.#articles.delete(id);
@@ -225,6 +229,7 @@ export class Conversation {
     running.begin = message => { const added = store.add(chat, parent, message); this.#changed(chat); return added; };
     running.save = () => { if (running.message) this.#changed(chat); };
     running.draws = draw => { if (!shown()) return; const follow = this.#atEnd(); draw(); if (follow) this.#toEnd(); $("latest").hidden = this.#atEnd(); };
+    this.#failure = null;
     this.#busy(running);
     this.render();
     const [url, request] = this.#request(path);
@@ -234,8 +239,9 @@ export class Conversation {
     this.#changed(chat);
     if (failed) this.failed();
     if (!shown() || this.running) return;
-    this.render(!this.#atEnd());
-    if (failed && !running.message) { $("messages").append(element("p", { class: "failed", role: "alert" }, failed)); this.#toEnd(); }
+    const stays = !this.#atEnd();
+    if (failed && !running.message) this.#failure = element("p", { class: "failed" }, failed);
+    this.render(stays);
     announce(failed ?? `Answer: ${running.spoken.slice(0, 2000)}`);
   }
 }

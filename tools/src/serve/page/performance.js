@@ -33,13 +33,11 @@ function axes(x, y) {
 
 export class Performance {
   #last = null;
+  /** Times in seconds, and tokens per second. */
   #rates = [];
 
   constructor(changed) {
     const show = open => {
-      // What was counted while it was closed is not of the last two minutes.
-      this.#rates = [];
-      this.#last = null;
       $("performance").hidden = !open; 
       $("performance-open").setAttribute("aria-expanded", String(open));
       this.#cover();
@@ -61,12 +59,13 @@ export class Performance {
 
   toggle() { $("performance-open").click(); }
 
-  /** Takes what the server counts, once a second. */
-  draw(now) {
+  /** Takes what the server counts, from time to time. */
+  take(now) {
     const last = this.#last;
     this.#last = now;
-    if (last && now.uptime_s > last.uptime_s) this.#since(last, now);
-    this.#speed();
+    if (last && now.uptime_s > last.uptime_s) this.#since(last, now); else this.#rates = [];
+    if (!this.isOpen) return;
+    this.#speed(now.uptime_s);
     this.#memory(now.memory);
     this.#layers(now.layers ?? []);
     this.#requests(now);
@@ -75,7 +74,7 @@ export class Performance {
   #since(last, now) {
     const seconds = now.uptime_s - last.uptime_s, diff = name => now.totals[name] - last.totals[name];
     const tokens = diff("predicted_tokens"), rate = tokens / seconds, needed = diff("hits") + diff("hot_hits") + diff("misses");
-    this.#rates = [...this.#rates, rate].slice(-WINDOW - 1);
+    this.#rates = [...this.#rates.filter(([at]) => at > now.uptime_s - WINDOW), [now.uptime_s, rate]];
     $("rate").textContent = rate.toFixed(1);
     $("read").textContent = `${bytes(diff("bytes_read") / seconds)}/s`;
     if (needed) $("hits").textContent = `${(100 - 100 * diff("misses") / needed).toFixed(1)} %`;
@@ -88,11 +87,11 @@ export class Performance {
     bar("time", shown.map(([name, value]) => ({ name, value, text: tokens ? `${(value / 1e6 / tokens).toFixed(1)} ms` : `${(100 * value / spent).toFixed(0)} %` })));
   }
 
-  #speed() {
-    const most = Math.max(...this.#rates, 0.1), step = nice(most / 2), top = step * Math.ceil(most / step - 1e-9), ticks = [];
+  #speed(now) {
+    const most = Math.max(...this.#rates.map(([, rate]) => rate), 0.1), step = nice(most / 2), top = step * Math.ceil(most / step - 1e-9), ticks = [];
     for (let i = 0; i * step <= top * 1.0001; i++) ticks.push([i * step / top, String(+(i * step).toPrecision(3))]);
     const seconds = [[0, "2 min ago"], [0.5, "1 min ago"], [1, "now"]];
-    const points = this.#rates.map((rate, at) => `${RIGHT - (this.#rates.length - 1 - at) * (RIGHT - LEFT) / WINDOW},${BOTTOM - rate / top * (BOTTOM - TOP)}`).join(" ");
+    const points = this.#rates.map(([at, rate]) => `${RIGHT - (now - at) * (RIGHT - LEFT) / WINDOW},${BOTTOM - rate / top * (BOTTOM - TOP)}`).join(" ");
     $("line").replaceChildren(...axes(seconds, ticks), drawing("polyline", { points, class: "speed" }));
   }
 

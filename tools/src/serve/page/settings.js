@@ -120,7 +120,7 @@ export class Settings {
   /** Shows the server's model, and the bytes of memory that it may use. */
   use(model, budget) {
     this.#model = model;
-    const facts = [["Name", model.name], ["Context", `${count(model.context)} tokens: as much of a conversation as it can read`], ["Memory", `at most ${bytes(budget)}`]];
+    const facts = [["Name", model.name], ["Context", `${count(model.context)} tokens: as much of a conversation as it reads; the server's --context sets it`], ["Memory", `at most ${bytes(budget)}`]];
     $("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
     $("model-name").textContent = model.name;
     $("system-box").hidden = !model.system;
