@@ -128,6 +128,13 @@ async function markdown() {
   assert.deepEqual(shown.code, ["<script>hacked=4</script>", "unfinished"]);
   for (const text of ["<b>not bold</b>", "snake_case_name", "[bad](javascript:hacked())", "<i> $5 and $10"]) assert.ok(shown.text.includes(text), text);
   assert.ok(shown.ms < 5000, `${shown.ms} ms`);
+  // Code, lists and formulas in long texts and in code.
+  const divided = await page.evaluate(async (pad) => {
+    const { markdown } = await import("/page/render.js"), tags = (text) => markdown(text).map((made) => made.className.split(" ")[0] || made.tagName.toLowerCase()).join(" ");
+    const program = `\`\`\`js\n${"let a = 1;\n\nlet b = 2;\n\n".repeat(300)}\`\`\``;
+    return [tags(`- \`\`\`sh\n  ls\n  \`\`\`\n\n${pad}\n\n${program}\n\nend`), tags(`${pad}\n\n1. one\n\n\n   more\n2. two`), tags("The regex `\\[a-z\\]` and `$$` or `echo $$`."), tags(`a\n\n${program.replace(/```$/, "x\n".repeat(20000))}\n\`\`\``), tags("&toString; &amp;")];
+  }, "word ".repeat(2000));
+  assert.deepEqual(divided, ["ul p code p", "p ol", "p", "p code", "p"]);
   // An answer that arrives in pieces ends as one that is shown at once.
   const [grown, whole] = await page.evaluate(async (text) => {
     const { Growing, markdown } = await import("/page/render.js"), at = document.createElement("div"), other = document.createElement("div"), growing = new Growing(at);
@@ -304,16 +311,10 @@ async function works() {
   await press("#thinks");
   await type("#system", "");
   await press("#settings-close");
-  // A long answer can be stopped; what was said so far stays. The page itself presses the key, with the first words.
-  await page.evaluate(() => {
-    const watch = new MutationObserver(() => { if (document.querySelector(".running .text")?.textContent) { watch.disconnect(); document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" })); } });
-    watch.observe(document.getElementById("messages"), { childList: true, subtree: true });
-  });
   await type("#text", "What is a box?");
   const other = await asks("/completions", () => page.keyboard.press("Enter"));
   assert.deepEqual(other, { stream: true, stream_options: { include_usage: true }, return_progress: true, messages: [{ role: "user", content: "What is a box?" }] });
   await answered(1);
-  assert.match(await text("article.assistant .note"), /Stopped/);
   await until(() => document.querySelectorAll("#chats li").length === 2);
 
   // Search looks into the texts; names can be changed; deleting can be undone.
@@ -435,6 +436,20 @@ async function keeps() {
   await first.until(() => document.querySelectorAll("article.assistant:not(.running)").length === 1);
   assert.deepEqual(await first.all("#messages .text"), ["q1", "half an ans"]);
 
+  // An answer is stopped: what was said so far stays.
+  await first.press("#new");
+  await asks(first, "q2");
+  await first.until(() => window.feeds.length === 2);
+  await feed.say("some words");
+  await first.until(() => document.querySelector(".running .text")?.textContent === "some words");
+  await first.page.keyboard.press("Escape");
+  await first.answered(1);
+  assert.deepEqual(await first.all("#messages .text"), ["q2", "some words"]);
+  assert.match(await first.text("article.assistant .note"), /Stopped/);
+  assert.match(await first.text("article.assistant .facts"), /^1 token/);
+  await first.press("#chats li.shown [aria-label^=Delete]");
+  await first.until(() => document.querySelectorAll("#chats li").length === 1 && document.querySelector("article.user .text")?.textContent === "q1");
+
   // Two tabs go on with one conversation.
   const second = await first.page.browserContext().newPage(), other = { ...first, page: second, until: (test, ...args) => second.waitForFunction(test, TIMEOUT, ...args), type: async (selector, text) => { await second.focus(selector); await second.keyboard.type(text); } };
   await second.goto(url);
@@ -447,7 +462,7 @@ async function keeps() {
   await asks(other, "from B");
   await first.page.bringToFront();
   await asks(first, "from A");
-  await first.until(() => window.feeds.length === 2);
+  await first.until(() => window.feeds.length === 3);
   await theirs.say("B's answer");
   await feed.say("A's answer");
   await theirs.end();
@@ -461,7 +476,7 @@ async function keeps() {
 
   // A conversation that is deleted while it is answered stays deleted.
   await asks(first, "q3");
-  await first.until(() => window.feeds.length === 3);
+  await first.until(() => window.feeds.length === 4);
   await feed.say("never");
   await first.until(() => document.querySelector(".running .text")?.textContent === "never");
   await first.press("#chats li.shown [aria-label^=Delete]");
@@ -472,7 +487,7 @@ async function keeps() {
   // A value that the server refuses is not sent, and the page says so.
   await first.press("#settings-open");
   await first.type("#field-max_tokens", "1.5");
-  assert.equal(await first.page.$eval("#field-max_tokens", (input) => input.hasAttribute("aria-invalid") && !input.closest(".field").querySelector(".wrong").hidden), true);
+  assert.equal(await first.page.$eval("#field-max_tokens", (input) => input.getAttribute("aria-invalid") === "true" && !input.closest(".field").querySelector(".wrong").hidden), true);
   assert.equal(await first.page.evaluate(() => JSON.parse(localStorage.getItem("emberflow-settings")).max_tokens), undefined);
   await first.close();
 }

@@ -13,9 +13,13 @@ paint();
 const { chats, saved } = await store.open();
 const CURRENT = "emberflow-shown";
 
+let refused = null;
 async function save(...list) {
   const failed = await store.save(...list);
-  if (failed) toast(`This could not be saved: ${failed}.`);
+  const again = failed === refused;
+  refused = failed;
+  // An answer is saved each second.
+  if (failed && !again) toast(`This could not be saved: ${failed}.`);
 }
 const page = {
   chats,
@@ -92,7 +96,12 @@ document.addEventListener("keydown", event => {
   if (composing(event) || $("settings").open) return;
   const held = apple ? event.metaKey : event.ctrlKey, key = event.key.toLowerCase();
   const act = held && ((key === "k" && !event.shiftKey && (() => sidebar.search())) || (key === "o" && event.shiftKey && (() => sidebar.fresh())));
-  if (act) { event.preventDefault(); act(); }
+  if (act) {
+    event.preventDefault();
+    // It would cover what is opened.
+    if (!$("performance-shade").hidden) performance.toggle();
+    act();
+  }
   if (event.key !== "Escape" || (event.target === $("search") && $("search").value)) return;
   if (!$("shade").hidden) sidebar.open(false);
   else if (conversation.running) { conversation.stop(); composer.focus(); }
@@ -106,7 +115,6 @@ async function poll() {
   clearTimeout(timer);
   try {
     const response = await ask("/stats");
-    failures = 0;
     const locked = response.status === 401, focused = $("unlock").contains(document.activeElement);
     $("unlock").hidden = !locked;
     if (focused && !locked) composer.focus();
@@ -115,10 +123,12 @@ async function poll() {
     if (response.ok) {
       const stats = await response.json();
       // A server that has started again may have another model.
-      if (!known || stats.model !== seen.model || stats.uptime_s < seen.uptime_s) await meet(stats);
-      seen = stats;
+      const born = Date.now() / 1000 - stats.uptime_s;
+      if (!known || !seen || stats.model !== seen.model || Math.abs(born - seen.born) > 5) await meet(stats);
+      seen = { model: stats.model, born };
       performance.take(stats);
     } else known = null;
+    failures = 0;
   } catch {
     // One failure may be a moment of sleep.
     if (++failures > 1) { known = null; notice("The server does not answer. Is it still running?"); }

@@ -1,6 +1,6 @@
 // The conversation that is shown, and the answer that is being generated.
 
-import { $, announce, composing, copy, count, element, icon, iconButton, sync } from "./dom.js";
+import { $, announce, composing, copy, count, element, icon, iconButton, sync, toast } from "./dom.js";
 import { Growing, markdown } from "./render.js";
 import { stream } from "./server.js";
 import * as store from "./store.js";
@@ -47,6 +47,12 @@ export class Conversation {
 
   get running() { return this.#running !== null; }
 
+  /** Whether an answer can be asked for; if the server is not known yet, the page says so. */
+  #ready() {
+    if (!this.#model) toast("The server is not ready yet.");
+    return this.#model !== null && !this.running;
+  }
+
   /** Uses what is known of the server's model. */
   use(model) {
     this.#model = model;
@@ -88,6 +94,7 @@ export class Conversation {
     if (this.#failure) shown.push(this.#failure);
     if (!shown.length && this.#model?.talks) shown.push(this.#welcome());
     sync($("messages"), shown);
+    if (this.#editing && !path.includes(this.#editing)) this.#editing = null;
     for (const id of this.#articles.keys()) if (!path.some(message => message.id === id)) this.#articles.delete(id);
     if (!stays) this.#toEnd();
     $("latest").hidden = this.#atEnd();
@@ -134,7 +141,7 @@ export class Conversation {
     const made = element("article", { class: `said ${message.role}`, "aria-label": mine ? "You" : "Answer" }, bubble);
     if (message.thought) bubble.append(this.#thought(message.thought, message.thinking));
     for (const file of message.files ?? []) bubble.append(element("details", { class: "file" }, element("summary", {}, icon("file"), file.name), element("pre", { tabindex: "0", role: "group", "aria-label": file.name }, file.text)));
-    if (mine || !this.#model?.talks) { text.textContent = message.content; text.classList.add("raw"); } else text.append(...markdown(message.content));
+    if (mine || this.#model?.talks === false) { text.textContent = message.content; text.classList.add("raw"); } else text.append(...markdown(message.content));
     bubble.append(text);
     const note = message.note ?? (message.unfinished && "This answer is not finished.");
     if (note) made.append(element("p", { class: "note" }, note));
@@ -168,13 +175,15 @@ export class Conversation {
   }
 
   #edit(made, message) {
+    const open = $("messages").querySelector(".editing textarea");
+    if (open) { open.focus(); return; }
     const area = element("textarea", { rows: "4", dir: "auto", "aria-label": "Edited message" });
     area.value = message.content;
     this.#editing = message;
     const end = () => { this.#editing = null; this.#articles.delete(message.id); };
     const send = () => {
       const text = area.value.trim();
-      if (this.running || !text) return;
+      if (!text || !this.#ready()) return;
       end();
       const before = this.chat.current;
       store.add(this.chat, message.parent, { role: "user", content: text, ...(message.files && { files: message.files }) });
@@ -199,7 +208,7 @@ export class Conversation {
 
   /** Generates another answer to a message. */
   #again(id) {
-    if (this.running) return;
+    if (!this.#ready()) return;
     const before = this.chat.current;
     this.chat.current = id;
     this.#answer(before);
@@ -240,6 +249,8 @@ export class Conversation {
     if (failed) this.failed();
     if (!shown() || this.running) return;
     const stays = !this.#atEnd();
+    // What was unfolded in it stays so.
+    if (running.message) this.#articles.set(running.message.id, { made: "", article: running.article });
     if (failed && !running.message) this.#failure = element("p", { class: "failed" }, failed);
     this.render(stays);
     announce(failed ?? `Answer: ${running.spoken.slice(0, 2000)}`);

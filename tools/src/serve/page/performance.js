@@ -63,7 +63,9 @@ export class Performance {
   take(now) {
     const last = this.#last;
     this.#last = now;
-    if (last && now.uptime_s > last.uptime_s) this.#since(last, now); else this.#rates = [];
+    const counts = name => now.totals[name] >= last.totals[name];
+    if (last && now.uptime_s > last.uptime_s && counts("pass_ns") && counts("predicted_tokens")) this.#since(last, now);
+    else this.#rates = [];
     if (!this.isOpen) return;
     this.#speed(now.uptime_s);
     this.#memory(now.memory);

@@ -21,11 +21,11 @@ function formula(name, level, patterns, start) {
   return { name, level, start: text => { const at = text.search(start); return at < 0 ? undefined : at; }, tokenizer };
 }
 const lexer = new marked.Marked({ gfm: true, breaks: true });
-lexer.use({ extensions: [formula("formula", "block", BLOCKS, /\$\$|\\\[/), formula("formula_in_text", "inline", INLINES, /\$|\\[([]/)] });
+lexer.use({ extensions: [formula("formula", "block", BLOCKS, /(?<=\n) {0,3}(?:\$\$|\\\[)/), formula("formula_in_text", "inline", INLINES, /\$|\\[([]/)] });
 
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: "\"", apos: "'", nbsp: "\u00a0", hellip: "…", mdash: "—", ndash: "–", copy: "©", times: "×", rarr: "→", deg: "°" };
 const plain = text => text.replace(/&(?:#(\d{1,7})|#x([0-9a-f]{1,6})|(\w{2,8}));/gi, (all, decimal, hex, name) => {
-  if (name) return ENTITIES[name] ?? all;
+  if (name) return Object.hasOwn(ENTITIES, name) ? ENTITIES[name] : all;
   const code = parseInt(decimal ?? hex, decimal ? 10 : 16);
   return code > 0 && code < 0x110000 ? String.fromCodePoint(code) : all;
 });
@@ -93,6 +93,7 @@ function nodes(tokens) {
 function node(token) {
   switch (token.type) {
     case "space": case "def": return null;
+    case "raw": return element("p", { class: "raw" }, token.raw);
     case "heading": return element("h" + Math.min(6, Math.max(2, 2 + token.depth - top)), {}, ...nodes(token.tokens));
     case "paragraph": return element("p", {}, ...nodes(token.tokens));
     case "blockquote": return element("blockquote", {}, ...nodes(token.tokens));
@@ -124,10 +125,15 @@ const PIECE = 8 << 10, LONGEST = 32 << 10;
 /** The pieces of a text. Code and lists are not divided. */
 function* pieces(text) {
   // The end of the last piece, and of the last block that could end one.
-  let from = 0, block = 0, fence = null;
-  for (const found of text.matchAll(/^ {0,3}(`{3,}|~{3,})|\n[ \t]*\n(?![ \t]|[-*+] |\d+[.)] )/gm)) {
+  let from = 0, block = 0, fence = null, column = 0;
+  for (const found of text.matchAll(/^[ \t]*(?:(?:[-*+]|\d{1,9}[.)]|>)[ \t]+)*(`{3,}|~{3,})(.*)|\n[ \t]*\n(?!\s|[-*+] |\d+[.)] )/gm)) {
     const at = found.index + found[0].length;
-    if (found[1]) fence = fence === null ? found[1] : found[1].startsWith(fence) ? null : fence;
+    if (found[1]) {
+      const begins = found[0].indexOf(found[1]), [, marks, rest] = found;
+      if (fence === null) {
+        if (marks[0] === "~" || !rest.includes("`")) { fence = marks; column = begins; }
+      } else if (marks.startsWith(fence) && !rest.trim() && begins < column + 4) fence = null;
+    }
     if (found[1] || fence !== null) continue;
     // A block that is too long stands alone.
     if (at - from > LONGEST && block > from) { yield text.slice(from, block); from = block; }
@@ -138,7 +144,7 @@ function* pieces(text) {
   yield text.slice(from);
 }
 
-const raw = text => ({ type: "paragraph", raw: text, tokens: [{ type: "raw", raw: text }] });
+const raw = text => ({ type: "raw", raw: text });
 let parsed = new Map();
 /** The blocks of a text. Pieces that the last text had too are not parsed again. */
 function blocks(text) {
@@ -147,7 +153,7 @@ function blocks(text) {
     let tokens = parsed.get(piece);
     if (!tokens) {
       // Quotes and lists in each other are parsed by recursion.
-      try { tokens = piece.length > LONGEST ? [raw(piece)] : lexer.lexer(piece); } catch { tokens = [raw(piece)]; }
+      try { tokens = piece.length > LONGEST && !/^ {0,3}(?:`{3}|~{3})/.test(piece) ? [raw(piece)] : lexer.lexer(piece); } catch { tokens = [raw(piece)]; }
     }
     now.set(piece, tokens);
     for (const token of tokens) if (token.type !== "space" && token.type !== "def") all.push(token);

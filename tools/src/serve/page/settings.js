@@ -59,6 +59,7 @@ export class Settings {
       saving = setTimeout(() => this.#page.save(shown), 500);
       this.#marks();
     });
+    $("system").addEventListener("change", () => this.#page.save(this.#page.shown));
     $("thinks").addEventListener("change", () => { if ($("thinks").checked) delete store.settings.thinks; else store.settings.thinks = false; this.#changed(); });
     for (const choice of document.getElementsByName("theme")) choice.addEventListener("change", () => { store.settings.theme = choice.value; this.#changed(); paint(); });
     $("save-one").addEventListener("click", () => { const { shown } = this.#page; download(`${fileName(store.titleOf(shown))}.md`, "text/markdown", asMarkdown(shown)); });
@@ -73,25 +74,27 @@ export class Settings {
   #field([name, label, term, about, min, max, step]) {
     const id = `field-${name}`, input = element("input", { id, type: "number", min, max, step: step === 1 ? 1 : "any", inputmode: "decimal", "aria-describedby": `${id}-about` });
     const wrong = element("p", { class: "wrong", role: "alert", hidden: true });
-    const slider = max === undefined ? null : element("input", { type: "range", min, max, step, "aria-label": label, tabindex: "-1" });
+    const slider = max === undefined ? null : element("input", { type: "range", min: min > 0 ? step : min, max, step, "aria-label": label, tabindex: "-1" });
     const set = from => {
       const given = input.validity.valid && Number.isFinite(input.valueAsNumber);
       if (given) store.settings[name] = input.valueAsNumber; else delete store.settings[name];
       if (slider && from !== slider) slider.value = input.value === "" ? this.#model?.defaults[name] ?? 1 : input.value;
       wrong.hidden = input.validity.valid;
       wrong.textContent = input.validity.valid ? "" : `${input.validationMessage} Until then the usual value is used.`;
-      input.toggleAttribute("aria-invalid", !input.validity.valid);
+      if (input.validity.valid) input.removeAttribute("aria-invalid"); else input.setAttribute("aria-invalid", "true");
       this.#changed();
     };
     input.addEventListener("input", () => set(input));
     slider?.addEventListener("input", () => { input.value = slider.value; set(slider); });
-    this.#number.set(name, { input, slider });
+    this.#number.set(name, { input, slider, wrong });
     return element("div", { class: "field" }, element("label", { for: id }, label, ...(term === name && label.toLowerCase() === term ? [] : [" ", element("small", {}, term)])), ...(slider ? [slider] : []), input, element("p", { id: `${id}-about` }, about), wrong);
   }
 
   /** Shows what is stored. */
   #fill() {
-    for (const [name, { input, slider }] of this.#number) {
+    for (const [name, { input, slider, wrong }] of this.#number) {
+      wrong.hidden = true;
+      input.removeAttribute("aria-invalid");
       input.value = store.settings[name] ?? "";
       const usual = name === "seed" ? "random" : this.#model?.defaults[name] ?? (name === "max_tokens" ? this.#model?.talks === false ? "256" : "auto" : "");
       input.placeholder = typeof usual === "number" ? String(+usual.toPrecision(4)) : usual;

@@ -28,6 +28,7 @@ export class Sidebar {
   #shown = null;
   #choose;
   #renamed;
+  #pressed = false;
 
   /** `choose(chat)` shows a conversation, a new one if it is `null`; `renamed(chat)` is called when one must be saved. */
   constructor(chats, choose, renamed) {
@@ -39,6 +40,9 @@ export class Sidebar {
     $("side-open").addEventListener("click", () => this.open(!this.isOpen));
     $("side-close").addEventListener("click", () => this.open(false));
     $("shade").addEventListener("click", () => this.open(false));
+    // An item that is pressed stays until it is released: the list changes while an answer arrives.
+    $("chats").addEventListener("pointerdown", () => { this.#pressed = true; });
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => { if (this.#pressed) { this.#pressed = false; setTimeout(() => this.list()); } });
     NARROW.addEventListener("change", () => this.#adapt());
     this.#adapt();
   }
@@ -84,6 +88,7 @@ export class Sidebar {
   }
 
   #list() {
+    if (this.#pressed) return;
     const active = document.activeElement, within = $("chats").contains(active);
     // A name that is being changed stays.
     if (within && active.matches("input")) return;
@@ -115,7 +120,7 @@ export class Sidebar {
     const field = element("input", { "aria-label": "New name" });
     field.value = store.titleOf(chat);
     let ended = false;
-    const end = save => {
+    const end = (save, back) => {
       // Removing the field takes the focus from it.
       if (ended) return;
       ended = true;
@@ -124,6 +129,7 @@ export class Sidebar {
         if (title) chat.title = title; else delete chat.title;
         this.#renamed(chat);
       }
+      if (!back) { this.list(); return; }
       field.blur();
       this.#list();
       $("chats").querySelector("[aria-label^=Rename]")?.focus();
@@ -131,10 +137,10 @@ export class Sidebar {
     field.addEventListener("keydown", event => {
       if (composing(event)) return;
       // The key would press the button that gets the focus.
-      if (event.key === "Enter") { event.preventDefault(); end(true); }
-      if (event.key === "Escape") { event.stopPropagation(); end(false); }
+      if (event.key === "Enter") { event.preventDefault(); end(true, true); }
+      if (event.key === "Escape") { event.stopPropagation(); end(false, true); }
     });
-    field.addEventListener("blur", () => end(true));
+    field.addEventListener("blur", () => end(true, false));
     item.replaceChildren(field);
     field.select();
   }
