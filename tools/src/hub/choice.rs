@@ -144,7 +144,7 @@ pub fn plan_for(
 /// The model of this name on this machine. Of several, the one that suits the workload, or without one the first.
 ///
 /// # Errors
-/// As [`choose_local`].
+/// A plan's process cannot be started.
 pub fn here(name: &ModelName, workload: Option<Workload>) -> Result<Option<Local>, Failure> {
     let mut all = stores::find(name);
     let count = all.len();
