@@ -79,6 +79,7 @@ impl Job {
             out,
         }
     }
+
     /// The tokens whose state may be reused.
     pub fn reusable(&self) -> &[u32] {
         // Logits of cached tokens are not available.
