@@ -85,7 +85,7 @@ impl Session {
     }
 
     /// Saves the conversation if the last save is some time ago. The chat goes on if that fails.
-    fn save_now_and_then(&mut self) {
+    fn save_if_due(&mut self) {
         let due = |saved: &SavedChat| saved.next <= Instant::now();
         if self.saved.as_ref().is_some_and(due)
             && let Err(why) = self.save()
@@ -123,7 +123,7 @@ impl Session {
         self.drawn += 1;
         self.said.answer(made.text.trim());
         self.finish(&made, &how)?;
-        self.save_now_and_then();
+        self.save_if_due();
         Ok(made.generation.stop)
     }
 
