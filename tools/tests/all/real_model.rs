@@ -227,7 +227,7 @@ fn the_readmes_commands_work() {
     let commands: Vec<&str> = lines
         .filter_map(|line| line.strip_prefix("emberflow "))
         .collect();
-    assert_eq!(commands.len(), 1, "{block}");
+    assert_eq!(commands.len(), 2, "{block}");
     for line in commands {
         let mut child = (emberflow().args(words(line)).current_dir(dir.path()))
             .stdin(Stdio::piped())
