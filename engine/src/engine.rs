@@ -23,6 +23,7 @@ use crate::forward::streams;
 use crate::forward::weights::Weights;
 use crate::forward::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
 use crate::lane::{Hold, HostMatrix, Lane, Sharing};
+use crate::matrix::Matrix;
 use crate::memory::{MemoryPlan, Needs};
 use crate::mixer::state_shape;
 use crate::model::{Model, Text};
@@ -93,53 +94,9 @@ impl Engine {
         options: Options,
         planned: impl FnOnce(&MemoryPlan) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let mut parts = Parts::of(model, options)?;
-        let planner = &parts.planner;
-        let division = planner.divide(planner.budget(parts.options.budget))?;
-        let threads = planner.best_threads(&division)?;
-        if tracing::enabled!(tracing::Level::INFO) {
-            let plan = planner.forecast(&division, threads)?;
-            for line in plan.explain(&division.needs) {
-                tracing::info!("{line}");
-            }
-        }
-        planned(&division.memory)?;
-        let o = &mut parts.options;
-        (o.threads, o.lab.chunk, o.lab.io_core) = (threads, division.chunk, planner.io_core);
-        let recall = (parts.stored.as_ref())
-            .and_then(|s| s.quality)
-            .map(|q| q.recall());
-        let c = parts.text.config().clone();
-        let rows = parts.options.lab.chunk.max(parts.options.batch);
-        let (context, batch) = (parts.options.context, parts.options.batch);
-        let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
-        let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
-        let (text, choice) = (parts.text.clone(), parts.choice.clone());
-        // Baselines are measured without drafts.
-        let speculation = match parts.options.lab.ablation {
-            Ablation::Full => parts.options.speculation,
-            _ => Speculation::OFF,
-        };
-        let (options, planner) = (parts.options.clone(), parts.planner.clone());
-        let rooms = parts.opened().rooms(&division);
-        let decoder = build(parts, c, &division)?;
-        Ok(Self {
-            decoder,
-            pool,
-            pass,
-            text,
-            options,
-            planner,
-            first_tokens: FirstTokens::default(),
-            drafts: Drafts::new(speculation),
-            division,
-            usual: None,
-            short_prompts: false,
-            rooms,
-            longest: None,
-            choice,
-            recall,
-        })
+        let opening = Opening::of(Parts::of(model, options)?)?;
+        planned(&opening.division.memory)?;
+        Ok(opening.open(None)?)
     }
 
     /// The model's configuration.
@@ -260,7 +217,7 @@ impl Engine {
         self.forward_spans(spans, wanted, Hooks::default())
     }
 
-    fn forward_spans(
+    pub(crate) fn forward_spans(
         &mut self,
         spans: &mut [Span<'_>],
         wanted: Logits<'_>,
@@ -428,7 +385,7 @@ impl Engine {
 
     /// Uses drafts of `source` for texts that decode alone, if the options allow. No text depends on it.
     pub fn set_draft(&mut self, source: Box<dyn Draft>) {
-        self.drafts.set_source(source);
+        self.drafts.add_source(source);
     }
 
     /// Counts of drafts since the engine was opened.
@@ -439,6 +396,89 @@ impl Engine {
     /// Name of the I/O engine in use.
     pub fn io_name(&self) -> &'static str {
         self.decoder.ffn.store.io_name()
+    }
+}
+
+/// A model whose memory is planned and not yet allocated.
+pub(crate) struct Opening {
+    parts: Parts,
+    pub division: Division,
+}
+
+impl Opening {
+    /// Divides the budget of the options.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn of(parts: Parts) -> Result<Self, Error> {
+        let budget = parts.planner.budget(parts.options.budget);
+        Self::within(parts, budget)
+    }
+
+    /// Divides `budget` bytes.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn within(mut parts: Parts, budget: u64) -> Result<Self, Error> {
+        let planner = &parts.planner;
+        let division = planner.divide(budget)?;
+        let threads = planner.best_threads(&division)?;
+        if tracing::enabled!(tracing::Level::INFO) {
+            let plan = planner.forecast(&division, threads)?;
+            for line in plan.explain(&division.needs) {
+                tracing::info!("{line}");
+            }
+        }
+        let o = &mut parts.options;
+        (o.threads, o.lab.chunk, o.lab.io_core) = (threads, division.chunk, planner.io_core);
+        Ok(Self { parts, division })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        self.parts.text.config()
+    }
+
+    /// Loads resident weights and allocates all buffers. `head`: the output head, if it is another model's.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open(self, head: Option<Matrix>) -> Result<Engine, Error> {
+        let Self { parts, division } = self;
+        let recall = (parts.stored.as_ref())
+            .and_then(|s| s.quality)
+            .map(|q| q.recall());
+        let c = parts.text.config().clone();
+        let rows = parts.options.lab.chunk.max(parts.options.batch);
+        let (context, batch) = (parts.options.context, parts.options.batch);
+        let pool = StatePool::new(state_shape(&c, parts.options.kv, context), context, batch)?;
+        let pass = Pass::new(rows, c.d_model as usize, streams::aux_width(&c));
+        let (text, choice) = (parts.text.clone(), parts.choice.clone());
+        // Baselines are measured without drafts.
+        let speculation = match parts.options.lab.ablation {
+            Ablation::Full => parts.options.speculation,
+            _ => Speculation::OFF,
+        };
+        let (options, planner) = (parts.options.clone(), parts.planner.clone());
+        let rooms = parts.opened().rooms(&division);
+        let decoder = build(parts, c, &division, head)?;
+        Ok(Engine {
+            decoder,
+            pool,
+            pass,
+            text,
+            options,
+            planner,
+            first_tokens: FirstTokens::default(),
+            drafts: Drafts::new(speculation),
+            division,
+            usual: None,
+            short_prompts: false,
+            rooms,
+            longest: None,
+            choice,
+            recall,
+        })
     }
 }
 
@@ -505,7 +545,12 @@ fn warm(
 }
 
 /// Loads resident weights and allocates all buffers.
-fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, Error> {
+fn build(
+    parts: Parts,
+    c: ModelConfig,
+    division: &Division,
+    head: Option<Matrix>,
+) -> Result<Decoder, Error> {
     let of = parts.opened();
     let Rooms { ffn: room, gates } = of.rooms(division);
     let Parts {
@@ -524,7 +569,7 @@ fn build(parts: Parts, c: ModelConfig, division: &Division) -> Result<Decoder, E
     } = parts;
     let (tracer, rows) = (tracer(&options, lane.as_deref()), room.rows);
     let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
-    let mut weights = Weights::load(&layout.container, tiles.as_deref(), text.meta())?;
+    let mut weights = Weights::load(&layout.container, tiles.as_deref(), text.meta(), head)?;
     let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;

@@ -143,7 +143,7 @@ pub use activation::hidden as ffn_hidden;
 pub use cluster::CLUSTER;
 pub use constraint::Constraint;
 pub use counters::Counters;
-pub use drafts::{Draft, DraftCounts, DraftTotals, MOST_DRAFTS, Speculation};
+pub use drafts::{Draft, DraftCounts, DraftTotals, HiddenRows, MOST_DRAFTS, Speculation};
 pub use engine::{Engine, Logits};
 pub use error::Error;
 pub use ffn::{Choice, FfnSeen, GATE_PIECES};
@@ -157,7 +157,7 @@ pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,
     Progress, Repetition, Request, RequestId, Step, Stepped, Stepper, Stop, Tail, log_probability,
-    most_likely,
+    most_likely, open_head, open_with_heads, plan_with_heads,
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Restored, Sequence, Span};

@@ -37,6 +37,11 @@ impl Matrix {
         }
     }
 
+    /// The same rows in the same memory, multiplied by the compute threads alone.
+    pub(crate) fn shared(&self) -> Self {
+        Self::new(self.dtype, self.rows, self.cols, Arc::clone(&self.bytes))
+    }
+
     /// All rows.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.as_slice()

@@ -12,7 +12,7 @@ use emberflow_models::tokenizer::{Around, Tokenizer};
 use emberflow_storage::container::Container;
 
 use crate::error::Error;
-use crate::meta::{ContainerMeta, SamplingDefaults};
+use crate::meta::{ContainerMeta, Quant, SamplingDefaults};
 use crate::sampler::Sampling;
 
 /// An opened container, ready for [`crate::Engine::open`].
@@ -100,6 +100,14 @@ impl Model {
 }
 
 impl Text {
+    /// The same texts, for a head with this configuration.
+    pub(crate) fn of_head(&self, config: ModelConfig, quant: Quant) -> Self {
+        let mut head = self.clone();
+        (head.meta.config, head.meta.quant) = (config, quant);
+        (head.meta.stats, head.meta.pruned) = (None, None);
+        head
+    }
+
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.meta.config

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
-use emberflow_models::{StoredTensor, StoredTensors};
+use emberflow_models::{Checkpoint, StoredTensor, StoredTensors};
 use emberflow_storage::container::{
     BundleGeometry, Container, Outside, OutsideTensors, Prefer, TensorSpec,
 };
 
 use crate::error::Error;
 use crate::meta::{ContainerMeta, Quant};
-use crate::model::Model;
+use crate::model::{Model, Text};
 
 /// Bundle geometry and format of a model that has no bundles.
 const NO_BUNDLES: DType = DType::Q8;
@@ -29,6 +29,23 @@ impl Model {
     pub fn of_checkpoint(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open(unpacked(path.as_ref())?)
     }
+
+    /// The first head for multi-token prediction of the checkpoint `path`, a model of one layer; `None` if it has none that is
+    /// implemented. `text` is the checkpoint's.
+    ///
+    /// # Errors
+    /// As [`Model::of_checkpoint`], of the head's tensors.
+    pub(crate) fn mtp_head(path: &Path, text: &Text) -> Result<Option<Self>, Error> {
+        let Some(source) = emberflow_models::open_mtp_head(path)? else {
+            return Ok(None);
+        };
+        let config = source.config().clone();
+        let (container, quant) = container_of(source, path)?;
+        Ok(Some(Self {
+            container,
+            text: text.of_head(config, quant),
+        }))
+    }
 }
 
 /// A container of the tensors of the checkpoint `path`.
@@ -36,7 +53,11 @@ impl Model {
 /// # Errors
 /// As [`Model::of_checkpoint`].
 pub fn unpacked(path: &Path) -> Result<Container, Error> {
-    let source = emberflow_models::open(path)?;
+    Ok(container_of(emberflow_models::open(path)?, path)?.0)
+}
+
+/// A container of the tensors of a checkpoint, and the formats of its weights.
+fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, Quant), Error> {
     let c = source.config().clone();
     let mut meta = ContainerMeta::of(source.as_ref(), no_formats());
     let quantization = source.quantization();
@@ -46,7 +67,8 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
             what: "a description without weights",
         });
     };
-    meta.quant = formats(tensors.tensors(), quantization);
+    let quant = formats(tensors.tensors(), quantization);
+    meta.quant = quant.clone();
     let meta = serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
         path: path.to_path_buf(),
         reason: e.to_string(),
@@ -69,7 +91,7 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
     })?;
     // What the container knows of the files is as new as their headers.
     tensors.check_unchanged()?;
-    Ok(container)
+    Ok((container, quant))
 }
 
 /// Reads tensors of a checkpoint.

@@ -10,6 +10,7 @@ mod heads;
 mod hyper;
 mod mixers;
 mod mixture;
+mod mtp;
 mod ngrams;
 mod norms;
 mod reach;

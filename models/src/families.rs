@@ -163,7 +163,7 @@ pub(crate) struct Family {
     pub(crate) rotated_dims: Option<&'static str>,
     /// Q and K are stored in interleaved rotary order, in safetensors.
     pub(crate) interleaved: bool,
-    /// Weights for multi-token prediction, which are skipped.
+    /// Weights for multi-token prediction.
     pub(crate) further_tokens: FurtherTokens,
     /// Layers with a window have their own rotary embedding.
     pub(crate) two_ropes: bool,

@@ -23,6 +23,7 @@ mod json;
 mod limits;
 mod metadata;
 mod mixers;
+mod mtp;
 pub mod names;
 mod open;
 mod role;
@@ -40,7 +41,7 @@ pub use gguf::gguf_header_len;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::Description;
 pub use hf::write::{Folder, RowSink, write_folder};
-pub use open::{describe, describe_text, files_of, open};
+pub use open::{describe, describe_text, files_of, open, open_mtp_head};
 pub use rules::TextRules;
 pub use stored_tensors::{StoredTensor, StoredTensors};
 

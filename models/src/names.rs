@@ -35,6 +35,13 @@ pub(crate) struct NameTable {
     pub(crate) parts: &'static [(Role, u32, &'static str)],
 }
 
+/// Names under which every table knows what only heads for multi-token prediction have.
+pub(crate) const MTP: Spellings = &[
+    (Role::MtpIn, "mtp.in.weight"),
+    (Role::MtpEmbedNorm, "mtp.embed_norm.weight"),
+    (Role::MtpHiddenNorm, "mtp.hidden_norm.weight"),
+];
+
 /// Matrices stored as one, row after row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fused {
@@ -178,7 +185,7 @@ impl NameTable {
                 .find(|(_, spelling)| *spelling == name)
                 .map(|entry| entry.0)
         }
-        if let Some(role) = find(self.globals, name) {
+        if let Some(role) = find(self.globals, name).or_else(|| find(MTP, name)) {
             return Some(Named::One(TensorId::global(role)));
         }
         for (role, prefix) in self.numbered {
@@ -262,7 +269,14 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
         rows,
         cols,
     };
-    list.push(global(Role::Embed, vocab, d));
+    if !form.mtp || !config.tied_head {
+        list.push(global(Role::Embed, vocab, d));
+    }
+    if form.mtp {
+        list.push(global(Role::MtpIn, d, 2 * d));
+        list.push(global(Role::MtpEmbedNorm, 1, d));
+        list.push(global(Role::MtpHiddenNorm, 1, d));
+    }
     if form.learned_positions.is_some() {
         list.push(global(Role::Positions, config.position_rows() as usize, d));
     }
@@ -295,10 +309,11 @@ pub fn required(config: &ModelConfig) -> Vec<Required> {
     if form.norm_bias {
         list.push(global(Role::FinalNormBias, 1, d));
     }
-    if !config.tied_head {
+    // A head for multi-token prediction shares the model's.
+    if !config.tied_head && !form.mtp {
         list.push(global(Role::Head, vocab, d));
     }
-    if form.head_bias {
+    if form.head_bias && !form.mtp {
         list.push(global(Role::HeadBias, 1, vocab));
     }
     list

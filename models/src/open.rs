@@ -6,6 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::file::DataFile;
 use crate::hf::Description;
+use crate::mtp::Part;
 use crate::{gguf, hf};
 
 /// Opens a checkpoint: a folder with `config.json`, a `.safetensors` file next to
@@ -15,9 +16,18 @@ use crate::{gguf, hf};
 /// # Errors
 /// One variant for each kind of invalid file; see [`Error`].
 pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
+    let opened = open_part(path, Part::Decoder)?;
+    opened.ok_or_else(|| Error::NotACheckpoint {
+        path: path.to_owned(),
+        found: "no decoder".into(),
+    })
+}
+
+/// Opens a part of a checkpoint; `None` if there is no such part.
+fn open_part(path: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Error> {
     let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
     if meta.is_dir() {
-        return hf::open_folder(path);
+        return hf::open_folder(path, part);
     }
     if !meta.is_file() {
         return Err(Error::NotACheckpoint {
@@ -31,9 +41,9 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         file.read_at(&mut magic, 0, &|| "the magic".into())?;
     }
     if gguf::is_magic(magic) {
-        gguf::open_file(path)
+        gguf::open_file(path, part)
     } else if path.extension().is_some_and(|e| e == "safetensors") {
-        hf::open_single(path)
+        hf::open_single(path, part)
     } else {
         let found = format!(
             "a file of {} bytes that starts with {:?}",
@@ -45,6 +55,15 @@ pub fn open(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             found,
         })
     }
+}
+
+/// The first head for multi-token prediction of a checkpoint, as a model of one layer; `None` if the checkpoint has none that
+/// is implemented.
+///
+/// # Errors
+/// As [`open`], of the head's tensors.
+pub fn open_mtp_head(path: &Path) -> Result<Option<Box<dyn Checkpoint>>, Error> {
+    open_part(path, Part::MtpHead)
 }
 
 /// The model described by a Hugging Face `config.json`, without weights and texts.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
-use emberflow_engine::{Budget, Engine, Model, Options, demo_container, unpacked};
+use emberflow_engine::{Budget, Engine, Model, Options, demo_container, open_with_heads, unpacked};
 use emberflow_storage::Error;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
@@ -131,7 +131,7 @@ fn open(model: Model, options: Options, force: bool, quiet: bool) -> Result<Engi
         bar = (!quiet).then(|| Loading::start("loading the model", plan.loaded()));
         Ok::<(), Failure>(())
     };
-    let engine = Engine::open_watched(model, options, planned);
+    let engine = open_with_heads(model, options, planned);
     drop(bar);
     engine
 }

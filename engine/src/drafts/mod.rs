@@ -22,7 +22,7 @@ pub use governor::MOST_DRAFTS;
 pub(crate) use governor::MOST_ROWS;
 use governor::{Choice, Governor, NGRAM_RATE, Offer, Rates};
 use lookup::{MATCHES, Match};
-pub use source::Draft;
+pub use source::{Draft, HiddenRows};
 use source::{Learned, Source};
 
 /// Which drafts are used.
@@ -32,6 +32,8 @@ pub struct Speculation {
     pub lookup: bool,
     /// Runs the model with only the FFN weights that are in memory.
     pub memory: bool,
+    /// Asks the model's heads for multi-token prediction, if they are set.
+    pub heads: bool,
     /// Asks another source, such as a small model, if one is set.
     pub model: bool,
     /// A fixed number of drafts per pass, at most [`MOST_DRAFTS`]; `None` lets the governor choose.
@@ -43,6 +45,7 @@ impl Speculation {
     pub const OFF: Self = Self {
         lookup: false,
         memory: false,
+        heads: false,
         model: false,
         depth: None,
     };
@@ -51,13 +54,14 @@ impl Speculation {
     pub const AUTO: Self = Self {
         lookup: true,
         memory: true,
+        heads: true,
         model: true,
         depth: None,
     };
 
     /// Whether drafts may be used.
     pub fn is_on(self) -> bool {
-        self.lookup || self.memory || self.model
+        self.lookup || self.memory || self.heads || self.model
     }
 
     /// Most rows of logits that a text needs after a pass.
@@ -79,6 +83,11 @@ pub struct DraftCounts {
 }
 
 impl DraftCounts {
+    fn add(&mut self, more: Self) {
+        self.proposed += more.proposed;
+        self.taken += more.taken;
+    }
+
     fn since(self, before: Self) -> Self {
         Self {
             proposed: self.proposed - before.proposed,
@@ -94,6 +103,8 @@ pub struct DraftTotals {
     pub lookup: DraftCounts,
     /// Of the model itself, from what is in memory.
     pub memory: DraftCounts,
+    /// Of the model's heads for multi-token prediction.
+    pub heads: DraftCounts,
     /// Of another source.
     pub model: DraftCounts,
     /// Passes of texts that decode alone, and their rows.
@@ -112,6 +123,7 @@ impl DraftTotals {
         Self {
             lookup: self.lookup.since(before.lookup),
             memory: self.memory.since(before.memory),
+            heads: self.heads.since(before.heads),
             model: self.model.since(before.model),
             passes: self.passes - before.passes,
             rows: self.rows - before.rows,
@@ -129,8 +141,12 @@ pub(crate) type Propose<'a> = dyn FnMut(usize, f64, &mut Vec<u32>) -> Result<(),
 enum Origin {
     Lookup,
     Memory,
-    Model,
+    /// The source with this number.
+    Source(usize),
 }
+
+/// Most sources to choose from: the text, the model from memory, its heads, a small model.
+const MOST_OFFERS: usize = 4;
 
 /// A source drafts only if it has at most this many tokens left to compute: those of one pass.
 const NEAR: usize = MOST_DRAFTS + 1;
@@ -158,7 +174,7 @@ pub(crate) struct Drafts {
     governor: Option<Governor>,
     matches: [Rates; MATCHES],
     memory: Learned,
-    source: Option<Source>,
+    sources: Vec<Source>,
     totals: DraftTotals,
     /// The last match, and the tokens that followed it.
     found: Option<Match>,
@@ -178,7 +194,7 @@ impl Drafts {
             governor: None,
             matches: std::array::from_fn(|_| Rates::new(NGRAM_RATE)),
             memory: Learned::new(),
-            source: None,
+            sources: Vec::new(),
             totals: DraftTotals::default(),
             found: None,
             guessed: Vec::with_capacity(MOST_DRAFTS),
@@ -194,12 +210,16 @@ impl Drafts {
         self.memory = Learned::new();
     }
 
-    /// Uses another source.
-    pub fn set_source(&mut self, source: Box<dyn Draft>) {
-        self.source = Some(Source {
-            draft: source,
-            learned: Learned::new(),
-        });
+    /// Uses a further source, if the options allow it.
+    pub fn add_source(&mut self, source: Box<dyn Draft>) {
+        let source = Source::new(source);
+        let allowed = match source.draft.reads_hidden() {
+            true => self.options.heads,
+            false => self.options.model,
+        };
+        if allowed {
+            self.sources.push(source);
+        }
     }
 
     /// Which drafts are used.
@@ -236,17 +256,21 @@ impl Drafts {
         };
         self.from = from;
         let start = Instant::now();
-        match (from, &mut self.source) {
-            (Origin::Memory, _) => {
+        match from {
+            Origin::Memory => {
                 itself(depth, least, &mut self.drafts)?;
                 (self.memory).learn_time(start.elapsed(), self.drafts.len());
             }
-            (Origin::Model, Some(source)) => {
+            Origin::Source(number) => {
+                let source = &mut self.sources[number];
                 let made = (source.draft).propose(ask.text, depth, least, &mut self.drafts);
                 (source.learned).learn_time(start.elapsed(), self.drafts.len());
-                self.keep_source(made);
+                if !kept(made) {
+                    self.sources.remove(number);
+                    self.drafts.clear();
+                }
             }
-            _ => self.drafts.extend_from_slice(&self.guessed[..depth]),
+            Origin::Lookup => self.drafts.extend_from_slice(&self.guessed[..depth]),
         }
         self.drafts.truncate(depth);
         let known = self.drafts.iter().take_while(|&&token| token < ask.vocab);
@@ -255,29 +279,34 @@ impl Drafts {
         Ok(())
     }
 
-    /// Lets a source that has many tokens left to compute process some of them. It drafts once it has caught up.
+    /// Lets sources that have many tokens left to compute process some of them. They draft once they have caught up.
     fn follow(&mut self, text: &[u32]) {
-        let used = self.options.model;
-        if let Some(source) = self.source.as_mut().filter(|_| used)
-            && source
-                .draft
-                .behind(text)
-                .is_some_and(|behind| behind > NEAR)
-        {
-            let start = Instant::now();
-            let outcome = source.draft.catch_up(text);
-            self.totals.time += start.elapsed();
-            self.keep_source(outcome);
-        }
+        self.ask_all(|draft| match draft.behind(text) {
+            Some(behind) if behind > NEAR => draft.catch_up(text),
+            _ => Ok(()),
+        });
     }
 
-    /// Drops a source that has failed; generation continues without it.
-    fn keep_source(&mut self, outcome: Result<(), Error>) {
-        if let Err(error) = outcome {
-            tracing::warn!(%error, "no more drafts of the small model");
-            self.source = None;
-            self.drafts.clear();
+    /// Whether a source reads hidden states, as heads do.
+    pub fn read_hidden(&self) -> bool {
+        let mut sources = self.sources.iter();
+        sources.any(|source| source.draft.reads_hidden())
+    }
+
+    /// Shows the hidden states of a pass over one text alone to the sources that read them.
+    pub fn show(&mut self, rows: HiddenRows<'_>) {
+        self.ask_all(|draft| draft.passed(rows));
+    }
+
+    /// Lets every source compute something, and drops those that fail; generation continues without them.
+    fn ask_all(&mut self, mut ask: impl FnMut(&mut dyn Draft) -> Result<(), Error>) {
+        if self.sources.is_empty() {
+            return;
         }
+        let start = Instant::now();
+        self.sources
+            .retain_mut(|source| kept(ask(&mut *source.draft)));
+        self.totals.time += start.elapsed();
     }
 
     /// The drafts of the next pass.
@@ -299,8 +328,8 @@ impl Drafts {
         forecast: &dyn Fn(usize) -> f64,
     ) -> Option<(Origin, usize, f64)> {
         let governor = (self.governor).get_or_insert_with(|| Governor::new(forecast));
-        let mut offers = arrayvec::ArrayVec::<Offer<'_>, 3>::new();
-        let mut sources = arrayvec::ArrayVec::<Origin, 3>::new();
+        let mut offers = arrayvec::ArrayVec::<Offer<'_>, MOST_OFFERS>::new();
+        let mut sources = arrayvec::ArrayVec::<Origin, MOST_OFFERS>::new();
         if let Some(found) = self.found {
             offers.push(Offer {
                 rates: &self.matches[found.class()],
@@ -313,14 +342,12 @@ impl Drafts {
             offers.push(self.memory.offer(ask.most));
             sources.push(Origin::Memory);
         }
-        let near = |source: &&Source| {
+        for (number, source) in self.sources.iter().enumerate() {
             let behind = source.draft.behind(ask.text);
-            behind.is_some_and(|behind| behind <= NEAR)
-        };
-        let source = self.source.as_ref().filter(|_| self.options.model);
-        if let Some(source) = source.filter(near) {
-            offers.push(source.learned.offer(ask.most));
-            sources.push(Origin::Model);
+            if behind.is_some_and(|behind| behind <= NEAR) && !offers.is_full() {
+                offers.push(source.learned.offer(ask.most));
+                sources.push(Origin::Source(number));
+            }
         }
         if let Some(depth) = self.options.depth {
             let depth = depth.min(ask.most).min(MOST_DRAFTS);
@@ -362,23 +389,21 @@ impl Drafts {
             proposed: checked.len() as u64,
             taken: taken as u64,
         };
-        let totals = match self.from {
-            Origin::Lookup => &mut self.totals.lookup,
-            Origin::Memory => &mut self.totals.memory,
-            Origin::Model => &mut self.totals.model,
-        };
-        totals.proposed += counts.proposed;
-        totals.taken += counts.taken;
         let tried = self.drawn.len().min(checked.len());
         let from = Some(self.from).filter(|_| tried > 0);
-        match from == Some(Origin::Memory) {
-            true => self.memory.rates.count(taken, tried),
-            false => self.memory.rates.fade(),
+        match self.from {
+            Origin::Lookup => self.totals.lookup.add(counts),
+            Origin::Memory => self.totals.memory.add(counts),
+            Origin::Source(number) => match self.sources.get(number) {
+                Some(source) if source.draft.reads_hidden() => self.totals.heads.add(counts),
+                _ => self.totals.model.add(counts),
+            },
         }
-        match &mut self.source {
-            Some(source) if from == Some(Origin::Model) => source.learned.rates.count(taken, tried),
-            Some(source) => source.learned.rates.fade(),
-            None => {}
+        self.memory
+            .settle(from == Some(Origin::Memory), taken, tried);
+        for (number, source) in self.sources.iter_mut().enumerate() {
+            let own = from == Some(Origin::Source(number));
+            source.learned.settle(own, taken, tried);
         }
         // Also what was not checked.
         if let Some(found) = self.found {
@@ -388,6 +413,14 @@ impl Drafts {
         }
         self.clear();
     }
+}
+
+/// Whether a source that ends so is used again.
+fn kept(outcome: Result<(), Error>) -> bool {
+    if let Err(error) = &outcome {
+        tracing::warn!(%error, "a source of drafts is no longer used");
+    }
+    outcome.is_ok()
 }
 
 /// Number of equal tokens at the start.

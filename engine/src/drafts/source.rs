@@ -6,8 +6,30 @@ use std::time::Duration;
 use super::governor::{MODEL_RATE, Offer, Rates};
 use crate::error::Error;
 
+/// Hidden states of a pass: the residual stream after the final norm.
+#[derive(Debug, Clone, Copy)]
+pub struct HiddenRows<'a> {
+    /// All tokens of the text up to the last row.
+    pub text: &'a [u32],
+    /// Hidden states of its last tokens, `[rows × d_model]`.
+    pub rows: &'a [f32],
+}
+
 /// Guesses the next tokens of a text.
 pub trait Draft: Debug {
+    /// Whether it reads the model's hidden states.
+    fn reads_hidden(&self) -> bool {
+        false
+    }
+
+    /// Takes the hidden states of a pass over one text alone. Its last tokens may be drafts that are rejected.
+    ///
+    /// # Errors
+    /// A failed read.
+    fn passed(&mut self, _: HiddenRows<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Tokens of `text` that it has to compute before it can make drafts; `None` if it cannot follow the text.
     fn behind(&self, text: &[u32]) -> Option<usize>;
 
@@ -60,6 +82,14 @@ impl Learned {
         }
     }
 
+    /// Counts a pass with `tried` drafts of which the first `taken` were right, or one without its `own` drafts.
+    pub fn settle(&mut self, own: bool, taken: usize, tried: usize) {
+        match own {
+            true => self.rates.count(taken, tried),
+            false => self.rates.fade(),
+        }
+    }
+
     /// Records the time of `made` drafts.
     pub fn learn_time(&mut self, time: Duration, made: usize) {
         if made == 0 {
@@ -78,4 +108,14 @@ impl Learned {
 pub(super) struct Source {
     pub draft: Box<dyn Draft>,
     pub learned: Learned,
+}
+
+impl Source {
+    /// Nothing is known of it yet.
+    pub fn new(draft: Box<dyn Draft>) -> Self {
+        Self {
+            draft,
+            learned: Learned::new(),
+        }
+    }
 }

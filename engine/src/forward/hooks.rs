@@ -40,6 +40,8 @@ pub(crate) struct Hooks<'a, 'b> {
     pub attention: Option<&'a mut AttentionObserver<'b>>,
     /// The pass begins and ends between two layers.
     pub between: Option<Between<'a>>,
+    /// Hidden states that a head for multi-token prediction reads, `[rows × d_model]`.
+    pub hidden: &'a [f32],
     /// FFN weights that are not in memory are left out: the pass makes drafts.
     pub held_only: bool,
     /// Polled between layers: whether to yield.

@@ -16,6 +16,7 @@ mod layer;
 pub(crate) mod layer_inputs;
 mod layer_weights;
 mod mix;
+pub(crate) mod mtp;
 mod narrow_experts;
 pub(crate) mod ngrams;
 pub(crate) mod pass;
@@ -158,7 +159,7 @@ impl Decoder {
         let first = match pass.layers {
             Some(layers) => layers,
             None => {
-                self.begin(pass, spans, hooks.between)?;
+                self.begin(pass, spans, &hooks)?;
                 pass.layers = Some(0);
                 0
             }
@@ -185,14 +186,17 @@ impl Decoder {
         &mut self,
         pass: &mut Pass,
         spans: &[Span<'_>],
-        between: Option<Between<'_>>,
+        hooks: &Hooks<'_, '_>,
     ) -> Result<(), Error> {
         self.specials.ask(&mut self.ffn.store, spans)?;
-        let given = between.map_or(&[][..], |rows| rows.x);
+        let given = hooks.between.map_or(&[][..], |rows| rows.x);
         if given.is_empty() || self.specials.layer_inputs.is_some() {
             self.embed(pass, spans)?;
             let (store, s) = (&mut self.ffn.store, &mut self.scratch);
             (self.specials).begin_inputs(&self.on, store, spans, pass, s)?;
+            if let Some(mtp) = &mut self.specials.mtp {
+                mtp.join(&self.on, hooks.hidden, pass, s);
+            }
         }
         if given.is_empty() {
             (self.specials).begin_streams(&self.on, pass, &mut self.scratch);

@@ -111,6 +111,7 @@ fn widest_input(c: &ModelConfig, mixers: &[Needs]) -> usize {
     (c.d_model as usize)
         .max(mixer)
         .max(hyper(c))
+        .max(2 * usize::from(c.form.mtp) * c.d_model as usize)
         .max(narrow_sizes::widest(c))
 }
 

@@ -6,6 +6,7 @@ use emberflow_models::config::ModelConfig;
 use super::embedding::Embedding;
 use super::hyper::{Hyper, Reader};
 use super::layer_inputs::LayerInputs;
+use super::mtp::MtpInput;
 use super::ngrams::NGramLayer;
 use super::pass::Pass;
 use super::streams::ResidualStreams;
@@ -23,6 +24,8 @@ pub(crate) struct Specials {
     pub hyper: Option<Hyper>,
     /// N-gram embedding rows.
     pub ngrams: Option<NGramLayer>,
+    /// The model is a head for multi-token prediction.
+    pub mtp: Option<MtpInput>,
 }
 
 impl Specials {
@@ -33,6 +36,7 @@ impl Specials {
             streams: ResidualStreams::load(&layout.container, c, rows)?,
             ngrams: NGramLayer::load(layout, c, rows)?,
             hyper: Hyper::load(&layout.container, c, rows)?,
+            mtp: MtpInput::load(&layout.container, c, rows)?,
         })
     }
 
@@ -43,6 +47,7 @@ impl Specials {
             + inputs.map_or(0, LayerInputs::bytes_per_token)
             + self.hyper.as_ref().map_or(0, Hyper::bytes_per_token)
             + self.ngrams.as_ref().map_or(0, NGramLayer::bytes_per_token)
+            + self.mtp.as_ref().map_or(0, MtpInput::bytes_per_token)
     }
 
     /// The tables of per-layer inputs and of n-grams, which may be resident.
@@ -55,6 +60,7 @@ impl Specials {
     pub fn set_rows(&mut self, c: &ModelConfig, rows: usize) {
         self.hyper.iter_mut().for_each(|hyper| hyper.set_rows(rows));
         (self.ngrams.iter_mut()).for_each(|ngrams| ngrams.set_rows(c, rows));
+        self.mtp.iter_mut().for_each(|mtp| mtp.set_rows(rows));
     }
 
     /// Starts reading the table rows that the layers of a pass need.

@@ -41,11 +41,12 @@ pub(crate) struct Weights {
 
 impl Weights {
     /// Reads and verifies all weights, several layers at once: single reads would leave most of the
-    /// device idle.
+    /// device idle. `shared`: the output head, if it is another model's.
     pub fn load(
         container: &Container,
         tiles: Option<&TileLayout>,
         meta: &ContainerMeta,
+        shared: Option<Matrix>,
     ) -> Result<Self, Error> {
         let (from, c) = (Loader { container }, &meta.config);
         let d = c.d_model as usize;
@@ -63,8 +64,8 @@ impl Weights {
                     (first, thread.spawn_scoped(scope, move || load(first)))
                 })
                 .collect();
-            let head = from.matrix(head_role(c), 0, vocab, d);
-            let bias = c.form.head_bias;
+            let head = shared.map_or_else(|| from.matrix(head_role(c), 0, vocab, d), Ok);
+            let bias = c.form.head_bias && !c.form.mtp;
             let head_bias = bias.then(|| from.vector(Role::HeadBias, 0, vocab));
             let bias = Some(Role::FinalNormBias);
             let final_norm = c

@@ -9,7 +9,7 @@ use crate::run::Generation;
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct SpeculationReport {
     /// The source of most drafts: `ngram` (earlier occurrences of the text's end), `memory` (the model itself, computing only
-    /// what is in memory) or `model` (a small model).
+    /// what is in memory), `heads` (the model's head for multi-token prediction) or `model` (a small model).
     pub kind: &'static str,
     /// Drafts that were checked.
     pub proposed: u64,
@@ -32,6 +32,7 @@ impl SpeculationReport {
         let kinds = [
             ("ngram", totals.lookup),
             ("memory", totals.memory),
+            ("heads", totals.heads),
             ("model", totals.model),
         ];
         let all = DraftCounts {
@@ -65,6 +66,7 @@ impl SpeculationReport {
         } = self;
         let kind = match self.kind {
             "model" => "a small model",
+            "heads" => "the model's own head",
             "memory" => "what is in memory",
             _ => "the text",
         };

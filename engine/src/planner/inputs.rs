@@ -21,6 +21,7 @@ use crate::ffn::{Ffn, FfnRoom, FfnShape, SLICE, StoredPredictors};
 use crate::forward::embedding::Embedding;
 use crate::forward::hyper::Hyper;
 use crate::forward::layer_inputs::LayerInputs;
+use crate::forward::mtp::MtpInput;
 use crate::forward::ngrams::NGramLayer;
 use crate::forward::router_ahead::RouterAhead;
 use crate::forward::scratch_room::{ScratchRoom, product_room};
@@ -394,6 +395,7 @@ impl Opened<'_> {
             StreamState::bytes_for(self.config, room.rows),
             Hyper::bytes_for(self.config, room.rows),
             NGramLayer::bytes_for(self.config, room.rows),
+            MtpInput::bytes_for(self.config, room.rows),
             LayerInputs::bytes_for(self.config, room.rows),
             4 * (self.threads * thread_floats(self.config, room.rows)) as u64,
             Ffn::bytes_for(self.ffn, &room),

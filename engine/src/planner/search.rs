@@ -201,6 +201,23 @@ impl Planner {
         full.max(with_lane.unwrap_or(0))
     }
 
+    /// The same if the caller allocates `bytes` more.
+    pub(crate) fn reserving(&self, bytes: u64) -> Self {
+        let mut planner = self.clone();
+        planner.needs.scratch += bytes;
+        planner.scratch.iter_mut().for_each(|of| of.bytes += bytes);
+        planner
+    }
+
+    /// The budget that holds everything but tables of which a token needs few rows.
+    pub(crate) fn budget_without_tables(&self) -> u64 {
+        let needs = Needs {
+            tables: [0; 3],
+            ..self.needs_with(&self.needs, self.longest_chunk())
+        };
+        needs.full_budget()
+    }
+
     /// The largest budget that keeps at most `share` (0 to 1) of the FFN weights resident and whose
     /// fastest division does so. If there is none, or only one candidate: the budget with all Gate
     /// rows, or the smallest budget if they do not fit.

@@ -24,7 +24,7 @@ use super::request::{Request, RequestId, Stop};
 use super::spans::{FREE_ROWS, PassSize, Turns, Wants};
 use super::text::LiveText;
 use crate::counters::Counters;
-use crate::drafts::{Ask, MOST_ROWS};
+use crate::drafts::{Ask, HiddenRows, MOST_ROWS};
 use crate::engine::{Engine, check_tokens};
 use crate::error::Error;
 use crate::forward::Hooks;
@@ -251,6 +251,7 @@ impl<'e> Stepper<'e> {
             }
             self.count_pass(rows, time, counted)?;
         }
+        self.show_hidden();
         let takers = self.end_pass();
         if whole && self.drafting.is_some() {
             let read = self.engine.counters().since(before).bytes_read;
@@ -262,6 +263,25 @@ impl<'e> Stepper<'e> {
             whole,
             events: &mut self.events,
         })
+    }
+
+    /// Shows the hidden states of a pass over one text alone to the sources of drafts that read them.
+    fn show_hidden(&mut self) {
+        let Engine {
+            drafts,
+            decoder,
+            pass,
+            ..
+        } = &mut *self.engine;
+        let [text] = self.texts.as_slice() else {
+            return;
+        };
+        if !drafts.read_hidden() {
+            return;
+        }
+        let rows = decoder.hidden(pass, 0..pass.rows);
+        let text = text.sequence.tokens();
+        drafts.show(HiddenRows { text, rows });
     }
 
     /// Tells the lane what pass begins. Returns whether all its rows decode.

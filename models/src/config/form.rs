@@ -159,6 +159,11 @@ pub struct Form {
     /// N-gram rows, read by one layer (Qwen3.8-Flash-Next).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ngrams: Option<NGrams>,
+    /// The model is a head for multi-token prediction of another, whose output head it shares. The input of its layer is
+    /// `in · [embedding_norm(e); hidden_norm(h)]`: `e` is the embedding of the token at the next position, `h` the hidden state
+    /// of the other model at this one after its final norm. Run again for one token more, it reads its own.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mtp: bool,
 }
 
 /// A factor of queries that grows with the logarithm of the position.
@@ -244,6 +249,7 @@ impl Default for Form {
             layer_inputs: None,
             hyper: None,
             ngrams: None,
+            mtp: false,
         }
     }
 }

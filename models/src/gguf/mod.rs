@@ -39,6 +39,7 @@ use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
 use crate::metadata::Metadata;
+use crate::mtp::{HeadNames, Part};
 use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
@@ -68,7 +69,7 @@ pub fn gguf_header_len(path: &Path) -> Result<Option<u64>, Error> {
 }
 
 /// Opens a GGUF file, or all parts of a split file with part `path`.
-pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
+pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Error> {
     let Set {
         name,
         files,
@@ -100,6 +101,17 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
     if let Some(&leading) = around.before.first() {
         (config.bos, config.add_bos) = (Some(leading), true);
     }
+    let mut tensors = tensors;
+    if part == Part::MtpHead {
+        let of = HeadNames {
+            names,
+            layers: config.layers,
+        };
+        let Some(head) = of_head(&mut tensors, of, &config) else {
+            return Ok(None);
+        };
+        config = head;
+    }
     let spelled = config.clone();
     let mut long_factors = [None, None];
     let mut found = Vec::with_capacity(tensors.len());
@@ -112,8 +124,8 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             long_factors[long] = Some(read_factors(&config, file, &raw)?);
         } else if is_of_other_inputs(&raw.name) {
             left_out += 1;
-        } else if !is_ignorable(&raw.name)
-            && !is_for_further_tokens(&raw.name, family, arch, &config)
+        } else if part == Part::MtpHead
+            || !is_ignorable(&raw.name) && !is_for_further_tokens(&raw.name, family, arch, &config)
         {
             found.append(&mut identify(raw, file, arch, names, &config)?);
         }
@@ -137,7 +149,23 @@ pub(crate) fn open_file(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
         Role::DownBias if powerinfer => format!("blk.{}.{DOWN_T_BIAS}", id.layer),
         _ => names.spell(id, &spelled),
     };
-    Ok(Box::new(Store::new(about, files, found, &spell)?))
+    Ok(Some(Box::new(Store::new(about, files, found, &spell)?)))
+}
+
+/// Leaves the tensors of the first head for multi-token prediction, under the names of a model of one layer, and what it reads
+/// of the model's; returns its configuration.
+fn of_head(tensors: &mut Vec<Raw>, of: HeadNames<'_>, config: &ModelConfig) -> Option<ModelConfig> {
+    let names = tensors.iter().map(|raw| raw.name.as_str());
+    let (routed, renamed) = of.of_all(names, config)?;
+    let rotary = |name: &str| name == ROPE_FACTORS || LONG_FACTORS.contains(&name);
+    let mut renamed = renamed.into_iter();
+    tensors.retain_mut(|raw| {
+        let known = renamed.next().flatten();
+        let wanted = known.is_some() || rotary(&raw.name);
+        raw.name = known.unwrap_or_else(|| std::mem::take(&mut raw.name));
+        wanted
+    });
+    config.mtp_head(routed)
 }
 
 /// The name of the file's `general.file_type`, llama.cpp's number for what its quantizer was asked for.

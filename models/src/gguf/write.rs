@@ -23,6 +23,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::families::{self, Arch};
 use crate::file::{flush, flush_folder_of};
+use crate::mtp::Part;
 use crate::names::{Fused, Required, Role, TensorId, required};
 use crate::store::{Layout, RotaryHeads, rotary_order};
 
@@ -283,7 +284,9 @@ impl GgufWriter {
 
     /// Reads the file back: anything that the keys cannot express appears as a difference.
     fn check_reads_back(&self) -> Result<(), Error> {
-        let read = super::open_file(&self.partial)?;
+        let Some(read) = super::open_file(&self.partial, Part::Decoder)? else {
+            return Err(Error::export(&self.path, "it has no decoder".into()));
+        };
         let wanted = ModelConfig {
             family: read.config().family.clone(),
             ..self.config.clone()

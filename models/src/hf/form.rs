@@ -26,6 +26,8 @@ pub(super) fn is_less_one(family: &str, role: Role) -> bool {
             | FfnNorm
             | FfnPostNorm
             | FinalNorm
+            | MtpEmbedNorm
+            | MtpHiddenNorm
             | QNorm
             | KNorm
             | HyperMixerNorm

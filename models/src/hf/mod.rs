@@ -44,6 +44,7 @@ use crate::families::{self, Quirk};
 use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::json::{self, MAX_CONFIG};
+use crate::mtp::{HeadNames, Part};
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
 use crate::store::{About, Found, Layout, Scales, Store, rotary_order, warn_of_left_out};
@@ -52,7 +53,7 @@ use crate::tensor_id::split_index;
 type Shards = Vec<(DataFile, Vec<safetensors::Raw>)>;
 
 /// Opens a folder.
-pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn Checkpoint>, Error> {
+pub(crate) fn open_folder(folder: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Error> {
     // The configuration first: without it the folder is not a checkpoint.
     let config_path = folder.join("config.json");
     if !config_path.is_file() {
@@ -61,7 +62,7 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn Checkpoint>, Error> {
             found: "a folder without config.json".into(),
         });
     }
-    open_with(folder, folder, || {
+    open_with(folder, folder, part, || {
         let single = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
         if single.is_file() {
@@ -80,12 +81,12 @@ pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn Checkpoint>, Error> {
 }
 
 /// Opens one safetensors file, with the configuration next to it.
-pub(crate) fn open_single(path: &Path) -> Result<Box<dyn Checkpoint>, Error> {
+pub(crate) fn open_single(path: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Error> {
     let folder = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    open_with(path, folder, || Ok(vec![open_shard(path)?]))
+    open_with(path, folder, part, || Ok(vec![open_shard(path)?]))
 }
 
 fn open_shard(path: &Path) -> Result<(DataFile, Vec<safetensors::Raw>), Error> {
@@ -98,8 +99,9 @@ fn open_shard(path: &Path) -> Result<(DataFile, Vec<safetensors::Raw>), Error> {
 fn open_with(
     path: &Path,
     folder: &Path,
+    part: Part,
     shards: impl FnOnce() -> Result<Shards, Error>,
-) -> Result<Box<dyn Checkpoint>, Error> {
+) -> Result<Option<Box<dyn Checkpoint>>, Error> {
     let config_path = folder.join("config.json");
     let text = need_text(&config_path, MAX_CONFIG, "it describes the model")?;
     let value = json::parse(&config_path, &text)?;
@@ -111,6 +113,12 @@ fn open_with(
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
     let mut shards = shards()?;
     xielu::take(&mut shards, &mut config)?;
+    if part == Part::MtpHead {
+        let Some(head) = of_head(&mut shards, &config) else {
+            return Ok(None);
+        };
+        config = head;
+    }
     let spelled = config.clone();
     let gains = RoleGains::read(&config_path, &value, &config)?;
     let mut scales = ScaleTensors::take(
@@ -121,14 +129,17 @@ fn open_with(
     for (file, header) in shards {
         for mut raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
             let scales = scales.of(&raw, &file)?;
-            let Some(name) = text_name(&config.family, &raw.name) else {
-                left_out += 1;
-                continue;
-            };
-            if is_unused(&name, &config) || ngrams::is_repeated(&raw, &file, &config)? {
-                continue;
+            // Those of a head are chosen and renamed.
+            if part == Part::Decoder {
+                let Some(name) = text_name(&config.family, &raw.name) else {
+                    left_out += 1;
+                    continue;
+                };
+                if is_unused(&name, &config) || ngrams::is_repeated(&raw, &file, &config)? {
+                    continue;
+                }
+                raw.name = name.into_owned();
             }
-            raw.name = name.into_owned();
             let of_raw = identify(raw, &file.path, files.len(), &config, scales)?;
             for tensor in gains.apply(of_raw) {
                 if config.tied_head && tensor.id.role == Role::Head {
@@ -164,7 +175,36 @@ fn open_with(
     for head in &stored_heads {
         store.expect_the_embedding(head)?;
     }
-    Ok(Box::new(store))
+    Ok(Some(Box::new(store)))
+}
+
+/// Leaves the tensors of the first head for multi-token prediction, under the names of a model of one layer, and what it reads
+/// of the model's; returns its configuration.
+fn of_head(shards: &mut Shards, config: &ModelConfig) -> Option<ModelConfig> {
+    let family = families::of(&config.family);
+    let of = HeadNames {
+        names: family.names,
+        layers: config.layers,
+    };
+    let names: Vec<String> = (shards.iter().flat_map(|(_, header)| header))
+        .map(|raw| {
+            text_name(&config.family, &raw.name)
+                .unwrap_or_default()
+                .into_owned()
+        })
+        .collect();
+    let (routed, renamed) = of.of_all(names.iter().map(String::as_str), config)?;
+    let mut renamed = renamed.into_iter();
+    for (_, header) in shards {
+        header.retain_mut(|raw| match renamed.next().flatten() {
+            Some(name) => {
+                raw.name = name;
+                true
+            }
+            None => false,
+        });
+    }
+    config.mtp_head(routed)
 }
 
 /// Kind of a tensor: one of the decoder's, or one for all experts.

@@ -17,6 +17,7 @@ mod first_tokens;
 mod further_tokens;
 mod gemma3n;
 mod golden_logits;
+mod heads;
 mod kv_range;
 mod licences;
 mod long_prompts;

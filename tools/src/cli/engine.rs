@@ -95,9 +95,9 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Args)]
 pub struct DraftArgs {
     /// Guesses of the next tokens that the model checks in one pass (speculative decoding): auto (as many as pay), off,
-    /// ngram (only from the text itself), memory (only of the model, computing what is in memory), model (only of --draft),
-    /// or N in every pass. The text stays the same.
-    #[arg(long, value_name = "auto|off|ngram|memory|model|N", default_value = "auto", value_parser = parse_speculation)]
+    /// ngram (only from the text itself), memory (only of the model, computing what is in memory), heads (only of the model's
+    /// head for multi-token prediction), model (only of --draft), or N in every pass. The text stays the same.
+    #[arg(long, value_name = "auto|off|ngram|memory|heads|model|N", default_value = "auto", value_parser = parse_speculation)]
     pub speculate: Speculation,
     /// A small model with the same tokens, such as the smallest of the model's family, whose guesses are checked. It is
     /// held in memory, within --memory.

@@ -84,6 +84,10 @@ pub(crate) fn parse_speculation(text: &str) -> Result<Speculation, String> {
             memory: true,
             ..Speculation::OFF
         }),
+        "heads" => Ok(Speculation {
+            heads: true,
+            ..Speculation::OFF
+        }),
         "model" => Ok(Speculation {
             model: true,
             ..Speculation::OFF
@@ -94,7 +98,7 @@ pub(crate) fn parse_speculation(text: &str) -> Result<Speculation, String> {
                 ..auto
             }),
             _ => Err(format!(
-                "expected auto, off, ngram, memory, model or a number from 1 to {MOST_DRAFTS}"
+                "expected auto, off, ngram, memory, heads, model or a number from 1 to {MOST_DRAFTS}"
             )),
         },
     }

@@ -1,0 +1,344 @@
+//! Drafts of a model's own head for multi-token prediction (MTP, DeepSeek-V3, arXiv 2412.19437 §2.2).
+//!
+//! The head is opened as a model of one layer, which shares the output head of the other. Position p of its sequence has the
+//! hidden state of the model at p, after its final norm, and the token at p + 1, and predicts the token at p + 2; run again on its own hidden state
+//! and its own token it predicts the next ones.
+//!
+//! Hidden states that a pass leaves are retained until drafts are wanted or the buffer is full, and then computed together.
+//! What the head saw of a text begins where the model began to compute: a beginning that was shared or restored is missing, so
+//! fewer drafts are right for a while.
+
+use std::fmt;
+use std::path::Path;
+
+use super::log_probs::{log_probability, most_likely};
+use crate::drafts::{Draft, HiddenRows, MOST_DRAFTS};
+use crate::engine::{Engine, Logits, Opening};
+use crate::error::Error;
+use crate::forward::Hooks;
+use crate::memory::MemoryPlan;
+use crate::model::{Model, Text};
+use crate::open::Parts;
+use crate::options::{Lab, Options};
+use crate::planner::Planner;
+use crate::state::{Sequence, Span};
+
+/// Hidden states that are computed together: a pass of more rows is hardly faster per row.
+const CHUNK: usize = 32;
+
+/// A head is used if the model decodes at least this share of its speed in the memory that the head leaves: a pass then gives
+/// 1.5 tokens and more.
+const LEAST_SPEED: f64 = 0.75;
+
+/// Opens `model` with its head for multi-token prediction, if it has one that the options allow and the budget has room for.
+/// Otherwise as [`Engine::open_watched`].
+///
+/// # Errors
+/// As [`Engine::open_watched`].
+pub fn open_with_heads<E: From<Error>>(
+    model: Model,
+    options: Options,
+    planned: impl FnOnce(&MemoryPlan) -> Result<(), E>,
+) -> Result<Engine, E> {
+    let mut parts = Parts::of(model, options)?;
+    let head = PlannedHead::beside(&mut parts);
+    let opening = Opening::of(parts)?;
+    planned(&opening.division.memory)?;
+    let mut engine = opening.open(None)?;
+    if let Some(head) = head {
+        let draft = Box::new(head.open(&engine)?);
+        engine.set_draft(draft);
+    }
+    Ok(engine)
+}
+
+/// Drafts of the head of the unpacked checkpoint `path`, which `engine` runs; `None` if it has none.
+///
+/// # Errors
+/// A head that cannot be read.
+pub fn open_head(path: &Path, engine: &Engine) -> Result<Option<Box<dyn Draft>>, Error> {
+    let Some(head) = PlannedHead::of(path, engine.text(), engine.options())? else {
+        return Ok(None);
+    };
+    Ok(Some(Box::new(head.open(engine)?)))
+}
+
+/// The planner of a model that is opened by [`open_with_heads`].
+///
+/// # Errors
+/// As [`Planner::open`].
+pub fn plan_with_heads(model: Model, options: Options) -> Result<Planner, Error> {
+    let mut parts = Parts::of(model, options)?;
+    PlannedHead::beside(&mut parts);
+    Ok(parts.planner)
+}
+
+/// A head whose memory is planned and not yet allocated.
+struct PlannedHead {
+    opening: Opening,
+}
+
+impl PlannedHead {
+    /// Plans memory for the head of the model with these `parts`, within its budget; `None` if it has none, or if the budget
+    /// gives more speed without.
+    fn beside(parts: &mut Parts) -> Option<Self> {
+        let (container, options) = (&parts.layout.container, &parts.options);
+        if !options.speculation.heads || !container.is_outside() {
+            return None;
+        }
+        let head = match Self::of(container.path(), &parts.text, options) {
+            Ok(head) => head?,
+            Err(error) => {
+                tracing::warn!(%error, "the model's head for multi-token prediction is not used");
+                return None;
+            }
+        };
+        let with = parts.planner.reserving(head.bytes());
+        let speed = |planner: &Planner| {
+            let division = planner.divide(planner.budget(options.budget)).ok()?;
+            Some(planner.speed(&division, 1))
+        };
+        if speed(&with)? < LEAST_SPEED * speed(&parts.planner)? {
+            tracing::info!("no memory for the model's head for multi-token prediction");
+            return None;
+        }
+        parts.planner = with;
+        Some(head)
+    }
+
+    /// Plans memory for the first head of the checkpoint `path`, whose texts are `text`. All of its weights are resident.
+    fn of(path: &Path, text: &Text, options: &Options) -> Result<Option<Self>, Error> {
+        let Some(model) = Model::mtp_head(path, text)? else {
+            return Ok(None);
+        };
+        let options = Options {
+            threads: options.threads,
+            context: options.context,
+            kv: options.kv,
+            lock: options.lock,
+            lab: Lab {
+                chunk: CHUNK,
+                io: options.lab.io,
+                ..Lab::default()
+            },
+            ..Options::default()
+        };
+        let parts = Parts::of(model, options)?;
+        let budget = parts.planner.budget_without_tables();
+        let opening = Opening::within(parts, budget)?;
+        Ok(Some(Self { opening }))
+    }
+
+    /// Bytes that the head will take.
+    fn bytes(&self) -> u64 {
+        let division = &self.opening.division;
+        let held = division
+            .memory
+            .held()
+            .saturating_sub(division.needs.process);
+        held + (CHUNK * size_of::<f32>()) as u64 * u64::from(self.opening.config().d_model)
+    }
+
+    /// Loads the head's weights. Its output head is that of `engine`.
+    fn open(self, engine: &Engine) -> Result<HeadDrafts, Error> {
+        let head = engine.decoder.weights.head.shared();
+        let d = self.opening.config().d_model as usize;
+        let engine = self.opening.open(Some(head))?;
+        Ok(HeadDrafts {
+            sequence: engine.new_sequence()?,
+            base: 0,
+            waiting: Waiting {
+                tokens: Vec::with_capacity(CHUNK),
+                rows: Vec::with_capacity(CHUNK * d),
+                d,
+            },
+            own: vec![0.0; d],
+            engine,
+        })
+    }
+}
+
+/// A head and what it knows of a text.
+struct HeadDrafts {
+    engine: Engine,
+    /// Computed positions, from position `base` of the text on. Its tokens are those of the text from `base` + 1 on.
+    sequence: Sequence,
+    base: usize,
+    /// The positions after them.
+    waiting: Waiting,
+    /// The head's own hidden state.
+    own: Vec<f32>,
+}
+
+/// Hidden states that are not yet computed, of consecutive positions.
+struct Waiting {
+    /// The token at each position.
+    tokens: Vec<u32>,
+    /// `[tokens × d]`.
+    rows: Vec<f32>,
+    d: usize,
+}
+
+impl Waiting {
+    fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.rows.truncate(len * self.d);
+    }
+
+    /// Removes the first ones.
+    fn drop_first(&mut self, count: usize) {
+        self.tokens.drain(..count);
+        self.rows.drain(..count * self.d);
+    }
+}
+
+/// What of a head's state belongs to a text.
+struct Known {
+    /// Computed positions.
+    computed: usize,
+    /// Waiting ones.
+    waiting: usize,
+}
+
+impl HeadDrafts {
+    /// What is known of `text`.
+    fn known(&self, text: &[u32]) -> Known {
+        let after = text.get(self.base + 1..).unwrap_or(&[]);
+        let computed = equal(self.sequence.tokens(), after);
+        if computed < self.sequence.len() {
+            return Known {
+                computed,
+                waiting: 0,
+            };
+        }
+        let rest = text.get(self.base + computed..).unwrap_or(&[]);
+        Known {
+            computed,
+            waiting: equal(&self.waiting.tokens, rest),
+        }
+    }
+
+    /// Forgets what does not belong to `text`; returns the first position that is not known.
+    fn align(&mut self, text: &[u32]) -> usize {
+        let Known { computed, waiting } = self.known(text);
+        let computed = self.sequence.truncate(computed);
+        self.waiting.truncate(waiting);
+        self.base + computed + self.waiting.tokens.len()
+    }
+
+    /// Computes the first `count` waiting positions, whose next tokens `text` has. The logits are those of the last one.
+    fn compute(&mut self, text: &[u32], count: usize) -> Result<(), Error> {
+        let first = self.base + self.sequence.len() + 1;
+        let tokens = &text[first..first + count];
+        let hidden = &self.waiting.rows[..count * self.waiting.d];
+        run(&mut self.engine, &mut self.sequence, tokens, hidden)?;
+        self.waiting.drop_first(count);
+        Ok(())
+    }
+
+    /// Whether a draft can be made: the hidden state of the last token but one is known.
+    fn is_ready(&self, text: &[u32]) -> bool {
+        let Known { computed, waiting } = self.known(text);
+        let room = self.sequence.len() + self.sequence.room();
+        waiting > 0
+            && self.base + computed + waiting + 1 == text.len()
+            && text.len() + MOST_DRAFTS < self.base + room
+    }
+}
+
+/// Runs the head.
+fn run(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    tokens: &[u32],
+    hidden: &[f32],
+) -> Result<(), Error> {
+    let hooks = Hooks {
+        hidden,
+        ..Hooks::default()
+    };
+    engine.forward_spans(&mut [Span { sequence, tokens }], Logits::Last, hooks)
+}
+
+impl fmt::Debug for HeadDrafts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.engine.config().name;
+        f.debug_struct("HeadDrafts").field("name", name).finish()
+    }
+}
+
+impl Draft for HeadDrafts {
+    fn reads_hidden(&self) -> bool {
+        true
+    }
+
+    fn passed(&mut self, HiddenRows { text, rows }: HiddenRows<'_>) -> Result<(), Error> {
+        let d = self.waiting.d;
+        let first = text.len() - rows.len() / d;
+        let next = self.align(text);
+        if first > next || first < self.base {
+            // The model has computed other positions meanwhile.
+            self.sequence.truncate(0);
+            self.waiting.truncate(0);
+            self.base = first;
+        }
+        // What lies at these positions is computed again, because drafts need its logits.
+        let computed = self.sequence.truncate(first - self.base);
+        self.waiting.truncate(first - self.base - computed);
+        for (at, row) in (first..).zip(rows.chunks_exact(d)) {
+            if self.waiting.tokens.len() == CHUNK && self.sequence.room() >= CHUNK {
+                self.compute(text, CHUNK)?;
+            }
+            if self.waiting.tokens.len() < CHUNK {
+                self.waiting.tokens.push(text[at]);
+                self.waiting.rows.extend_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn behind(&self, text: &[u32]) -> Option<usize> {
+        self.is_ready(text).then_some(0)
+    }
+
+    fn catch_up(&mut self, _: &[u32]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        text: &[u32],
+        depth: usize,
+        least: f64,
+        drafts: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        if depth == 0 || !self.is_ready(text) {
+            return Ok(());
+        }
+        self.align(text);
+        let mut rows = self.waiting.tokens.len();
+        self.compute(text, rows)?;
+        let (len, mut sure) = (self.sequence.len(), 1.0);
+        for place in 1..=depth {
+            let logits = self.engine.logits();
+            let token = most_likely(logits);
+            sure *= log_probability(logits, token).exp();
+            drafts.push(token);
+            if sure < least || place == depth {
+                break;
+            }
+            let Engine { decoder, pass, .. } = &mut self.engine;
+            let own = decoder.hidden(pass, rows - 1..rows);
+            self.own.copy_from_slice(own);
+            rows = 1;
+            run(&mut self.engine, &mut self.sequence, &[token], &self.own)?;
+        }
+        self.sequence.truncate(len);
+        Ok(())
+    }
+}
+
+/// Number of equal tokens at the start.
+fn equal(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
