@@ -35,11 +35,11 @@ pub(crate) struct NameTable {
     pub(crate) parts: &'static [(Role, u32, &'static str)],
 }
 
-/// Names under which every table knows what only heads for multi-token prediction have.
+/// Names under which every table knows what only heads for multi-token prediction have. No checkpoint uses them.
 pub(crate) const MTP: Spellings = &[
-    (Role::MtpIn, "mtp.in.weight"),
-    (Role::MtpEmbedNorm, "mtp.embed_norm.weight"),
-    (Role::MtpHiddenNorm, "mtp.hidden_norm.weight"),
+    (Role::MtpIn, "head_input.weight"),
+    (Role::MtpEmbedNorm, "head_input.embed_norm.weight"),
+    (Role::MtpHiddenNorm, "head_input.hidden_norm.weight"),
 ];
 
 /// Matrices stored as one, row after row.

@@ -124,8 +124,8 @@ pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkp
             long_factors[long] = Some(read_factors(&config, file, &raw)?);
         } else if is_of_other_inputs(&raw.name) {
             left_out += 1;
-        } else if part == Part::MtpHead
-            || !is_ignorable(&raw.name) && !is_for_further_tokens(&raw.name, family, arch, &config)
+        } else if !is_ignorable(&raw.name)
+            && !is_for_further_tokens(&raw.name, family, arch, &config)
         {
             found.append(&mut identify(raw, file, arch, names, &config)?);
         }

@@ -129,16 +129,16 @@ fn open_with(
     for (file, header) in shards {
         for mut raw in header.into_iter().filter(|raw| !is_ignorable(&raw.name)) {
             let scales = scales.of(&raw, &file)?;
-            // Those of a head are chosen and renamed.
+            // Those of a head have their names already.
             if part == Part::Decoder {
                 let Some(name) = text_name(&config.family, &raw.name) else {
                     left_out += 1;
                     continue;
                 };
-                if is_unused(&name, &config) || ngrams::is_repeated(&raw, &file, &config)? {
-                    continue;
-                }
                 raw.name = name.into_owned();
+            }
+            if is_unused(&raw.name, &config) || ngrams::is_repeated(&raw, &file, &config)? {
+                continue;
             }
             let of_raw = identify(raw, &file.path, files.len(), &config, scales)?;
             for tensor in gains.apply(of_raw) {

@@ -1,8 +1,9 @@
-//! GGUF files with a block for multi-token prediction give the text of those without it.
+//! GGUF files with a block for multi-token prediction give the text of those without it, and the block opens as a head.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use emberflow_engine::{Engine, Model, open_head};
 use emberflow_kernels::DType;
 use emberflow_tests::gguf::{Gguf, Tensor};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
@@ -103,18 +104,26 @@ fn blocks_for_multi_token_prediction_are_skipped() {
     let mut seen = BTreeSet::new();
     for (case, mut file) in files() {
         let golden = Golden::load(&case, "golden.json");
-        let dir = dir.path().join(case.file_name().unwrap());
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        let dir = dir.path().join(&name);
         std::fs::create_dir(&dir).unwrap();
         let [plain, more] = ["model.gguf", "more.gguf"].map(|name| dir.join(name));
         std::fs::copy(case.join("model.gguf"), &plain).unwrap();
         add_block(&mut file);
         file.write(&more);
+        let whole = more.clone();
         let [plain, more] = [plain, more].map(|source| {
             let container = packed(&source, &dir, DType::F32);
             let mut engine = open(&container, roomy(golden.tokens.len()));
             bits(&all_logits(&mut engine, &golden.tokens, 16))
         });
         assert!(plain == more, "{case:?}");
+        // In these the block above has the tensors of two mixers, which no file has.
+        let real = !["qwen3_5", "qwen3_5_moe", "qwen3_next_plain"].contains(&&*name);
+        let model = Model::of_checkpoint(&whole).unwrap();
+        let engine = Engine::open(model, roomy(golden.tokens.len())).unwrap();
+        let head = open_head(&whole, &engine);
+        assert!(head.is_ok_and(|head| head.is_some()) == real, "{name}");
         seen.insert(file.arch());
     }
     assert_eq!(seen.len(), ARCHS.len(), "{seen:?}");
