@@ -434,11 +434,6 @@ impl Opening {
         Ok(Self { parts, division })
     }
 
-    /// The model's configuration.
-    pub fn config(&self) -> &ModelConfig {
-        self.parts.text.config()
-    }
-
     /// Loads resident weights and allocates all buffers. `head`: the output head, if it is another model's.
     ///
     /// # Errors

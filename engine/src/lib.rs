@@ -156,8 +156,8 @@ pub use options::{Budget, LONGEST_PAUSE, Lab, Options, Phases, Sparsity};
 pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,
-    Progress, Repetition, Request, RequestId, Step, Stepped, Stepper, Stop, Tail, log_probability,
-    most_likely, open_head, open_with_heads, plan_with_heads,
+    PlannedHead, Progress, Repetition, Request, RequestId, Step, Stepped, Stepper, Stop, Tail,
+    log_probability, most_likely, open_with_heads, plan_with_heads,
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Restored, Sequence, Span};

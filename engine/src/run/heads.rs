@@ -19,12 +19,18 @@ use crate::forward::Hooks;
 use crate::memory::MemoryPlan;
 use crate::model::{Model, Text};
 use crate::open::Parts;
-use crate::options::{Lab, Options};
+use crate::options::{Budget, Lab, Options};
 use crate::planner::Planner;
 use crate::state::{Sequence, Span};
 
 /// Hidden states that are computed together: a pass of more rows is hardly faster per row.
 const CHUNK: usize = 32;
+
+/// Bytes of a buffer that each of the head's threads may have, as long as those of the model.
+const PER_THREAD: u64 = 1 << 20;
+
+/// Shares of a head's FFN that may be in memory.
+const SHARES: [f64; 3] = [1.0, 0.5, 0.25];
 
 /// A head is used if the model decodes at least this share of its speed in the memory that the head leaves: a pass then gives
 /// 1.5 tokens and more.
@@ -46,21 +52,10 @@ pub fn open_with_heads<E: From<Error>>(
     planned(&opening.division.memory)?;
     let mut engine = opening.open(None)?;
     if let Some(head) = head {
-        let draft = Box::new(head.open(&engine)?);
+        let draft = head.open(&engine)?;
         engine.set_draft(draft);
     }
     Ok(engine)
-}
-
-/// Drafts of the head of the unpacked checkpoint `path`, which `engine` runs; `None` if it has none.
-///
-/// # Errors
-/// A head that cannot be read.
-pub fn open_head(path: &Path, engine: &Engine) -> Result<Option<Box<dyn Draft>>, Error> {
-    let Some(head) = PlannedHead::of(path, engine.text(), engine.options())? else {
-        return Ok(None);
-    };
-    Ok(Some(Box::new(head.open(engine)?)))
 }
 
 /// The planner of a model that is opened by [`open_with_heads`].
@@ -74,40 +69,19 @@ pub fn plan_with_heads(model: Model, options: Options) -> Result<Planner, Error>
 }
 
 /// A head whose memory is planned and not yet allocated.
-struct PlannedHead {
-    opening: Opening,
+pub struct PlannedHead {
+    parts: Parts,
+    budget: u64,
+    bytes: u64,
 }
 
 impl PlannedHead {
-    /// Plans memory for the head of the model with these `parts`, within its budget; `None` if it has none, or if the budget
-    /// gives more speed without.
-    fn beside(parts: &mut Parts) -> Option<Self> {
-        let (container, options) = (&parts.layout.container, &parts.options);
-        if !options.speculation.heads || !container.is_outside() {
-            return None;
-        }
-        let head = match Self::of(container.path(), &parts.text, options) {
-            Ok(head) => head?,
-            Err(error) => {
-                tracing::warn!(%error, "the model's head for multi-token prediction is not used");
-                return None;
-            }
-        };
-        let with = parts.planner.reserving(head.bytes());
-        let speed = |planner: &Planner| {
-            let division = planner.divide(planner.budget(options.budget)).ok()?;
-            Some(planner.speed(&division, 1))
-        };
-        if speed(&with)? < LEAST_SPEED * speed(&parts.planner)? {
-            tracing::info!("no memory for the model's head for multi-token prediction");
-            return None;
-        }
-        parts.planner = with;
-        Some(head)
-    }
-
-    /// Plans memory for the first head of the checkpoint `path`, whose texts are `text`. All of its weights are resident.
-    fn of(path: &Path, text: &Text, options: &Options) -> Result<Option<Self>, Error> {
+    /// Plans memory for the first head of the unpacked checkpoint `path`, whose texts are `text`; `None` if it has none that is
+    /// implemented. Of the options those count that concern threads, context and storage.
+    ///
+    /// # Errors
+    /// A head that cannot be read.
+    pub fn of(path: &Path, text: &Text, options: &Options) -> Result<Option<Self>, Error> {
         let Some(model) = Model::mtp_head(path, text)? else {
             return Ok(None);
         };
@@ -118,33 +92,96 @@ impl PlannedHead {
             lock: options.lock,
             lab: Lab {
                 chunk: CHUNK,
-                io: options.lab.io,
-                ..Lab::default()
+                ..options.lab.clone()
             },
             ..Options::default()
         };
-        let parts = Parts::of(model, options)?;
-        let budget = parts.planner.budget_without_tables();
-        let opening = Opening::within(parts, budget)?;
-        Ok(Some(Self { opening }))
+        let mut head = Self {
+            parts: Parts::of(model, options)?,
+            budget: 0,
+            bytes: 0,
+        };
+        head.hold(1.0)?;
+        Ok(Some(head))
+    }
+
+    /// Plans to hold this share of its FFN; the rest is read when it is needed.
+    fn hold(&mut self, share: f64) -> Result<(), Error> {
+        let planner = &self.parts.planner;
+        self.budget = match share {
+            1.0 => planner.budget_without_tables(),
+            _ => planner.budget_for_share(share),
+        };
+        let division = planner.divide(self.budget)?;
+        let held = division.memory.held();
+        let d = u64::from(self.parts.text.config().d_model);
+        let waiting = (CHUNK * size_of::<f32>()) as u64 * d;
+        let threads = PER_THREAD * self.parts.threads as u64;
+        self.bytes = held.saturating_sub(division.needs.process) + waiting + threads;
+        Ok(())
+    }
+
+    /// Plans memory for the head of the model with these `parts`, within its budget; `None` if it has none, or if the budget
+    /// gives more speed without.
+    fn beside(parts: &mut Parts) -> Option<Self> {
+        let (container, options) = (&parts.layout.container, &parts.options);
+        if !options.speculation.heads || !container.is_outside() {
+            return None;
+        }
+        let head = Self::of(container.path(), &parts.text, options);
+        let fitting = head.and_then(|head| match head {
+            Some(head) => head.fitting(&parts.planner, options.budget),
+            None => Ok(None),
+        });
+        match fitting {
+            Ok(head) => {
+                let (head, planner) = head?;
+                parts.planner = planner;
+                Some(head)
+            }
+            Err(error) => {
+                tracing::info!(%error, "the model's head for multi-token prediction is not used");
+                None
+            }
+        }
+    }
+
+    /// The head with the largest share in memory that leaves enough of `budget` for the model, and the model's planner.
+    fn fitting(
+        mut self,
+        planner: &Planner,
+        budget: Budget,
+    ) -> Result<Option<(Self, Planner)>, Error> {
+        let speed = |planner: &Planner| {
+            let division = planner.divide(planner.budget(budget)).ok()?;
+            Some(planner.speed(&division, 1))
+        };
+        let alone = speed(planner).unwrap_or(0.0);
+        for share in SHARES {
+            self.hold(share)?;
+            let with = planner.reserving(self.bytes);
+            if speed(&with).is_some_and(|speed| speed >= LEAST_SPEED * alone) {
+                return Ok(Some((self, with)));
+            }
+        }
+        tracing::info!("no memory for the model's head for multi-token prediction");
+        Ok(None)
     }
 
     /// Bytes that the head will take.
-    fn bytes(&self) -> u64 {
-        let division = &self.opening.division;
-        let held = division
-            .memory
-            .held()
-            .saturating_sub(division.needs.process);
-        held + (CHUNK * size_of::<f32>()) as u64 * u64::from(self.opening.config().d_model)
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Loads the head's weights. Its output head is that of `engine`.
-    fn open(self, engine: &Engine) -> Result<HeadDrafts, Error> {
+    ///
+    /// # Errors
+    /// A failed read.
+    pub fn open(self, engine: &Engine) -> Result<Box<dyn Draft>, Error> {
         let head = engine.decoder.weights.head.shared();
-        let d = self.opening.config().d_model as usize;
-        let engine = self.opening.open(Some(head))?;
-        Ok(HeadDrafts {
+        let d = engine.config().d_model as usize;
+        let engine = Opening::within(self.parts, self.budget)?.open(Some(head))?;
+        Ok(Box::new(HeadDrafts {
             sequence: engine.new_sequence()?,
             base: 0,
             waiting: Waiting {
@@ -154,7 +191,7 @@ impl PlannedHead {
             },
             own: vec![0.0; d],
             engine,
-        })
+        }))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use emberflow_engine::{Engine, Model, open_head};
+use emberflow_engine::{Engine, Model, PlannedHead};
 use emberflow_kernels::DType;
 use emberflow_tests::gguf::{Gguf, Tensor};
 use emberflow_tests::{Golden, all_logits, bits, fixtures, open, packed, roomy};
@@ -122,8 +122,13 @@ fn blocks_for_multi_token_prediction_are_skipped() {
         let real = !["qwen3_5", "qwen3_5_moe", "qwen3_next_plain"].contains(&&*name);
         let model = Model::of_checkpoint(&whole).unwrap();
         let engine = Engine::open(model, roomy(golden.tokens.len())).unwrap();
-        let head = open_head(&whole, &engine);
-        assert!(head.is_ok_and(|head| head.is_some()) == real, "{name}");
+        let head = PlannedHead::of(&whole, engine.text(), engine.options());
+        let opens = |head: PlannedHead| head.open(&engine).is_ok();
+        assert_eq!(
+            head.is_ok_and(|head| head.is_some_and(opens)),
+            real,
+            "{name}"
+        );
         seen.insert(file.arch());
     }
     assert_eq!(seen.len(), ARCHS.len(), "{seen:?}");

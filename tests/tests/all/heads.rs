@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use emberflow_engine::{
     Admission, Bias, Draft, Engine, Error, Generation, HiddenRows, MOST_DRAFTS, Model, Options,
-    Request, Sampling, Speculation, Stepper, open_head, open_with_heads,
+    PlannedHead, Request, Sampling, Speculation, Stepper, open_with_heads,
 };
 use emberflow_tests::{Golden, fixtures, roomy};
 
@@ -47,6 +47,11 @@ fn open(path: &Path, speculation: Speculation) -> Engine {
         ..roomy(64)
     };
     Engine::open(Model::of_checkpoint(path).unwrap(), options).unwrap()
+}
+
+fn head_of(path: &Path, engine: &Engine) -> Box<dyn Draft> {
+    let head = PlannedHead::of(path, engine.text(), engine.options());
+    head.unwrap().expect("a head").open(engine).unwrap()
 }
 
 /// A head whose drafts are remembered, or replaced by those of a script.
@@ -107,7 +112,7 @@ impl Draft for Spy {
 /// The drafts after `prompt` and each of the tokens `then`, to which the continuation is forced.
 fn drafts(path: &Path, prompt: &[u32], then: &[u32], depth: usize) -> Vec<(usize, Vec<u32>)> {
     let mut engine = open(path, heads(Some(depth)));
-    let head = open_head(path, &engine).unwrap().expect("a head");
+    let head = head_of(path, &engine);
     let seen: Arc<Mutex<Vec<_>>> = Arc::default();
     engine.set_draft(Box::new(Spy {
         head,
@@ -245,7 +250,7 @@ fn drafts_of_heads_are_taken_as_often_as_they_are_right() {
             let expected = generate(&mut open(&path, Speculation::OFF), &prompt, sampling);
             for right in [0.0, 0.4, 0.6, 0.8, 1.0] {
                 let mut engine = open(&path, heads(Some(3)));
-                let head = open_head(&path, &engine).unwrap().expect("a head");
+                let head = head_of(&path, &engine);
                 engine.set_draft(Box::new(Spy {
                     head,
                     seen: Arc::default(),
