@@ -122,6 +122,7 @@ mod open;
 mod options;
 pub mod planner;
 mod prompts;
+mod replay;
 mod room;
 mod rope;
 mod router;

@@ -3,6 +3,7 @@
 use emberflow_kernels::Activations;
 use emberflow_models::config::ModelConfig;
 
+use crate::replay::Replay;
 use crate::router::Routes;
 use crate::thread_buffer::renew;
 use crate::tiles::{TileRoom, TileSizes};
@@ -31,6 +32,8 @@ pub(crate) struct Scratch {
     pub logits: Vec<f32>,
     /// Of FFNs whose matrices lie by rows.
     pub tiles: TileRoom,
+    /// Inputs of recurrences.
+    pub replay: Replay,
 }
 
 /// Memory for buffers that exist at the same time, one after another. It is as large as those of one layer, the largest; the
@@ -72,6 +75,8 @@ pub(crate) struct Sizes {
     pub thread: usize,
     pub partials: usize,
     pub logits: usize,
+    /// Of [`Scratch::replay`].
+    pub replay: usize,
     pub tiles: TileSizes,
 }
 
@@ -79,7 +84,7 @@ impl Sizes {
     /// Bytes of the buffers for `rows` rows and `threads` threads.
     pub fn bytes(&self, c: &ModelConfig, rows: usize, threads: usize) -> u64 {
         let by_row = rows * self.by_row.iter().sum::<usize>();
-        let floats = by_row + self.logits + self.partials + threads * self.thread;
+        let floats = by_row + self.logits + self.partials + self.replay + threads * self.thread;
         let input = Activations::bytes(self.widest, rows);
         (4 * floats + input + Routes::bytes_for(c, rows) + self.tiles.bytes()) as u64
     }
@@ -99,6 +104,7 @@ impl Scratch {
             routes: Routes::new(c, 0),
             logits: vec![0.0; sizes.logits],
             tiles: TileRoom::default(),
+            replay: Replay::default(),
         };
         new.set_rows(c, sizes, rows);
         new
@@ -138,7 +144,8 @@ impl Scratch {
             &self.logits,
         ];
         let buffers = single.into_iter().chain(&self.rows);
-        buffers.map(|buffer| 4 * buffer.capacity()).sum()
+        let floats: usize = buffers.map(Vec::capacity).sum();
+        4 * (floats + self.replay.allocated())
     }
 }
 

@@ -42,7 +42,7 @@ use crate::memory::MemoryPlan;
 use crate::norm::{add_rows, rows_or_copy, scale_logits};
 use crate::rope::Ropes;
 use crate::scratch::Scratch;
-use crate::state::Span;
+use crate::state::{Sequence, Span};
 use crate::tiles::TileStore;
 use crate::trace;
 use at::At;
@@ -132,6 +132,11 @@ impl Decoder {
         mut hooks: Hooks<'_, '_>,
     ) -> Result<bool, Error> {
         let fresh = pass.layers.is_none();
+        // A pass that was interrupted has not all inputs of its recurrences.
+        self.scratch.replay.begin(match spans {
+            [span] if fresh => span.tokens.len(),
+            _ => 0,
+        });
         if fresh {
             if !hooks.held_only {
                 self.ffn.store.step_border()?;
@@ -179,6 +184,32 @@ impl Decoder {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
+    }
+
+    /// Whether [`Decoder::undo`] leaves the first rows of a pass, although the state is recurrent.
+    pub fn replays(&self) -> bool {
+        self.scratch.replay.is_possible()
+    }
+
+    /// Undoes the last rows of the last pass, which was over `tokens` of `sequence` alone, from position `len` on. A recurrent
+    /// state is then that before the pass, or after the other rows if they can be replayed.
+    pub fn undo(&mut self, sequence: &mut Sequence, tokens: &[u32], len: usize) {
+        let rows = tokens.len();
+        let count = (len + rows).saturating_sub(sequence.len());
+        let replays = (1..rows).contains(&count) && self.scratch.replay.rows() == rows;
+        if sequence.goes_back() || !replays {
+            sequence.undo(rows, len);
+            return;
+        }
+        sequence.begin_replay(rows, count);
+        let tokens = &tokens[..count];
+        for (number, layer) in self.weights.layers.iter().enumerate() {
+            if let Some(mixer) = layer.mixer() {
+                let span = Span { sequence, tokens };
+                mixer.replay(&self.on, number, span, &mut self.scratch);
+            }
+        }
+        sequence.end_replay(rows, count);
     }
 
     /// Computes the input of the first layer.

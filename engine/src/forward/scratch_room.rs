@@ -5,9 +5,10 @@ use emberflow_models::config::{Mixing, ModelConfig, NGrams, Parallel};
 
 use crate::lane::ProductRoom;
 use crate::matrix::Matrix;
-use crate::mixer::{MatrixSpec, Needs, needs};
+use crate::mixer::{MatrixSpec, Needs, needs, replayed_floats};
 use crate::narrow_sizes;
 use crate::options::Options;
+use crate::replay::Replay;
 use crate::scratch::{Scratch, Sizes};
 use crate::tiles::TileSizes;
 
@@ -18,6 +19,8 @@ pub(crate) struct ScratchRoom {
     pub rows: usize,
     /// Most rows of logits per call.
     pub logit_rows: usize,
+    /// Most rows of a pass with drafts, whose recurrences can be replayed.
+    pub replayed: usize,
     /// Context length in positions.
     pub context: usize,
     pub threads: usize,
@@ -31,6 +34,7 @@ impl ScratchRoom {
         Self {
             rows,
             logit_rows: options.logit_rows(),
+            replayed: options.speculation.logit_rows(),
             context: options.context,
             threads: options.threads,
             tiles,
@@ -39,7 +43,9 @@ impl ScratchRoom {
 
     /// Allocates the buffers for a model.
     pub fn scratch(self, c: &ModelConfig) -> Scratch {
-        Scratch::new(c, &self.sizes(c), self.rows, self.threads)
+        let mut scratch = Scratch::new(c, &self.sizes(c), self.rows, self.threads);
+        scratch.replay = Replay::new(&replayed_floats(c), self.replayed);
+        scratch
     }
 
     /// Bytes that [`ScratchRoom::scratch`] allocates.
@@ -66,6 +72,7 @@ impl ScratchRoom {
             thread: Matrix::scratch_len(widest.max(tiles.widest())),
             partials: partials.unwrap_or(0),
             logits: self.logit_rows * c.vocab as usize,
+            replay: Replay::floats(&replayed_floats(c), self.replayed),
             tiles,
         }
     }
@@ -139,6 +146,7 @@ mod tests {
         let room = ScratchRoom {
             rows: 5,
             logit_rows: 2,
+            replayed: 3,
             context: 1000,
             threads: 3,
             tiles: false,

@@ -106,6 +106,7 @@ pub(super) fn needs(c: &ModelConfig, layer: u32) -> Needs {
         matrices: matrices.into_iter().flatten().collect(),
         row_floats: widths(sizes).iter().sum(),
         state_floats: 0,
+        input_floats: 0,
         scores: Some(ScoreSizes {
             head_dim: sizes.head_dim(),
             heads: sizes.heads,

@@ -40,6 +40,7 @@ pub(super) fn needs(c: &ModelConfig, layer: u32, shape: MambaShape) -> Needs {
         // and the output of Mamba-2
         row_floats: shared + c.d_model as usize,
         state_floats: mamba.state_floats,
+        input_floats: mamba.input_floats,
         ..attention
     }
 }
@@ -87,5 +88,9 @@ impl Mix for Beside {
 
     fn stored<'a>(&self, rows: usize, s: &'a Scratch) -> [&'a [f32]; 2] {
         self.attention.stored(rows, s)
+    }
+
+    fn replay(&self, on: &Compute, layer: usize, span: Span<'_>, s: &mut Scratch) {
+        self.mamba.replay(on, layer, span, s);
     }
 }

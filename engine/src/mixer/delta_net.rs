@@ -17,7 +17,7 @@ use emberflow_models::config::{DeltaNetShape, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::conv::{self, Convolution, by_tap};
-use super::mix::Mix;
+use super::mix::Recurrence;
 use super::needs::buffers;
 use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
@@ -25,7 +25,8 @@ use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::norm::softplus;
-use crate::scratch::Scratch;
+use crate::replay::Inputs;
+use crate::scratch::{RowBuffers, Scratch};
 use crate::state::{RecurrentPart, Span};
 
 /// The weights of one layer.
@@ -73,6 +74,7 @@ pub(super) fn needs(c: &ModelConfig, shape: DeltaNetShape) -> Needs {
         ],
         row_floats: widths(shape).iter().sum(),
         state_floats: conv_floats(shape) + shape.values() * key_dim,
+        input_floats: shape.channels() + 2 * heads,
         scores: None,
     }
 }
@@ -188,17 +190,16 @@ impl DeltaNet {
     }
 }
 
-impl Mix for DeltaNet {
-    fn run(
+impl Recurrence for DeltaNet {
+    fn project(
         &self,
         on: &Compute,
         matrices: &Matrices,
         at: LayerPass<'_>,
-        spans: &mut [Span<'_>],
+        rows: usize,
         s: &mut Scratch,
     ) {
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        let b = Buffers::split(self.shape, rows, &mut s.block);
         let normed = &s.normed[..rows * at.config.d_model as usize];
         let input = Input::new(on.cpu, normed, rows, &mut s.input);
         // separate, because a device stores matrices of one format together
@@ -212,11 +213,32 @@ impl Mix for DeltaNet {
             (&matrices[Role::DeltaDecay], &mut *b.decay),
         ];
         Matrix::matmul_all(on, &mut narrow, input, &mut s.rows);
+    }
+
+    fn inputs<'a>(&self, rows: usize, block: &'a mut RowBuffers) -> Inputs<'a> {
+        let b = Buffers::split(self.shape, rows, block);
+        [b.projected, b.beta, b.decay].into()
+    }
+
+    fn recur(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, block: &mut RowBuffers) {
+        let b = &mut Buffers::split(self.shape, rows, block);
         let mut first = 0;
         for span in spans.iter_mut() {
             self.span(on, span, first, b);
             first += span.tokens.len();
         }
+    }
+
+    fn output(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &[Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
         let eps = self.shape.norm_eps.unwrap_or(at.config.rms_eps);
         self.norm_and_gate(on, eps, spans, b);
         let mixed = &b.convolved[..rows * self.shape.values()];

@@ -22,7 +22,7 @@ use emberflow_models::names::Role;
 
 use super::conv::{self, Convolution, by_tap};
 use super::delta_net::{HeadRule, Units};
-use super::mix::Mix;
+use super::mix::Recurrence;
 use super::needs::buffers;
 use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
@@ -30,7 +30,8 @@ use crate::input::Input;
 use crate::loader::Loader;
 use crate::matrix::Matrix;
 use crate::norm::softplus;
-use crate::scratch::Scratch;
+use crate::replay::Inputs;
+use crate::scratch::{RowBuffers, Scratch};
 use crate::state::{RecurrentPart, Span};
 
 /// The weights of one layer.
@@ -95,6 +96,7 @@ pub(super) fn needs(c: &ModelConfig, shape: KdaShape) -> Needs {
         matrices,
         row_floats: widths(shape).iter().sum(),
         state_floats: 3 * conv_floats(shape) + values * dim,
+        input_floats: 4 * values + heads,
         scores: None,
     }
 }
@@ -131,7 +133,14 @@ impl Kda {
     }
 
     /// Queries, keys and values, inputs of β, decays, and inputs of gates unless these read `x`.
-    fn project(&self, on: &Compute, matrices: &Matrices, d: usize, rows: usize, s: &mut Scratch) {
+    fn project_all(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        d: usize,
+        rows: usize,
+        s: &mut Scratch,
+    ) {
         let b = Buffers::split(self.shape, rows, &mut s.block);
         let (values, dim) = (self.shape.values(), self.norm.len());
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
@@ -286,23 +295,41 @@ impl Kda {
     }
 }
 
-impl Mix for Kda {
-    fn run(
+impl Recurrence for Kda {
+    fn project(
         &self,
         on: &Compute,
         matrices: &Matrices,
         at: LayerPass<'_>,
-        spans: &mut [Span<'_>],
+        rows: usize,
         s: &mut Scratch,
     ) {
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        self.project(on, matrices, at.config.d_model as usize, rows, s);
-        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        self.project_all(on, matrices, at.config.d_model as usize, rows, s);
+    }
+
+    fn inputs<'a>(&self, rows: usize, block: &'a mut RowBuffers) -> Inputs<'a> {
+        let b = Buffers::split(self.shape, rows, block);
+        [b.projected, b.gates, b.beta].into()
+    }
+
+    fn recur(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, block: &mut RowBuffers) {
+        let b = &mut Buffers::split(self.shape, rows, block);
         let mut first = 0;
         for span in spans.iter_mut() {
             self.span(on, span, [first, rows], b);
             first += span.tokens.len();
         }
+    }
+
+    fn output(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &[Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
         self.norm_and_gate(on, matrices, at.config, spans, s);
         let [mixed] = s.block.view(rows, [self.shape.values()]);
         let input = Input::new(on.cpu, mixed, rows, &mut s.input);

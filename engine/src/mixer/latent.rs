@@ -87,6 +87,7 @@ pub(super) fn needs(c: &ModelConfig, shape: LatentShape) -> Needs {
         matrices,
         row_floats: widths(sizes).iter().sum(),
         state_floats: 0,
+        input_floats: 0,
         scores: Some(ScoreSizes {
             head_dim: sizes.stored(),
             heads,

@@ -17,14 +17,15 @@ use emberflow_models::config::{MambaShape, ModelConfig};
 use emberflow_models::names::Role;
 
 use super::conv::{self, Convolution, by_tap};
-use super::mix::Mix;
+use super::mix::Recurrence;
 use super::needs::buffers;
 use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
 use crate::norm::softplus;
-use crate::scratch::Scratch;
+use crate::replay::Inputs;
+use crate::scratch::{RowBuffers, Scratch};
 use crate::state::{RecurrentPart, Span};
 
 /// The weights of one layer.
@@ -66,6 +67,7 @@ pub(super) fn needs(c: &ModelConfig, shape: MambaShape) -> Needs {
         ],
         row_floats: widths(shape).iter().sum(),
         state_floats: conv_floats(shape) + shape.values() * shape.state_dim as usize,
+        input_floats: shape.inputs(),
         scores: None,
     }
 }
@@ -175,25 +177,45 @@ impl Mamba {
     }
 }
 
-impl Mix for Mamba {
-    fn run(
+impl Recurrence for Mamba {
+    fn project(
         &self,
         on: &Compute,
         matrices: &Matrices,
         at: LayerPass<'_>,
-        spans: &mut [Span<'_>],
+        rows: usize,
         s: &mut Scratch,
     ) {
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let normed = &s.normed[..rows * at.config.d_model as usize];
         let input = Input::new(on.cpu, normed, rows, &mut s.input);
-        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
+        let b = Buffers::split(self.shape, rows, &mut s.block);
         matrices[Role::MambaIn].matmul(on, input, &mut s.rows, b.projected);
+    }
+
+    fn inputs<'a>(&self, rows: usize, block: &'a mut RowBuffers) -> Inputs<'a> {
+        let b = Buffers::split(self.shape, rows, block);
+        [b.projected].into_iter().collect()
+    }
+
+    fn recur(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, block: &mut RowBuffers) {
+        let b = &mut Buffers::split(self.shape, rows, block);
         let mut first = 0;
         for span in spans.iter_mut() {
             self.span(on, span, first, b);
             first += span.tokens.len();
         }
+    }
+
+    fn output(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        at: LayerPass<'_>,
+        spans: &[Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let b = &mut Buffers::split(self.shape, rows, &mut s.block);
         self.gate_and_norm(on, at.config.rms_eps, spans, b);
         let mixed = &b.convolved[..rows * self.shape.values()];
         let input = Input::new(on.cpu, mixed, rows, &mut s.input);

@@ -77,6 +77,7 @@ pub(super) fn needs(c: &ModelConfig, shape: Mamba1Shape) -> Needs {
         ],
         row_floats: widths(shape).iter().sum(),
         state_floats: conv_floats(shape) + channels * state,
+        input_floats: 0,
         scores: None,
     }
 }

@@ -116,6 +116,12 @@ impl Mixer {
         self.mix.run(on, &self.matrices, at, spans, s);
     }
 
+    /// Extends a sequence's recurrent state by the first rows of the last pass, from the inputs of the recurrence
+    /// ([`crate::replay`]); reads no weights.
+    pub fn replay(&self, on: &Compute, layer: usize, span: Span<'_>, s: &mut Scratch) {
+        self.mix.replay(on, layer, span, s);
+    }
+
     /// The values that a pass of `rows` rows has left in the buffers, for an observer.
     pub fn seen<'a>(&self, rows: usize, s: &'a Scratch) -> Mixed<'a> {
         let width = self.matrices.output().map_or(0, Matrix::cols);
@@ -179,6 +185,19 @@ fn head_layers(c: &ModelConfig) -> [HeadLayers; 2] {
     let heads = c.form.global_heads;
     let global = heads.map(|heads| head_layers_of(global, heads.kv_heads, heads.head_dim as usize));
     [others, global.unwrap_or_default()]
+}
+
+/// Floats by row of what [`crate::replay`] stores of each layer; empty if some recurrent state of the model cannot be replayed,
+/// or if there is none.
+pub(crate) fn replayed_floats(c: &ModelConfig) -> Vec<usize> {
+    let needs: Vec<Needs> = (0..c.layers).map(|layer| needs(c, layer)).collect();
+    let all = (needs.iter()).all(|of| (of.state_floats > 0) == (of.input_floats > 0));
+    let any = needs.iter().any(|of| of.state_floats > 0);
+    if all && any && ngram_floats(c) == 0 {
+        needs.iter().map(|of| of.input_floats).collect()
+    } else {
+        Vec::new()
+    }
 }
 
 /// Floats of a thread's buffer for passes of `rows` rows.

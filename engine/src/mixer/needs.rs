@@ -20,6 +20,8 @@ pub(crate) struct Needs {
     pub row_floats: usize,
     /// Floats of recurrent state.
     pub state_floats: usize,
+    /// Floats by row that its recurrence reads, if the state can be extended by some rows of a pass again; otherwise 0.
+    pub input_floats: usize,
     /// Sizes of its attention over pages, if any.
     pub scores: Option<ScoreSizes>,
 }

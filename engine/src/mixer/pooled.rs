@@ -140,6 +140,7 @@ pub(super) fn needs(c: &ModelConfig, shape: PooledShape) -> Needs {
         matrices,
         row_floats: widths(sizes).iter().sum(),
         state_floats: KEPT * sizes.pooled(),
+        input_floats: 0,
         scores: Some(ScoreSizes {
             head_dim: sizes.head_dim,
             heads: sizes.heads,

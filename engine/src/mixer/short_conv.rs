@@ -11,13 +11,14 @@ use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 
 use super::conv::{Convolution, by_tap, state_floats};
-use super::mix::Mix;
+use super::mix::Recurrence;
 use super::needs::buffers;
 use super::{LayerPass, Matrices, MatrixSpec, Needs};
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::scratch::Scratch;
+use crate::replay::Inputs;
+use crate::scratch::{RowBuffers, Scratch};
 use crate::state::Span;
 
 /// The weights of one layer.
@@ -48,6 +49,7 @@ pub(super) fn needs(c: &ModelConfig, taps: usize) -> Needs {
         ],
         row_floats: widths(d).iter().sum(),
         state_floats: state_floats(d, taps),
+        input_floats: 3 * d,
         scores: None,
     }
 }
@@ -70,25 +72,34 @@ impl ShortConv {
     }
 }
 
-impl Mix for ShortConv {
-    fn run(
+impl Recurrence for ShortConv {
+    fn project(
         &self,
         on: &Compute,
         matrices: &Matrices,
         _at: LayerPass<'_>,
-        spans: &mut [Span<'_>],
+        rows: usize,
         s: &mut Scratch,
     ) {
         let d = self.d;
-        let rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
         let input = Input::new(on.cpu, &s.normed[..rows * d], rows, &mut s.input);
-        let Buffers { mixed, projected } = Buffers::split(d, rows, &mut s.block);
+        let Buffers { projected, .. } = Buffers::split(d, rows, &mut s.block);
         matrices[Role::ConvIn].matmul(on, input, &mut s.rows, projected);
         // x ← b ∘ x
         (on.workers).for_each_chunk_mut(projected, 3 * d, &|_, _, row| {
             let (bc, x) = row.split_at_mut(2 * d);
             x.iter_mut().zip(bc).for_each(|(x, b)| *x *= *b);
         });
+    }
+
+    fn inputs<'a>(&self, rows: usize, block: &'a mut RowBuffers) -> Inputs<'a> {
+        let Buffers { projected, .. } = Buffers::split(self.d, rows, block);
+        [projected].into_iter().collect()
+    }
+
+    fn recur(&self, on: &Compute, spans: &mut [Span<'_>], rows: usize, block: &mut RowBuffers) {
+        let d = self.d;
+        let Buffers { mixed, projected } = Buffers::split(d, rows, block);
         let mut first = 0;
         for span in spans {
             let n = span.tokens.len();
@@ -115,6 +126,18 @@ impl Mix for ShortConv {
             }
             first += n;
         }
+    }
+
+    fn output(
+        &self,
+        on: &Compute,
+        matrices: &Matrices,
+        _at: LayerPass<'_>,
+        spans: &[Span<'_>],
+        s: &mut Scratch,
+    ) {
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        let [mixed] = s.block.view(rows, [self.d]);
         let input = Input::new(on.cpu, mixed, rows, &mut s.input);
         matrices[Role::ConvOut].matmul(on, input, &mut s.rows, &mut s.out);
     }

@@ -385,6 +385,7 @@ impl Opened<'_> {
             ScratchRoom {
                 rows: room.rows,
                 logit_rows: o.logit_rows(),
+                replayed: o.speculation.logit_rows(),
                 context: o.context,
                 threads: self.threads,
                 tiles: self.tiles.is_some(),

@@ -422,7 +422,7 @@ impl<'e> Stepper<'e> {
             text: &self.known,
             pending: text.pending(),
             most: text.most_drafts(options.lab.chunk.max(options.batch).min(MOST_ROWS)),
-            again: !text.sequence.goes_back(),
+            again: !text.sequence.goes_back() && !decoder.replays(),
             // A recurrent state would have to be kept meanwhile.
             memory: text.sequence.goes_back() && decoder.leaves_out(),
             vocab: decoder.config.vocab,
@@ -628,7 +628,7 @@ impl<'e> Stepper<'e> {
             self.engine.drafts.settle();
         }
         if let Some(text) = self.texts.iter_mut().find(|text| text.id == id) {
-            text.settle();
+            text.settle(&mut self.engine.decoder);
         }
     }
 

@@ -11,6 +11,7 @@ use super::request::{Request, RequestId, Stop};
 use super::spans::Wants;
 use crate::constraint::Constraint;
 use crate::error::Error;
+use crate::forward::Decoder;
 use crate::sampler::{Bias, Sampler, Sampling};
 use crate::state::{Sequence, Span};
 
@@ -170,10 +171,10 @@ impl LiveText {
     }
 
     /// Removes the rows of rejected drafts from its state.
-    pub fn settle(&mut self) {
+    pub fn settle(&mut self, decoder: &mut Decoder) {
         if self.drafts > 0 {
             let len = self.before + self.tokens.len() - 1;
-            self.sequence.undo(self.rows.len(), len);
+            decoder.undo(&mut self.sequence, &self.rows, len);
             self.drafts = 0;
         }
     }

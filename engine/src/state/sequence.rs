@@ -218,6 +218,23 @@ impl Sequence {
         self.truncate(len)
     }
 
+    /// Makes the recurrent state that before the last pass, which had `rows` tokens, and prepares it for the first `count` of
+    /// them. They are then taken up again, and [`Sequence::end_replay`] ends it.
+    pub(crate) fn begin_replay(&mut self, rows: usize, count: usize) {
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.undo(rows);
+            recurrent.prepare(count);
+        }
+    }
+
+    /// See [`Sequence::begin_replay`]. Removes the tokens of the pass after these.
+    pub(crate) fn end_replay(&mut self, rows: usize, count: usize) {
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.commit(count);
+        }
+        self.truncate(self.len() - rows + count);
+    }
+
     /// Removes the tokens from position `len` on, or from the earlier one that it
     /// [reaches](Sequence::reach). Returns the number of remaining tokens.
     pub fn truncate(&mut self, len: usize) -> usize {

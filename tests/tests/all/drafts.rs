@@ -1,5 +1,6 @@
 //! Texts are the same with drafts and without, bit for bit.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -100,6 +101,7 @@ fn itself(depth: usize) -> Speculation {
 #[test]
 fn drafts_change_no_bit_in_any_family() {
     let (mut families, mut taken, mut wrong) = (0, 0, 0);
+    let mut again = BTreeSet::new();
     for folder in one_per_family() {
         let open = |options| Engine::open(Model::of_checkpoint(&folder).unwrap(), options).unwrap();
         let mut plain = open(roomy(LEN + 16));
@@ -146,11 +148,17 @@ fn drafts_change_no_bit_in_any_family() {
                 found.drafts.passes < LEN as u64,
                 "{name}: as many passes as tokens"
             );
+            if found.drafts.rows > found.drafts.passes + drafts.proposed {
+                again.insert(name);
+            }
             taken += drafts.taken;
             wrong += drafts.proposed - drafts.taken;
         }
         families += 1;
     }
+    // Their recurrent state is not replayed: rows before a wrong draft are computed again.
+    let expected = ["deepseek_v4", "jamba", "qwen4_exp"];
+    assert_eq!(Vec::from_iter(&again), expected);
     assert!(
         families > 60 && taken > 1000 && wrong > 1000,
         "{families} {taken} {wrong}"
