@@ -45,10 +45,11 @@ pub(super) const NGRAM_RATE: f64 = 0.2;
 /// See [`NGRAM_RATE`].
 pub(super) const MODEL_RATE: f64 = 0.7;
 
-/// Passes after which a pass without drafts is measured again; and at first, those after which drafts are tried that are
-/// not expected to pay. The time between trials doubles while they do not, so they take less than 3 % of the time.
-const PLAIN_AGAIN: usize = 64;
-/// See [`PLAIN_AGAIN`].
+/// Passes with drafts after which one without is measured again, at first and at most: the number doubles. The first such pass
+/// of a text has a cold cache, and drafts that seem to pay beside it may not.
+const PLAIN_AGAIN: [usize; 2] = [4, 64];
+/// At first, passes after which drafts are tried that are not expected to pay. Their number doubles while they do not, so they
+/// take less than 3 % of the time.
 const TRY_AGAIN: usize = 32;
 
 /// Drafts of a trial.
@@ -133,9 +134,13 @@ pub(super) struct Governor {
     seconds: [f64; MOST_ROWS + 1],
     /// Forecast of the same, in any unit.
     forecast: [f64; MOST_ROWS + 1],
+    /// Numbers of rows that were measured once, with a cold cache: the next time replaces that.
+    once: [bool; MOST_ROWS + 1],
     /// Passes since the last one without drafts, and since the last one with drafts.
     with: usize,
     without: usize,
+    /// Passes with drafts before one without.
+    until: usize,
     /// Passes without drafts before the next trial.
     wait: usize,
 }
@@ -150,8 +155,10 @@ impl Governor {
         Self {
             seconds: [0.0; MOST_ROWS + 1],
             forecast: all,
+            once: [false; MOST_ROWS + 1],
             with: 0,
             without: 0,
+            until: PLAIN_AGAIN[0],
             wait: TRY_AGAIN,
         }
     }
@@ -162,14 +169,18 @@ impl Governor {
             return;
         };
         let time = time.as_secs_f64();
-        *mean = if *mean == 0.0 {
-            time
-        } else {
-            *mean + NEW * (time - *mean)
+        let first = *mean == 0.0;
+        *mean = match first || self.once[rows] {
+            true => time,
+            false => *mean + NEW * (time - *mean),
         };
+        self.once[rows] = first;
         if drafts > 0 {
             (self.with, self.without) = (self.with + 1, 0);
         } else {
+            if self.with >= self.until {
+                self.until = PLAIN_AGAIN[1].min(2 * self.until);
+            }
             (self.with, self.without) = (0, self.without + 1);
         }
     }
@@ -199,7 +210,7 @@ impl Governor {
     /// drafts make the next pass compute the rows before them again.
     pub fn choose(&mut self, pending: usize, offers: &[Offer<'_>], again: bool) -> Option<Choice> {
         // The first pass is measured without.
-        if self.seconds[1..].iter().all(|&seconds| seconds == 0.0) || self.with >= PLAIN_AGAIN {
+        if self.seconds[1..].iter().all(|&seconds| seconds == 0.0) || self.with >= self.until {
             return None;
         }
         let row = (self.time(pending + 1) - self.time(pending)).max(0.0);

@@ -184,6 +184,8 @@ pub(crate) struct Drafts {
     from: Origin,
     /// Tokens that were drawn after the last pass.
     drawn: Vec<u32>,
+    /// Rows and time of that pass.
+    pass: (usize, Duration),
 }
 
 impl Drafts {
@@ -201,6 +203,7 @@ impl Drafts {
             drafts: Vec::with_capacity(MOST_DRAFTS),
             from: Origin::Lookup,
             drawn: Vec::with_capacity(MOST_ROWS),
+            pass: (0, Duration::ZERO),
         }
     }
 
@@ -262,9 +265,17 @@ impl Drafts {
                 (self.memory).learn_time(start.elapsed(), self.drafts.len());
             }
             Origin::Source(number) => {
-                let source = &mut self.sources[number];
-                let made = (source.draft).propose(ask.text, depth, least, &mut self.drafts);
-                (source.learned).learn_time(start.elapsed(), self.drafts.len());
+                let Source { draft, learned } = &mut self.sources[number];
+                let far = draft.behind(ask.text).is_some_and(|behind| behind > NEAR);
+                let made = match far {
+                    true => draft.catch_up(ask.text),
+                    false => Ok(()),
+                };
+                // Only what each draft costs.
+                let begun = Instant::now();
+                let made =
+                    made.and_then(|()| draft.propose(ask.text, depth, least, &mut self.drafts));
+                learned.learn_time(begun.elapsed(), self.drafts.len());
                 if !kept(made) {
                     self.sources.remove(number);
                     self.drafts.clear();
@@ -279,10 +290,11 @@ impl Drafts {
         Ok(())
     }
 
-    /// Lets sources that have many tokens left to compute process some of them. They draft once they have caught up.
+    /// Lets sources that have many tokens left to compute process some of them. They draft once they have caught up; heads, which
+    /// see every pass, catch up when they are chosen.
     fn follow(&mut self, text: &[u32]) {
         self.ask_all(|draft| match draft.behind(text) {
-            Some(behind) if behind > NEAR => draft.catch_up(text),
+            Some(behind) if behind > NEAR && !draft.reads_hidden() => draft.catch_up(text),
             _ => Ok(()),
         });
     }
@@ -344,7 +356,8 @@ impl Drafts {
         }
         for (number, source) in self.sources.iter().enumerate() {
             let behind = source.draft.behind(ask.text);
-            if behind.is_some_and(|behind| behind <= NEAR) && !offers.is_full() {
+            let ready = |behind| behind <= NEAR || source.draft.reads_hidden();
+            if behind.is_some_and(ready) && !offers.is_full() {
                 offers.push(source.learned.offer(ask.most));
                 sources.push(Origin::Source(number));
             }
@@ -371,9 +384,7 @@ impl Drafts {
         self.totals.passes += 1;
         self.totals.bytes += bytes;
         self.totals.rows += rows as u64;
-        if let Some(governor) = &mut self.governor {
-            governor.passed(rows, self.drafts.len(), time);
-        }
+        self.pass = (rows, time);
     }
 
     /// Records a token that was drawn after the pass.
@@ -381,8 +392,12 @@ impl Drafts {
         self.drawn.push(token);
     }
 
-    /// Counts the drafts of the last pass, whose tokens are all drawn.
-    pub fn settle(&mut self) {
+    /// Counts the drafts of the last pass, whose tokens are all drawn. Undoing the rejected ones took `undoing`.
+    pub fn settle(&mut self, undoing: Duration) {
+        let (rows, time) = std::mem::take(&mut self.pass);
+        if let Some(governor) = self.governor.as_mut().filter(|_| rows > 0) {
+            governor.passed(rows, self.drafts.len(), time + undoing);
+        }
         let checked = &self.drafts[..];
         let taken = equal(checked, &self.drawn);
         let counts = DraftCounts {

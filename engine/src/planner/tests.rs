@@ -490,6 +490,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
     let room = ScratchRoom {
         rows: 128,
         logit_rows: 1,
+        replayed: 1,
         context: 1024,
         threads: 4,
         tiles: false,

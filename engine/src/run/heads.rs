@@ -23,8 +23,9 @@ use crate::options::{Budget, Lab, Options};
 use crate::planner::Planner;
 use crate::state::{Sequence, Span};
 
-/// Hidden states that are computed together: a pass of more rows is hardly faster per row.
-const CHUNK: usize = 32;
+/// Most hidden states that are computed together. While no drafts are made, they are computed this seldom, so that each expert is
+/// read once for many of them.
+const CHUNK: usize = 128;
 
 /// Bytes of a buffer that each of the head's threads may have, as long as those of the model.
 const PER_THREAD: u64 = 1 << 20;
@@ -263,12 +264,12 @@ impl HeadDrafts {
         self.base + computed + self.waiting.tokens.len()
     }
 
-    /// Computes the first `count` waiting positions, whose next tokens `text` has. The logits are those of the last one.
-    fn compute(&mut self, text: &[u32], count: usize) -> Result<(), Error> {
+    /// Computes the first `count` waiting positions, whose next tokens `text` has, and the `wanted` logits.
+    fn compute(&mut self, text: &[u32], count: usize, wanted: Logits<'_>) -> Result<(), Error> {
         let first = self.base + self.sequence.len() + 1;
         let tokens = &text[first..first + count];
         let hidden = &self.waiting.rows[..count * self.waiting.d];
-        run(&mut self.engine, &mut self.sequence, tokens, hidden)?;
+        run(&mut self.engine, &mut self.sequence, tokens, hidden, wanted)?;
         self.waiting.drop_first(count);
         Ok(())
     }
@@ -289,12 +290,13 @@ fn run(
     sequence: &mut Sequence,
     tokens: &[u32],
     hidden: &[f32],
+    wanted: Logits<'_>,
 ) -> Result<(), Error> {
     let hooks = Hooks {
         hidden,
         ..Hooks::default()
     };
-    engine.forward_spans(&mut [Span { sequence, tokens }], Logits::Last, hooks)
+    engine.forward_spans(&mut [Span { sequence, tokens }], wanted, hooks)
 }
 
 impl fmt::Debug for HeadDrafts {
@@ -324,7 +326,7 @@ impl Draft for HeadDrafts {
         self.waiting.truncate(first - self.base - computed);
         for (at, row) in (first..).zip(rows.chunks_exact(d)) {
             if self.waiting.tokens.len() == CHUNK && self.sequence.room() >= CHUNK {
-                self.compute(text, CHUNK)?;
+                self.compute(text, CHUNK, Logits::None)?;
             }
             if self.waiting.tokens.len() < CHUNK {
                 self.waiting.tokens.push(text[at]);
@@ -335,11 +337,17 @@ impl Draft for HeadDrafts {
     }
 
     fn behind(&self, text: &[u32]) -> Option<usize> {
-        self.is_ready(text).then_some(0)
+        // The last one is computed with the first draft.
+        (self.is_ready(text)).then(|| self.known(text).waiting.saturating_sub(1))
     }
 
-    fn catch_up(&mut self, _: &[u32]) -> Result<(), Error> {
-        Ok(())
+    fn catch_up(&mut self, text: &[u32]) -> Result<(), Error> {
+        self.align(text);
+        let count = self.waiting.tokens.len().saturating_sub(1);
+        match count {
+            0 => Ok(()),
+            _ => self.compute(text, count, Logits::None),
+        }
     }
 
     fn propose(
@@ -354,7 +362,7 @@ impl Draft for HeadDrafts {
         }
         self.align(text);
         let mut rows = self.waiting.tokens.len();
-        self.compute(text, rows)?;
+        self.compute(text, rows, Logits::Last)?;
         let (len, mut sure) = (self.sequence.len(), 1.0);
         for place in 1..=depth {
             let logits = self.engine.logits();
@@ -368,7 +376,8 @@ impl Draft for HeadDrafts {
             let own = decoder.hidden(pass, rows - 1..rows);
             self.own.copy_from_slice(own);
             rows = 1;
-            run(&mut self.engine, &mut self.sequence, &[token], &self.own)?;
+            let (engine, sequence) = (&mut self.engine, &mut self.sequence);
+            run(engine, sequence, &[token], &self.own, Logits::Last)?;
         }
         self.sequence.truncate(len);
         Ok(())

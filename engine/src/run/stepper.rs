@@ -624,11 +624,12 @@ impl<'e> Stepper<'e> {
     /// Forgets the drafts of a request whose tokens are not drawn.
     fn settle(&mut self, id: RequestId) {
         self.checked = self.checked.take().filter(|checked| checked.id != id);
-        if self.drafting.take_if(|drafting| *drafting == id).is_some() {
-            self.engine.drafts.settle();
-        }
+        let start = Instant::now();
         if let Some(text) = self.texts.iter_mut().find(|text| text.id == id) {
             text.settle(&mut self.engine.decoder);
+        }
+        if self.drafting.take_if(|drafting| *drafting == id).is_some() {
+            self.engine.drafts.settle(start.elapsed());
         }
     }
 
