@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::log_probs::{log_probability, most_likely};
-use crate::drafts::{Draft, HiddenRows, MOST_DRAFTS};
+use crate::drafts::{Draft, HiddenRows, MOST_DRAFTS, Speculation};
 use crate::engine::{Engine, Logits, Opening};
 use crate::error::Error;
 use crate::forward::Hooks;
@@ -33,9 +33,12 @@ const PER_THREAD: u64 = 1 << 20;
 /// Shares of a head's FFN that may be in memory.
 const SHARES: [f64; 3] = [1.0, 0.5, 0.25];
 
-/// A head is used if the model decodes at least this share of its speed in the memory that the head leaves: a pass then gives
-/// 1.5 tokens and more.
-const LEAST_SPEED: f64 = 0.75;
+/// Assumed probability that a draft of a head is right, if those before it are: 0.49 (prose) to 0.91 (code) were published for
+/// the first one.
+const RATE: f64 = 0.7;
+
+/// A head is used if this speedup is expected of it: its memory is the cache's otherwise.
+const GAIN: f64 = 1.05;
 
 /// Opens `model` with its head for multi-token prediction, if it has one that the options allow and the budget has room for.
 /// Otherwise as [`Engine::open_watched`].
@@ -122,16 +125,18 @@ impl PlannedHead {
         Ok(())
     }
 
-    /// Plans memory for the head of the model with these `parts`, within its budget; `None` if it has none, or if the budget
-    /// gives more speed without.
+    /// Plans memory for the head of the model with these `parts`, within its budget; `None` if it has none, or if more speed is
+    /// expected without.
     fn beside(parts: &mut Parts) -> Option<Self> {
         let (container, options) = (&parts.layout.container, &parts.options);
         if !options.speculation.heads || !container.is_outside() {
             return None;
         }
+        // Otherwise it is one source among all.
+        let asked = options.speculation != Speculation::AUTO;
         let head = Self::of(container.path(), &parts.text, options);
         let fitting = head.and_then(|head| match head {
-            Some(head) => head.fitting(&parts.planner, options.budget),
+            Some(head) => head.fitting(&parts.planner, options.budget, asked),
             None => Ok(None),
         });
         match fitting {
@@ -147,26 +152,54 @@ impl PlannedHead {
         }
     }
 
-    /// The head with the largest share in memory that leaves enough of `budget` for the model, and the model's planner.
+    /// The head with the share in memory that promises most speed within `budget`, and the model's planner; without a promise
+    /// only if the caller `asked` for heads.
     fn fitting(
         mut self,
         planner: &Planner,
         budget: Budget,
+        asked: bool,
     ) -> Result<Option<(Self, Planner)>, Error> {
-        let speed = |planner: &Planner| {
+        let alone = |planner: &Planner| {
             let division = planner.divide(planner.budget(budget)).ok()?;
             Some(planner.speed(&division, 1))
         };
-        let alone = speed(planner).unwrap_or(0.0);
+        let plain = alone(planner).unwrap_or(0.0);
+        let mut best: Option<(f64, f64, Planner)> = None;
         for share in SHARES {
             self.hold(share)?;
             let with = planner.reserving(self.bytes);
-            if speed(&with).is_some_and(|speed| speed >= LEAST_SPEED * alone) {
-                return Ok(Some((self, with)));
+            let speed = self.speed(&with, budget);
+            let better = |speed: &f64| best.as_ref().is_none_or(|best| *speed > best.0);
+            if let Some(speed) = speed.filter(better) {
+                best = Some((speed, share, with));
             }
         }
-        tracing::info!("no memory for the model's head for multi-token prediction");
-        Ok(None)
+        let Some((speed, share, with)) = best.filter(|best| asked || best.0 > GAIN * plain) else {
+            tracing::info!("the model's head for multi-token prediction promises no speed");
+            return Ok(None);
+        };
+        tracing::info!(
+            "the model's head for multi-token prediction promises {:.2} times the speed",
+            speed / plain
+        );
+        self.hold(share)?;
+        Ok(Some((self, with)))
+    }
+
+    /// Expected tokens per second of the model with drafts of the head, as many as are fastest, if [`RATE`] of them are right.
+    fn speed(&self, model: &Planner, budget: Budget) -> Option<f64> {
+        let division = model.divide(model.budget(budget)).ok()?;
+        let own = &self.parts.planner;
+        let draft = 1.0 / own.speed(&own.divide(self.budget).ok()?, 1);
+        let (mut tokens, mut right, mut best) = (1.0, 1.0, 0.0_f64);
+        for depth in 1..=MOST_DRAFTS {
+            right *= RATE;
+            tokens += right;
+            let pass = (1 + depth) as f64 / model.speed(&division, 1 + depth);
+            best = best.max(tokens / (pass + depth as f64 * draft));
+        }
+        Some(best)
     }
 
     /// Bytes that the head will take.
