@@ -2,20 +2,21 @@
 //! the script replaces them, so times are those of a real head and its acceptance is any.
 //!
 //! ```sh
-//! cargo run --release -p emberflow-benches --example heads -- MODEL.gguf 1.0,0.5,0.25 128 [DRAFTS]
+//! cargo run --release -p emberflow-benches --example heads -- MODEL.gguf 1.0,0.5,0.25 128 DISK [DRAFTS]
 //! ```
 //!
-//! Arguments: an unpacked model with a head, shares of its FFN in memory, tokens, and drafts per pass (otherwise as many as
-//! pay).
+//! Arguments: an unpacked model with a head, shares of its FFN in memory, tokens, a disk (`auto`, `sim:nvme`), and drafts
+//! per pass (otherwise as many as pay).
 
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use emberflow_engine::{
-    Budget, Draft, Engine, Generation, HiddenRows, MOST_DRAFTS, Model, Options, PlannedHead,
+    Budget, Draft, Engine, Generation, HiddenRows, Lab, MOST_DRAFTS, Model, Options, PlannedHead,
     Request, Speculation,
 };
+use emberflow_storage::io::IoChoice;
 
 /// Probabilities that a draft is right, if those before it are.
 const RIGHT: [f64; 4] = [0.0, 0.4, 0.6, 0.8];
@@ -70,8 +71,8 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [model, shares, tokens, drafts @ ..] = arguments.as_slice() else {
-        return Err("usage: heads MODEL.gguf SHARES TOKENS [DRAFTS]".into());
+    let [model, shares, tokens, disk, drafts @ ..] = arguments.as_slice() else {
+        return Err("usage: heads MODEL.gguf SHARES TOKENS DISK [DRAFTS]".into());
     };
     let depth = drafts.first().map(|drafts| drafts.parse()).transpose()?;
     let tokens = tokens.parse()?;
@@ -82,19 +83,28 @@ fn main() -> Outcome<()> {
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for share in shares {
-        of_share(Path::new(model), share, tokens, depth)?;
+        of_share(Path::new(model), share, tokens, (disk.parse()?, depth))?;
     }
     Ok(())
 }
 
 /// The lines of one share.
-fn of_share(path: &Path, share: f64, tokens: usize, depth: Option<usize>) -> Outcome<()> {
+fn of_share(
+    path: &Path,
+    share: f64,
+    tokens: usize,
+    (io, depth): (IoChoice, Option<usize>),
+) -> Outcome<()> {
     let prompt: Vec<u32> = (0..PROMPT).map(|at| 100 + at * 37 % 1000).collect();
     let context = PROMPT as usize + tokens + MOST_DRAFTS + 2;
     let options = |speculation| Options {
         context,
         prompt: PROMPT as usize,
         speculation,
+        lab: Lab {
+            io,
+            ..Lab::default()
+        },
         ..Options::new(Budget::FfnShare(share))
     };
     let generate = |engine: &mut Engine| -> Outcome<Generation> {
@@ -107,12 +117,18 @@ fn of_share(path: &Path, share: f64, tokens: usize, depth: Option<usize>) -> Out
         let mut on = |_| ControlFlow::Continue(());
         Ok(engine.generate(&mut sequence, &prompt, &request, &mut on)?)
     };
-    let mut engine = Engine::open(Model::of_checkpoint(path)?, options(Speculation::OFF))?;
     // The first run fills the cache.
-    generate(&mut engine)?;
-    let plain = generate(&mut engine)?;
-    drop(engine);
+    let measure = |engine: &mut Engine| {
+        generate(engine)?;
+        generate(engine)
+    };
+    let plainly = || {
+        let model = Model::of_checkpoint(path)?;
+        measure(&mut Engine::open(model, options(Speculation::OFF))?)
+    };
     for right in RIGHT {
+        // Beside each other, because a disk's own cache may grow warm.
+        let plain = plainly()?;
         let heads = Speculation {
             heads: true,
             depth,
@@ -127,8 +143,9 @@ fn of_share(path: &Path, share: f64, tokens: usize, depth: Option<usize>) -> Out
             right,
             random: fastrand::Rng::with_seed(5),
         }));
-        generate(&mut engine)?;
-        let found = generate(&mut engine)?;
+        let found = measure(&mut engine)?;
+        drop(engine);
+        let again = plainly()?;
         if found.logits_hash != plain.logits_hash {
             return Err("another text".into());
         }
@@ -136,7 +153,8 @@ fn of_share(path: &Path, share: f64, tokens: usize, depth: Option<usize>) -> Out
             let time: f64 = of.latencies.iter().map(|time| time.as_secs_f64()).sum();
             of.latencies.len() as f64 / time
         };
-        let [before, after] = [&plain, &found].map(speed);
+        let [before, after, later] = [&plain, &found, &again].map(speed);
+        let before = (before * later).sqrt();
         let drafts = found.drafts;
         let per_pass = (tokens - 1) as f64 / drafts.passes as f64;
         let making = drafts.time.as_secs_f64() / drafts.passes as f64;

@@ -383,9 +383,10 @@ impl Engine {
         self.pool.shape().recurrent > 0
     }
 
-    /// Uses drafts of `source` for texts that decode alone, if the options allow. No text depends on it.
+    /// Uses drafts of `source` for texts that decode alone, if the options allow; in place of the last source that reads hidden
+    /// states, or of the last one that does not. No text depends on it.
     pub fn set_draft(&mut self, source: Box<dyn Draft>) {
-        self.drafts.add_source(source);
+        self.drafts.set_source(source);
     }
 
     /// Counts of drafts since the engine was opened.

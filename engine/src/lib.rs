@@ -158,7 +158,7 @@ pub use run::spans;
 pub use run::{
     Admission, Batch, Continuation, Energy, Event, Finished, Generation, LogProb, LogProbs,
     PlannedHead, Progress, Repetition, Request, RequestId, Step, Stepped, Stepper, Stop, Tail,
-    log_probability, most_likely, open_with_heads, plan_with_heads,
+    log_probability, most_likely, open_with_heads,
 };
 pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Restored, Sequence, Span};

@@ -49,6 +49,11 @@ impl Replay {
         self.most > 0 && !self.layers.is_empty()
     }
 
+    /// Most rows of a pass.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// Begins a pass of `rows` rows of one text, or of others (0).
     pub fn begin(&mut self, rows: usize) {
         let fits = self.is_possible() && (2..=self.most).contains(&rows);

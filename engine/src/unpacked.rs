@@ -39,8 +39,14 @@ impl Model {
         let Some(source) = emberflow_models::open_mtp_head(path)? else {
             return Ok(None);
         };
-        let config = source.config().clone();
-        let (container, quant) = container_of(source, path)?;
+        let (config, of) = (source.config().clone(), text.config());
+        // Of a file that was replaced meanwhile.
+        let same = |c: &ModelConfig| (c.d_model, c.vocab, c.tied_head);
+        if same(&config) != same(of) {
+            return Ok(None);
+        }
+        let (mut container, quant) = container_of(source, path)?;
+        container.take_meta();
         Ok(Some(Self {
             container,
             text: text.of_head(config, quant),

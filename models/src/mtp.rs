@@ -108,3 +108,8 @@ impl HeadNames<'_> {
 fn find(table: Spellings, name: &str) -> Option<Role> {
     Some(table.iter().find(|entry| entry.1 == name)?.0)
 }
+
+/// Whether a checkpoint with a tensor of this name may have a head: that of its input.
+pub(crate) fn may_be_head(name: &str) -> bool {
+    name.ends_with("eh_proj.weight") || name.ends_with("mtp.fc.weight")
+}

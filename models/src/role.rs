@@ -63,11 +63,11 @@ roles! {
     /// Its bias, `[1 × d_model]`.
     FinalNormBias: Global Vector "final_norm_bias",
     /// Projection from a token and a hidden state to the input of a head for multi-token prediction, `[d_model × 2·d_model]`.
-    MtpIn: Global Projection "mtp.in",
+    MtpIn: Global Projection "mtp_in",
     /// Weight of the norm of the token's embedding before it, `[1 × d_model]`.
-    MtpEmbedNorm: Global Vector "mtp.embed_norm",
+    MtpEmbedNorm: Global Vector "mtp_embed_norm",
     /// Weight of the norm of the hidden state before it, `[1 × d_model]`.
-    MtpHiddenNorm: Global Vector "mtp.hidden_norm",
+    MtpHiddenNorm: Global Vector "mtp_hidden_norm",
     /// Learned positions, `[positions × d_model]`.
     Positions: Global Matrix "positions",
     /// Projection from the embedding to the start of a stream, `[d_model × d_model]`; one for each

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use emberflow_engine::meta::Quant;
 use emberflow_engine::planner::{Plan, Planner};
-use emberflow_engine::{Budget, Error, Lab, Model, Options, Speculation, plan_with_heads};
+use emberflow_engine::{Budget, Error, Lab, Model, Options, Speculation};
 use emberflow_storage::io::IoChoice;
 use emberflow_storage::mem::Mem;
 use serde::Serialize;
@@ -119,7 +119,7 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
     // As a server does. A vocabulary without grammars is its error, and no plan's.
     let served = args.served.requests;
     let _compiler = served.map(|_| serve::compiler(model.text(), 1));
-    let planner = plan_with_heads(model, options(args, context)?)?;
+    let planner = Planner::open(model, options(args, context)?)?;
     // The smallest budget that a separate `run` process will accept.
     let smallest = planner.smallest_to_name();
     let full = planner.full_budget().max(smallest);

@@ -141,9 +141,14 @@ pub(crate) type Propose<'a> = dyn FnMut(usize, f64, &mut Vec<u32>) -> Result<(),
 enum Origin {
     Lookup,
     Memory,
-    /// The source with this number.
+    /// The source at this place of [`Drafts::sources`].
     Source(usize),
 }
+
+/// Places of [`Drafts::sources`].
+const HEAD: usize = 0;
+/// See [`HEAD`].
+const OTHER: usize = 1;
 
 /// Most sources to choose from: the text, the model from memory, its heads, a small model.
 const MOST_OFFERS: usize = 4;
@@ -174,7 +179,8 @@ pub(crate) struct Drafts {
     governor: Option<Governor>,
     matches: [Rates; MATCHES],
     memory: Learned,
-    sources: Vec<Source>,
+    /// The model's head, and another source.
+    sources: [Option<Source>; 2],
     totals: DraftTotals,
     /// The last match, and the tokens that followed it.
     found: Option<Match>,
@@ -196,7 +202,7 @@ impl Drafts {
             governor: None,
             matches: std::array::from_fn(|_| Rates::new(NGRAM_RATE)),
             memory: Learned::new(),
-            sources: Vec::new(),
+            sources: [None, None],
             totals: DraftTotals::default(),
             found: None,
             guessed: Vec::with_capacity(MOST_DRAFTS),
@@ -213,15 +219,15 @@ impl Drafts {
         self.memory = Learned::new();
     }
 
-    /// Uses a further source, if the options allow it.
-    pub fn add_source(&mut self, source: Box<dyn Draft>) {
-        let source = Source::new(source);
-        let allowed = match source.draft.reads_hidden() {
-            true => self.options.heads,
-            false => self.options.model,
+    /// Uses a source if the options allow it: in place of the last head if it reads hidden states, otherwise of the last other
+    /// one.
+    pub fn set_source(&mut self, source: Box<dyn Draft>) {
+        let (place, allowed) = match source.reads_hidden() {
+            true => (HEAD, self.options.heads),
+            false => (OTHER, self.options.model),
         };
         if allowed {
-            self.sources.push(source);
+            self.sources[place] = Some(Source::new(source));
         }
     }
 
@@ -264,8 +270,10 @@ impl Drafts {
                 itself(depth, least, &mut self.drafts)?;
                 (self.memory).learn_time(start.elapsed(), self.drafts.len());
             }
-            Origin::Source(number) => {
-                let Source { draft, learned } = &mut self.sources[number];
+            Origin::Source(place) => {
+                let Some(Source { draft, learned }) = &mut self.sources[place] else {
+                    return Ok(());
+                };
                 let far = draft.behind(ask.text).is_some_and(|behind| behind > NEAR);
                 let made = match far {
                     true => draft.catch_up(ask.text),
@@ -277,7 +285,7 @@ impl Drafts {
                     made.and_then(|()| draft.propose(ask.text, depth, least, &mut self.drafts));
                 learned.learn_time(begun.elapsed(), self.drafts.len());
                 if !kept(made) {
-                    self.sources.remove(number);
+                    self.sources[place] = None;
                     self.drafts.clear();
                 }
             }
@@ -299,10 +307,9 @@ impl Drafts {
         });
     }
 
-    /// Whether a source reads hidden states, as heads do.
+    /// Whether a source reads hidden states.
     pub fn read_hidden(&self) -> bool {
-        let mut sources = self.sources.iter();
-        sources.any(|source| source.draft.reads_hidden())
+        self.sources[HEAD].is_some()
     }
 
     /// Shows the hidden states of a pass over one text alone to the sources that read them.
@@ -312,13 +319,16 @@ impl Drafts {
 
     /// Lets every source compute something, and drops those that fail; generation continues without them.
     fn ask_all(&mut self, mut ask: impl FnMut(&mut dyn Draft) -> Result<(), Error>) {
-        if self.sources.is_empty() {
-            return;
+        for source in &mut self.sources {
+            let start = Instant::now();
+            let Some(of) = source else {
+                continue;
+            };
+            if !kept(ask(&mut *of.draft)) {
+                *source = None;
+            }
+            self.totals.time += start.elapsed();
         }
-        let start = Instant::now();
-        self.sources
-            .retain_mut(|source| kept(ask(&mut *source.draft)));
-        self.totals.time += start.elapsed();
     }
 
     /// The drafts of the next pass.
@@ -328,6 +338,7 @@ impl Drafts {
 
     fn clear(&mut self) {
         self.found = None;
+        self.pass = (0, Duration::ZERO);
         self.drafts.clear();
         self.guessed.clear();
         self.drawn.clear();
@@ -354,12 +365,15 @@ impl Drafts {
             offers.push(self.memory.offer(ask.most));
             sources.push(Origin::Memory);
         }
-        for (number, source) in self.sources.iter().enumerate() {
+        for (place, source) in self.sources.iter().enumerate() {
+            let Some(source) = source else {
+                continue;
+            };
             let behind = source.draft.behind(ask.text);
             let ready = |behind| behind <= NEAR || source.draft.reads_hidden();
-            if behind.is_some_and(ready) && !offers.is_full() {
+            if behind.is_some_and(ready) {
                 offers.push(source.learned.offer(ask.most));
-                sources.push(Origin::Source(number));
+                sources.push(Origin::Source(place));
             }
         }
         if let Some(depth) = self.options.depth {
@@ -409,16 +423,16 @@ impl Drafts {
         match self.from {
             Origin::Lookup => self.totals.lookup.add(counts),
             Origin::Memory => self.totals.memory.add(counts),
-            Origin::Source(number) => match self.sources.get(number) {
-                Some(source) if source.draft.reads_hidden() => self.totals.heads.add(counts),
-                _ => self.totals.model.add(counts),
-            },
+            Origin::Source(HEAD) => self.totals.heads.add(counts),
+            Origin::Source(_) => self.totals.model.add(counts),
         }
         self.memory
             .settle(from == Some(Origin::Memory), taken, tried);
-        for (number, source) in self.sources.iter_mut().enumerate() {
-            let own = from == Some(Origin::Source(number));
-            source.learned.settle(own, taken, tried);
+        for (place, source) in self.sources.iter_mut().enumerate() {
+            if let Some(source) = source {
+                let own = from == Some(Origin::Source(place));
+                source.learned.settle(own, taken, tried);
+            }
         }
         // Also what was not checked.
         if let Some(found) = self.found {
@@ -439,6 +453,6 @@ fn kept(outcome: Result<(), Error>) -> bool {
 }
 
 /// Number of equal tokens at the start.
-fn equal(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn equal(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

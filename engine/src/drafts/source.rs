@@ -39,8 +39,8 @@ pub trait Draft: Debug {
     /// A failed read.
     fn catch_up(&mut self, text: &[u32]) -> Result<(), Error>;
 
-    /// Computes the tokens that it is behind, and appends up to `depth` tokens to `drafts` that may follow `text`. After the first, one that is right with a probability
-    /// below `least` costs more than it saves.
+    /// Computes the tokens that it is behind, and appends up to `depth` tokens to `drafts` that may follow `text`. After the first,
+    /// one that is right with a probability below `least` costs more than it saves.
     ///
     /// # Errors
     /// A failed read.

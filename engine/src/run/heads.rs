@@ -1,8 +1,8 @@
 //! Drafts of a model's own head for multi-token prediction (MTP, DeepSeek-V3, arXiv 2412.19437 §2.2).
 //!
 //! The head is opened as a model of one layer, which shares the output head of the other. Position p of its sequence has the
-//! hidden state of the model at p, after its final norm, and the token at p + 1, and predicts the token at p + 2; run again on its own hidden state
-//! and its own token it predicts the next ones.
+//! hidden state of the model at p, after its final norm, and the token at p + 1, and predicts the token at p + 2; run again on
+//! its own hidden state and its own token it predicts the next ones.
 //!
 //! Hidden states that a pass leaves are retained until drafts are wanted or the buffer is full, and then computed together.
 //! What the head saw of a text begins where the model began to compute: a beginning that was shared or restored is missing, so
@@ -11,8 +11,11 @@
 use std::fmt;
 use std::path::Path;
 
+use emberflow_storage::{mem, trim_heap};
+
 use super::log_probs::{log_probability, most_likely};
-use crate::drafts::{Draft, HiddenRows, MOST_DRAFTS, Speculation};
+use crate::ablation::Ablation;
+use crate::drafts::{Draft, HiddenRows, MOST_DRAFTS, equal};
 use crate::engine::{Engine, Logits, Opening};
 use crate::error::Error;
 use crate::forward::Hooks;
@@ -23,9 +26,12 @@ use crate::options::{Budget, Lab, Options};
 use crate::planner::Planner;
 use crate::state::{Sequence, Span};
 
-/// Most hidden states that are computed together. While no drafts are made, they are computed this seldom, so that each expert is
-/// read once for many of them.
+/// Most hidden states that are computed together. While no drafts are made, they are computed this seldom, so that each expert
+/// is read once for many of them.
 const CHUNK: usize = 128;
+
+/// Where an error is no reason to stop.
+const UNUSED: &str = "the model's head for multi-token prediction is not used";
 
 /// Bytes of a buffer that each of the head's threads may have, as long as those of the model.
 const PER_THREAD: u64 = 1 << 20;
@@ -55,26 +61,18 @@ pub fn open_with_heads<E: From<Error>>(
     let opening = Opening::of(parts)?;
     planned(&opening.division.memory)?;
     let mut engine = opening.open(None)?;
-    if let Some(head) = head {
-        let draft = head.open(&engine)?;
-        engine.set_draft(draft);
+    match head.map(|head| head.open(&engine)).transpose() {
+        Ok(draft) => draft.into_iter().for_each(|draft| engine.set_draft(draft)),
+        Err(error) => tracing::warn!(%error, "{UNUSED}"),
     }
     Ok(engine)
-}
-
-/// The planner of a model that is opened by [`open_with_heads`].
-///
-/// # Errors
-/// As [`Planner::open`].
-pub fn plan_with_heads(model: Model, options: Options) -> Result<Planner, Error> {
-    let mut parts = Parts::of(model, options)?;
-    PlannedHead::beside(&mut parts);
-    Ok(parts.planner)
 }
 
 /// A head whose memory is planned and not yet allocated.
 pub struct PlannedHead {
     parts: Parts,
+    /// Bytes of the process before it was read.
+    before: u64,
     budget: u64,
     bytes: u64,
 }
@@ -86,6 +84,8 @@ impl PlannedHead {
     /// # Errors
     /// A head that cannot be read.
     pub fn of(path: &Path, text: &Text, options: &Options) -> Result<Option<Self>, Error> {
+        trim_heap();
+        let before = mem::rss().unwrap_or(0);
         let Some(model) = Model::mtp_head(path, text)? else {
             return Ok(None);
         };
@@ -102,6 +102,7 @@ impl PlannedHead {
         };
         let mut head = Self {
             parts: Parts::of(model, options)?,
+            before,
             budget: 0,
             bytes: 0,
         };
@@ -121,7 +122,7 @@ impl PlannedHead {
         let d = u64::from(self.parts.text.config().d_model);
         let waiting = (CHUNK * size_of::<f32>()) as u64 * d;
         let threads = PER_THREAD * self.parts.threads as u64;
-        self.bytes = held.saturating_sub(division.needs.process) + waiting + threads;
+        self.bytes = held.saturating_sub(self.before) + waiting + threads;
         Ok(())
     }
 
@@ -129,27 +130,34 @@ impl PlannedHead {
     /// expected without.
     fn beside(parts: &mut Parts) -> Option<Self> {
         let (container, options) = (&parts.layout.container, &parts.options);
-        if !options.speculation.heads || !container.is_outside() {
+        let full = matches!(options.lab.ablation, Ablation::Full);
+        if !options.speculation.heads || !full {
             return None;
         }
-        // Otherwise it is one source among all.
-        let asked = options.speculation != Speculation::AUTO;
-        let head = Self::of(container.path(), &parts.text, options);
+        // Otherwise it is one source among others.
+        let asked = !(options.speculation.lookup || options.speculation.memory);
+        let head = match container.is_outside() {
+            true => Self::of(container.path(), &parts.text, options),
+            false => Ok(None),
+        };
         let fitting = head.and_then(|head| match head {
             Some(head) => head.fitting(&parts.planner, options.budget, asked),
             None => Ok(None),
         });
         match fitting {
-            Ok(head) => {
-                let (head, planner) = head?;
+            Ok(Some((head, planner))) => {
                 parts.planner = planner;
-                Some(head)
+                return Some(head);
             }
-            Err(error) => {
-                tracing::info!(%error, "the model's head for multi-token prediction is not used");
-                None
+            Ok(None) if asked => {
+                tracing::warn!(
+                    "no drafts: the model has no head for multi-token prediction that fits"
+                );
             }
+            Ok(None) => {}
+            Err(error) => tracing::info!(%error, "{UNUSED}"),
         }
+        None
     }
 
     /// The head with the share in memory that promises most speed within `budget`, and the model's planner; without a promise
@@ -307,6 +315,15 @@ impl HeadDrafts {
         Ok(())
     }
 
+    /// Computes all waiting positions, whose next tokens `text` has, if there is room.
+    fn flush(&mut self, text: &[u32]) -> Result<(), Error> {
+        match self.waiting.tokens.len() {
+            0 => Ok(()),
+            count if count > self.sequence.room() => Ok(()),
+            count => self.compute(text, count, Logits::None),
+        }
+    }
+
     /// Whether a draft can be made: the hidden state of the last token but one is known.
     fn is_ready(&self, text: &[u32]) -> bool {
         let Known { computed, waiting } = self.known(text);
@@ -357,9 +374,14 @@ impl Draft for HeadDrafts {
         // What lies at these positions is computed again, because drafts need its logits.
         let computed = self.sequence.truncate(first - self.base);
         self.waiting.truncate(first - self.base - computed);
+        let fits = self.waiting.tokens.len() + rows.len() / d <= CHUNK;
+        if !fits {
+            // Before the rows of this pass, of which the last may be rejected.
+            self.flush(text)?;
+        }
         for (at, row) in (first..).zip(rows.chunks_exact(d)) {
-            if self.waiting.tokens.len() == CHUNK && self.sequence.room() >= CHUNK {
-                self.compute(text, CHUNK, Logits::None)?;
+            if self.waiting.tokens.len() == CHUNK {
+                self.flush(text)?;
             }
             if self.waiting.tokens.len() < CHUNK {
                 self.waiting.tokens.push(text[at]);
@@ -415,9 +437,4 @@ impl Draft for HeadDrafts {
         self.sequence.truncate(len);
         Ok(())
     }
-}
-
-/// Number of equal tokens at the start.
-fn equal(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -24,7 +24,7 @@ pub use batch::{Batch, Continuation};
 pub use clock::{Energy, Step};
 pub use events::{Admission, Event, Finished, Stepped};
 pub use generate::{Generation, Progress};
-pub use heads::{PlannedHead, open_with_heads, plan_with_heads};
+pub use heads::{PlannedHead, open_with_heads};
 pub use log_probs::{LogProb, LogProbs, log_probability, most_likely};
 pub use repetition::{Repetition, Tail};
 pub use request::{Request, RequestId, Stop};

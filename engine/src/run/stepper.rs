@@ -251,12 +251,12 @@ impl<'e> Stepper<'e> {
             }
             self.count_pass(rows, time, counted)?;
         }
-        self.show_hidden();
         let takers = self.end_pass();
         if whole && self.drafting.is_some() {
             let read = self.engine.counters().since(before).bytes_read;
             self.engine.drafts.passed(rows, read, start.elapsed());
         }
+        self.show_hidden();
         self.draw(takers)?;
         Ok(Stepped::Passed {
             rows,
@@ -276,7 +276,7 @@ impl<'e> Stepper<'e> {
         let [text] = self.texts.as_slice() else {
             return;
         };
-        if !drafts.read_hidden() {
+        if !drafts.read_hidden() || text.request.max_tokens == 0 {
             return;
         }
         let rows = decoder.hidden(pass, 0..pass.rows);
@@ -418,10 +418,14 @@ impl<'e> Stepper<'e> {
             return Ok(());
         }
         text.all_tokens(&mut self.known);
+        let most = match decoder.replays() {
+            true => decoder.scratch.replay.most(),
+            false => MOST_ROWS,
+        };
         let ask = Ask {
             text: &self.known,
             pending: text.pending(),
-            most: text.most_drafts(options.lab.chunk.max(options.batch).min(MOST_ROWS)),
+            most: text.most_drafts(options.lab.chunk.max(options.batch).min(most)),
             again: !text.sequence.goes_back() && !decoder.replays(),
             // A recurrent state would have to be kept meanwhile.
             memory: text.sequence.goes_back() && decoder.leaves_out(),

@@ -4,8 +4,8 @@
 use super::ModelConfig;
 
 impl ModelConfig {
-    /// The configuration of this model's first head, a decoder of one layer whose input is [`Form::mtp`](super::Form::mtp); `None` if its layers have a form that heads are
-    /// not implemented with. `routed`: whether its FFN is a mixture.
+    /// The configuration of this model's first head, a decoder of one layer whose input is [`Form::mtp`](super::Form::mtp); `None`
+    /// if its layers have a form that heads are not implemented with. `routed`: whether its FFN is a mixture.
     pub(crate) fn mtp_head(&self, routed: bool) -> Option<Self> {
         let form = &self.form;
         let streams = form.streams.is_some() || form.hyper.is_some() || form.ngrams.is_some();

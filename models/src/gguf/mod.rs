@@ -39,7 +39,7 @@ use crate::file::DataFile;
 use crate::fused;
 use crate::gguf_vocab::GgufVocab;
 use crate::metadata::Metadata;
-use crate::mtp::{HeadNames, Part};
+use crate::mtp::{HeadNames, Part, may_be_head};
 use crate::names::{NameTable, Named, Role, TensorId};
 use crate::special::SpecialTokens;
 use crate::stacked;
@@ -81,6 +81,9 @@ pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkp
         tensors,
     } = header;
     let path: &Path = &files[0].path;
+    if part == Part::MtpHead && !tensors.iter().any(|raw| may_be_head(&raw.name)) {
+        return Ok(None);
+    }
     let powerinfer = magic == *POWERINFER;
     let vocab = vocabulary(&mut metadata)?;
     let facts = Facts::of(powerinfer, &vocab, &tensors);

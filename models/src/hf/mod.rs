@@ -44,7 +44,7 @@ use crate::families::{self, Quirk};
 use crate::file::{DataFile, need_text};
 use crate::fused;
 use crate::json::{self, MAX_CONFIG};
-use crate::mtp::{HeadNames, Part};
+use crate::mtp::{HeadNames, Part, may_be_head};
 use crate::names::{Named, Role, TensorId};
 use crate::stacked;
 use crate::store::{About, Found, Layout, Scales, Store, rotary_order, warn_of_left_out};
@@ -106,12 +106,16 @@ fn open_with(
     let text = need_text(&config_path, MAX_CONFIG, "it describes the model")?;
     let value = json::parse(&config_path, &text)?;
     let mut config = config::model_config(&config_path, &value, model_name(folder))?;
+    let mut shards = shards()?;
+    let mut names = shards.iter().flat_map(|(_, header)| header);
+    if part == Part::MtpHead && !names.any(|raw| may_be_head(&raw.name)) {
+        return Ok(None);
+    }
     let texts = texts::read(folder, &mut config)?;
     config.validate(&config_path)?;
     let names = families::of(&config.family).names;
     let (mut files, mut found) = (Vec::new(), Vec::new());
     let (mut stored_heads, mut left_out) = (Vec::new(), 0u32);
-    let mut shards = shards()?;
     xielu::take(&mut shards, &mut config)?;
     if part == Part::MtpHead {
         let Some(head) = of_head(&mut shards, &config) else {
