@@ -54,12 +54,14 @@ fn head_of(path: &Path, engine: &Engine) -> Box<dyn Draft> {
     head.unwrap().expect("a head").open(engine).unwrap()
 }
 
+/// The length of a text, and what was proposed after it.
+type Proposal = (usize, Vec<u32>);
+
 /// A head whose drafts are remembered, or replaced by those of a script.
 #[derive(Debug)]
 struct Spy {
     head: Box<dyn Draft>,
-    /// Lengths of texts, and what was proposed after them.
-    seen: Arc<Mutex<Vec<(usize, Vec<u32>)>>>,
+    seen: Arc<Mutex<Vec<Proposal>>>,
     script: Option<Script>,
 }
 
@@ -110,7 +112,7 @@ impl Draft for Spy {
 }
 
 /// The drafts after `prompt` and each of the tokens `then`, to which the continuation is forced.
-fn drafts(path: &Path, prompt: &[u32], then: &[u32], depth: usize) -> Vec<(usize, Vec<u32>)> {
+fn drafts(path: &Path, prompt: &[u32], then: &[u32], depth: usize) -> Vec<Proposal> {
     let mut engine = open(path, heads(Some(depth)));
     let head = head_of(path, &engine);
     let seen: Arc<Mutex<Vec<_>>> = Arc::default();
