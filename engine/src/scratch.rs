@@ -34,6 +34,8 @@ pub(crate) struct Scratch {
     pub tiles: TileRoom,
     /// Inputs of recurrences.
     pub replay: Replay,
+    /// Recurrent state of a layer, while the model itself makes drafts.
+    pub state: Vec<f32>,
 }
 
 /// Memory for buffers that exist at the same time, one after another. It is as large as those of one layer, the largest; the
@@ -77,6 +79,8 @@ pub(crate) struct Sizes {
     pub logits: usize,
     /// Of [`Scratch::replay`].
     pub replay: usize,
+    /// Of [`Scratch::state`].
+    pub state: usize,
     pub tiles: TileSizes,
 }
 
@@ -84,7 +88,8 @@ impl Sizes {
     /// Bytes of the buffers for `rows` rows and `threads` threads.
     pub fn bytes(&self, c: &ModelConfig, rows: usize, threads: usize) -> u64 {
         let by_row = rows * self.by_row.iter().sum::<usize>();
-        let floats = by_row + self.logits + self.partials + self.replay + threads * self.thread;
+        let fixed = self.logits + self.partials + self.replay + self.state;
+        let floats = by_row + fixed + threads * self.thread;
         let input = Activations::bytes(self.widest, rows);
         (4 * floats + input + Routes::bytes_for(c, rows) + self.tiles.bytes()) as u64
     }
@@ -105,6 +110,7 @@ impl Scratch {
             logits: vec![0.0; sizes.logits],
             tiles: TileRoom::default(),
             replay: Replay::default(),
+            state: vec![0.0; sizes.state],
         };
         new.set_rows(c, sizes, rows);
         new
@@ -142,6 +148,7 @@ impl Scratch {
             block,
             &self.partials,
             &self.logits,
+            &self.state,
         ];
         let buffers = single.into_iter().chain(&self.rows);
         let floats: usize = buffers.map(Vec::capacity).sum();

@@ -5,7 +5,7 @@ use emberflow_models::config::{Mixing, ModelConfig, NGrams, Parallel};
 
 use crate::lane::ProductRoom;
 use crate::matrix::Matrix;
-use crate::mixer::{MatrixSpec, Needs, needs, replayed_floats};
+use crate::mixer::{MatrixSpec, Needs, needs, ngram_floats, replayed_floats};
 use crate::narrow_sizes;
 use crate::options::Options;
 use crate::replay::Replay;
@@ -73,6 +73,10 @@ impl ScratchRoom {
             partials: partials.unwrap_or(0),
             logits: self.logit_rows * c.vocab as usize,
             replay: Replay::floats(&replayed_floats(c), self.replayed),
+            state: match self.replayed {
+                0 | 1 => 0,
+                _ => drafted_state(c, &mixers),
+            },
             tiles,
         }
     }
@@ -100,6 +104,12 @@ pub(crate) fn product_room(
 /// What the mixer of each layer needs.
 fn mixers(c: &ModelConfig) -> Vec<Needs> {
     (0..c.layers).map(|layer| needs(c, layer)).collect()
+}
+
+/// Floats of the largest recurrent state of a layer.
+fn drafted_state(c: &ModelConfig, mixers: &[Needs]) -> usize {
+    let states = mixers.iter().map(|mixer| mixer.state_floats);
+    states.fold(ngram_floats(c), usize::max)
 }
 
 /// Width of [`Scratch::parallel`].

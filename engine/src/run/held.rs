@@ -25,8 +25,9 @@ impl HeldDrafts<'_> {
         let Span { sequence, tokens } = span;
         let len = sequence.len();
         let times = self.decoder.times;
+        sequence.begin_drafts(std::mem::take(&mut self.decoder.scratch.state));
         let made = self.follow(sequence, tokens, drafts);
-        sequence.truncate(len);
+        self.decoder.scratch.state = sequence.end_drafts(len);
         // Their time is that of drafts.
         self.decoder.times = times;
         self.decoder.ffn.end_drafts();

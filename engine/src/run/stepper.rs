@@ -427,8 +427,7 @@ impl<'e> Stepper<'e> {
             pending: text.pending(),
             most: text.most_drafts(options.lab.chunk.max(options.batch).min(most)),
             again: !text.sequence.goes_back() && !decoder.replays(),
-            // A recurrent state would have to be kept meanwhile.
-            memory: text.sequence.goes_back() && decoder.leaves_out(),
+            memory: decoder.leaves_out(),
             vocab: decoder.config.vocab,
         };
         let forecast = |rows: usize| rows as f64 / planner.speed(division, rows);

@@ -43,6 +43,17 @@ pub(super) struct Recurrent {
     marked: Option<Snapshot>,
     /// Least recently used first.
     snapshots: ArrayVec<Snapshot, SNAPSHOTS>,
+    /// While drafts are made.
+    drafting: Option<Drafting>,
+}
+
+/// Passes whose state is dropped. The first one reads `now`; all write `next`, layer by layer in place.
+#[derive(Debug)]
+struct Drafting {
+    /// The state of one layer before a pass.
+    buffer: Vec<f32>,
+    /// Whether `next` is the state after such a pass.
+    begun: bool,
 }
 
 /// One layer's part of a sequence's block, during a pass.
@@ -72,6 +83,7 @@ impl Recurrent {
             mark: 0,
             marked: None,
             snapshots: ArrayVec::new(),
+            drafting: None,
         })
     }
 
@@ -116,6 +128,9 @@ impl Recurrent {
             self.release(shared);
             self.next = Some(self.pool.take());
         }
+        if self.drafting.is_some() {
+            return;
+        }
         let inside = self.len < self.mark && self.mark < self.len + count;
         if !inside {
             self.unmark();
@@ -136,10 +151,18 @@ impl Recurrent {
         let (Some(now), Some(next)) = (&self.now, self.next.as_mut().and_then(Arc::get_mut)) else {
             unreachable!("a prepared block has one owner");
         };
-        let len = self.len;
+        let (len, after) = (self.len, &mut next.floats_mut()[range.clone()]);
+        let before = match &mut self.drafting {
+            Some(drafting) if drafting.begun => {
+                let buffer = &mut drafting.buffer[..range.len()];
+                buffer.copy_from_slice(after);
+                buffer
+            }
+            _ => &now.floats()[range.clone()],
+        };
         RecurrentPart {
-            before: &now.floats()[range.clone()],
-            after: &mut next.floats_mut()[range.clone()],
+            before,
+            after,
             marked: self.marked.as_mut().and_then(|marked| {
                 let block = Arc::get_mut(&mut marked.block)?;
                 Some((marked.len - len, &mut block.floats_mut()[range]))
@@ -147,8 +170,25 @@ impl Recurrent {
         }
     }
 
+    /// Begins passes whose state is dropped, each after the one before. `buffer`: floats of the largest part.
+    pub fn begin_drafts(&mut self, buffer: Vec<f32>) {
+        self.drafting = Some(Drafting {
+            buffer,
+            begun: false,
+        });
+    }
+
+    /// Goes back to the state before [`Recurrent::begin_drafts`], and returns its buffer.
+    pub fn end_drafts(&mut self) -> Vec<f32> {
+        self.drafting.take().map_or(Vec::new(), |of| of.buffer)
+    }
+
     /// Ends a pass of `count` tokens.
     pub fn commit(&mut self, count: usize) {
+        if let Some(drafting) = &mut self.drafting {
+            drafting.begun = true;
+            return;
+        }
         self.len += count;
         std::mem::swap(&mut self.now, &mut self.next);
         if let Some(marked) = self.marked.take() {
@@ -428,6 +468,38 @@ mod tests {
         state.undo(1);
         run(&mut state, &[2]);
         check(&state, &[2]);
+    }
+
+    #[test]
+    fn drafts_follow_the_text_and_leave_no_trace() {
+        let pool = pool(2);
+        let mut state = Recurrent::new(&pool, 20).unwrap();
+        let mut text = vec![3, 1, 4];
+        state.mark(2);
+        run(&mut state, &text);
+        for drafts in [&[&[9][..], &[8, 8], &[5]][..], &[&[1, 2]], &[]] {
+            state.mark(text.len() + 1);
+            state.begin_drafts(vec![0.0; 2]);
+            let mut guessed = text.clone();
+            for tokens in drafts {
+                run(&mut state, tokens);
+                guessed.extend_from_slice(tokens);
+                let after = state.next.as_ref().unwrap().floats();
+                assert_eq!(after, expected(&guessed));
+            }
+            assert_eq!(state.end_drafts().len(), 2);
+            check(&state, &text);
+            // A pass after them can be undone.
+            run(&mut state, &[7, 7]);
+            state.undo(2);
+            check(&state, &text);
+            run(&mut state, &[6, 6]);
+            text.extend([6, 6]);
+            check(&state, &text);
+            assert_eq!(state.reach(text.len() - 1), text.len() - 1);
+        }
+        drop(state);
+        assert_eq!(pool.free(), (2 * BLOCKS, 2 * BLOCKS));
     }
 
     #[test]

@@ -235,6 +235,20 @@ impl Sequence {
         self.truncate(self.len() - rows + count);
     }
 
+    /// Begins passes that leave no trace. `buffer`: floats of the largest recurrent state of a layer.
+    pub(crate) fn begin_drafts(&mut self, buffer: Vec<f32>) {
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.begin_drafts(buffer);
+        }
+    }
+
+    /// Removes what was computed since [`Sequence::begin_drafts`], and returns its buffer.
+    pub(crate) fn end_drafts(&mut self, len: usize) -> Vec<f32> {
+        let buffer = self.recurrent.as_mut().map(Recurrent::end_drafts);
+        self.truncate(len);
+        buffer.unwrap_or_default()
+    }
+
     /// Removes the tokens from position `len` on, or from the earlier one that it
     /// [reaches](Sequence::reach). Returns the number of remaining tokens.
     pub fn truncate(&mut self, len: usize) -> usize {

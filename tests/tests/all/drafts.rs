@@ -188,7 +188,15 @@ fn drafts_change_no_bit_under_any_budget() {
     for name in [
         "qwen3",
         "qwen3_moe",
+        // Recurrent state, also what is not replayed.
         "qwen3_next",
+        "kimi_linear",
+        "lfm2_moe",
+        "nemotron_h",
+        "falcon_h1",
+        "jamba",
+        "deepseek_v4",
+        "qwen4_exp",
         "gemma3",
         "gemma3n",
         "packed demo",
@@ -223,7 +231,8 @@ fn drafts_change_no_bit_under_any_budget() {
                 made.proposed += found.drafts.memory.proposed;
                 made.taken += found.drafts.memory.taken;
             }
-            if speculation == itself(3) && name != "qwen3_next" {
+            // The smallest memory holds all of the small FFN.
+            if speculation == itself(3) && name != "falcon_h1" {
                 assert!(made.proposed > 0, "{name}: {made:?}");
             }
             if speculation == itself(3) && name.starts_with("packed demo") {
