@@ -19,6 +19,7 @@ use crate::forward::pass::Pass;
 use crate::forward::router_ahead::RouterAhead;
 use crate::forward::scratch_room::{ScratchRoom, product_room};
 use crate::forward::specials::Specials;
+use crate::forward::streamed::Streamed;
 use crate::forward::streams;
 use crate::forward::weights::Weights;
 use crate::forward::{AttentionObserver, Between, Decoder, FfnObserver, Hooks, StreamRows, Times};
@@ -233,11 +234,11 @@ impl Engine {
         (spans.iter()).try_for_each(|span| span.sequence.check_range())?;
         match wanted {
             Logits::None => {}
-            Logits::Last => decoder.head(pass, rows - 1..rows),
+            Logits::Last => decoder.head(pass, rows - 1..rows)?,
             Logits::Each(sink) => {
                 for first in (0..rows).step_by(decoder.most_logits()) {
                     let these = first..rows.min(first + decoder.most_logits());
-                    decoder.head(pass, these.clone());
+                    decoder.head(pass, these.clone())?;
                     for (place, row) in these.enumerate() {
                         sink(row, decoder.logits(place));
                     }
@@ -351,7 +352,15 @@ impl Engine {
         let ffn = self.decoder.ffn.counters();
         let tiles = self.decoder.tiles.as_ref().map(TileStore::stats);
         let tiles = tiles.unwrap_or_default();
+        let stream = self.decoder.weights.stream.as_ref();
+        let stream = stream.map(|stream| stream.stats()).unwrap_or_default();
         Counters {
+            reads: ffn.reads + stream.reads,
+            commands: ffn.commands + stream.commands,
+            bytes_read: ffn.bytes_read + stream.bytes + stream.gap_bytes,
+            wait_ns: ffn.wait_ns + stream.wait_ns,
+            // Both read at the same time.
+            busy_ns: ffn.busy_ns.max(stream.busy_ns),
             hits: ffn.hits + tiles.hits,
             looked_up: ffn.looked_up + tiles.hits + tiles.misses,
             misses: ffn.misses + tiles.misses,
@@ -564,8 +573,15 @@ fn build(
         ..
     } = parts;
     let (tracer, rows) = (tracer(&options, lane.as_deref()), room.rows);
-    let mut embedding = Embedding::open(&layout, &c, Role::Embed)?;
-    let mut weights = Weights::load(&layout.container, tiles.as_deref(), text.meta(), head)?;
+    let lock = region_memory(options.lock);
+    let streamed =
+        (division.needs.streamed > 0).then(|| Streamed::of(&layout, &c, options.lab.tile));
+    let streams = streamed.as_ref().is_some_and(|of| of.has_head(&c));
+    let stream = streamed.map(|of| of.open(&layout, options.lab.io, lock));
+    let stream = stream.transpose()?.flatten();
+    let mut embedding = Embedding::open(&layout, &c, Role::Embed, streams)?;
+    let tiled = tiles.as_deref();
+    let mut weights = Weights::load(&layout.container, tiled, text.meta(), head, stream)?;
     let mut specials = Specials::load(&layout, &c, rows)?;
     let on = threads(&options, &tracer, &layout, &c, rows);
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
@@ -609,7 +625,6 @@ fn build(
     let mut tables = [embedding.as_mut(), inputs, ngrams];
     let container = &store.layout.container;
     hold_tables(&mut tables, container, |at, _| division.memory.tables[at])?;
-    let lock = region_memory(options.lock);
     Ok(Decoder {
         embedding,
         specials,

@@ -7,7 +7,7 @@ use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::container::{Container, TensorEntry};
 
 use crate::error::Error;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, MatrixStream};
 use crate::store::region;
 
 /// Container name of a tensor.
@@ -24,9 +24,19 @@ pub(crate) fn name_of(role: Role, layer: u32) -> String {
 /// Finds tensors and validates their shapes.
 pub(crate) struct Loader<'a> {
     pub container: &'a Container,
+    /// Matrices that stay there.
+    pub stream: Option<&'a Arc<MatrixStream>>,
 }
 
 impl<'a> Loader<'a> {
+    /// For a container of which everything that is read becomes resident.
+    pub fn of(container: &'a Container) -> Self {
+        Self {
+            container,
+            stream: None,
+        }
+    }
+
     /// The entry of a `[rows × cols]` matrix, and its block format.
     pub fn entry(
         &self,
@@ -91,7 +101,12 @@ impl<'a> Loader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Matrix, Error> {
-        self.read(TensorId::layer(role, layer), rows, cols)
+        let id = TensorId::layer(role, layer);
+        let stream = self.stream.filter(|_| self.entry(id, rows, cols).is_ok());
+        match stream.and_then(|stream| stream.matrix(&id.to_string())) {
+            Some(matrix) => Ok(matrix),
+            None => self.read(id, rows, cols),
+        }
     }
 
     /// One of several matrices of a role outside the layers.
@@ -124,7 +139,7 @@ impl<'a> Loader<'a> {
 
     /// The numbers of a matrix, row by row.
     pub fn rows(&self, role: Role, layer: u32, rows: usize, n: usize) -> Result<Vec<f32>, Error> {
-        let m = self.matrix(role, layer, rows, n)?;
+        let m = self.read(TensorId::layer(role, layer), rows, n)?;
         let (cpu, mut out) = (Cpu::detect(), vec![0.0; rows * n]);
         for (r, out) in out.chunks_exact_mut(n).enumerate() {
             cpu.dequantize(m.row(r), out);

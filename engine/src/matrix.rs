@@ -1,6 +1,8 @@
-//! Resident matrices and their products.
+//! Matrices and their products. They are resident, or read for every pass.
 
 mod beside;
+mod cut;
+mod stream;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,6 +12,9 @@ use emberflow_storage::arena::{ArenaPages, Slot};
 
 use crate::input::Input;
 use crate::lane::LaneMatrix;
+pub(crate) use cut::{FileRange, TiledMatrix, rows_of_tile};
+use stream::StreamedRows;
+pub(crate) use stream::{MatrixStream, StreamFile};
 
 /// A `[rows × cols]` matrix in one block format, row-major.
 #[derive(Debug)]
@@ -17,9 +22,18 @@ pub struct Matrix {
     dtype: DType,
     rows: usize,
     cols: usize,
-    bytes: Arc<Slot>,
+    stored: Stored,
     /// Those that multiply some of the rows beside the compute threads.
     lane: Option<LaneMatrix>,
+}
+
+/// Where a matrix's rows are.
+#[derive(Debug, Clone)]
+enum Stored {
+    /// In memory.
+    Held(Arc<Slot>),
+    /// In a file.
+    Streamed(StreamedRows),
 }
 
 /// Rows per work item.
@@ -32,29 +46,53 @@ impl Matrix {
             dtype,
             rows,
             cols,
-            bytes,
+            stored: Stored::Held(bytes),
             lane: None,
         }
     }
 
-    /// The same rows in the same memory, multiplied by the compute threads alone.
+    /// A matrix that is read for every product.
+    fn streamed(of: TiledMatrix, rows: StreamedRows) -> Self {
+        Self {
+            dtype: of.dtype,
+            rows: of.rows,
+            cols: of.cols,
+            stored: Stored::Streamed(rows),
+            lane: None,
+        }
+    }
+
+    /// The same rows in the same place, multiplied by the compute threads alone.
     pub(crate) fn shared(&self) -> Self {
-        Self::new(self.dtype, self.rows, self.cols, Arc::clone(&self.bytes))
+        Self {
+            stored: self.stored.clone(),
+            lane: None,
+            ..*self
+        }
     }
 
-    /// All rows.
+    /// All rows in memory; none if they are read for every product.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.bytes.as_slice()
+        match &self.stored {
+            Stored::Held(bytes) => bytes.as_slice(),
+            Stored::Streamed(_) => &[],
+        }
     }
 
-    /// All rows, for writing; `None` while a lane shares them.
+    /// All rows, for writing; `None` while a lane shares them, or if they are not in memory.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        Arc::get_mut(&mut self.bytes).map(Slot::as_mut_slice)
+        match &mut self.stored {
+            Stored::Held(bytes) => Arc::get_mut(bytes).map(Slot::as_mut_slice),
+            Stored::Streamed(_) => None,
+        }
     }
 
-    /// The memory of the rows.
-    pub(crate) fn pages(&self) -> ArenaPages {
-        self.bytes.pages()
+    /// The memory of the rows; `None` if they are not in memory.
+    pub(crate) fn pages(&self) -> Option<ArenaPages> {
+        match &self.stored {
+            Stored::Held(bytes) => Some(bytes.pages()),
+            Stored::Streamed(_) => None,
+        }
     }
 
     /// Number of weights.
@@ -73,17 +111,13 @@ impl Matrix {
 
     /// Bytes of all rows.
     pub(crate) fn len(&self) -> u64 {
-        self.bytes.as_slice().len() as u64
+        (self.rows * self.stride()) as u64
     }
 
-    /// One row.
+    /// One row of a matrix in memory.
     pub fn row(&self, r: usize) -> Row<'_> {
         let s = self.stride();
-        Row::inline(
-            self.dtype,
-            self.cols,
-            &self.bytes.as_slice()[r * s..(r + 1) * s],
-        )
+        Row::inline(self.dtype, self.cols, &self.bytes()[r * s..(r + 1) * s])
     }
 
     /// `y[t] = self · x[t]` for every token t of `input`; `y` is `[tokens × rows]`. `scratch` has
@@ -112,11 +146,16 @@ impl Matrix {
         }
         for (matrix, y) in products.iter_mut() {
             let y = &mut y[..tokens * matrix.rows];
-            matrix.matmul_rows(on, input, 0..matrix.rows, scratch, y);
+            match &matrix.stored {
+                Stored::Held(_) => matrix.matmul_rows(on, input, 0..matrix.rows, scratch, y),
+                Stored::Streamed(of) => of.each(&mut |rows, bytes| {
+                    matrix.product(on, input, rows, bytes, scratch, y);
+                }),
+            }
         }
     }
 
-    /// Products of a range of rows; `y` is `[tokens × rows]` for all rows.
+    /// Products of a range of rows of a matrix in memory; `y` is `[tokens × rows]` for all rows.
     pub(crate) fn matmul_rows(
         &self,
         on: &Compute,
@@ -125,11 +164,25 @@ impl Matrix {
         scratch: &mut [Vec<f32>],
         y: &mut [f32],
     ) {
+        let stride = self.stride();
+        let bytes = &self.bytes()[range.start * stride..range.end * stride];
+        self.product(on, input, range, bytes, scratch, y);
+    }
+
+    /// Products of the rows `range`, which are in `bytes`; `y` is `[tokens × rows]` for all rows.
+    fn product(
+        &self,
+        on: &Compute,
+        input: Input<'_>,
+        range: Range<usize>,
+        bytes: &[u8],
+        scratch: &mut [Vec<f32>],
+        y: &mut [f32],
+    ) {
         let (cpu, workers) = (on.cpu, &on.workers);
         let (rows, cols, stride) = (self.rows, self.cols, self.stride());
         let (x, tokens) = (input.x, input.tokens());
         let quantized = reads_8_bits(self.dtype);
-        let bytes = &self.bytes.as_slice()[range.start * stride..range.end * stride];
         if range.is_empty() {
             return;
         }
@@ -153,7 +206,7 @@ impl Matrix {
     }
 
     /// Products of blocks of rows, each with its own input: `y[t]` is `self[b] · x[b·tokens + t]`,
-    /// block after block, `[tokens × rows]`. `input` has the tokens of block 0, then those of block
+    /// block after block, `[tokens × rows]`, of a matrix in memory. `input` has the tokens of block 0, then those of block
     /// 1.
     pub(crate) fn matmul_blocks(
         &self,
@@ -166,7 +219,7 @@ impl Matrix {
         let stride = self.stride();
         let (tokens, rows) = (input.tokens() / blocks, self.rows / blocks);
         let y = Columns::new(y, tokens, self.rows, self.rows);
-        let bytes = self.bytes.as_slice();
+        let bytes = self.bytes();
         (on.workers).for_each_column_block(y, rows, scratch, &|scratch, first, mut y| {
             let bytes = &bytes[first * stride..(first + rows) * stride];
             let input = input.range(first / rows * tokens, tokens);

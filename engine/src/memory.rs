@@ -72,6 +72,8 @@ pub struct Needs {
     pub least_tiles: u64,
     /// Bytes of FFN matrices in `fixed` that a packed model would read from flash.
     pub whole_ffn: u64,
+    /// Bytes of projections and the output head that are read for every pass; 0 if they are resident.
+    pub streamed: u64,
     /// Two-phase loading where Gate rows are not resident.
     pub two_phases: bool,
     /// Fewest cold slots that allow progress.
@@ -141,6 +143,8 @@ pub struct MemoryPlan {
     pub tile_slots: u64,
     /// See `tile_slots`.
     pub tiles: u64,
+    /// Bytes of projections and the output head that are read for every pass.
+    pub streamed: u64,
     /// Stream buffers: whole clusters in flight at once.
     pub stream_buffers: u32,
     /// The resident ones of [`Needs::tables`]; none unless all neurons are resident.
@@ -467,6 +471,7 @@ impl Needs {
             slots: r.slots,
             tile_slots,
             tiles: self.tiles,
+            streamed: self.streamed,
             stream_buffers: LEAST_BUFFERS + r.buffers,
             tables: tables.map(|bytes| bytes > 0),
         })

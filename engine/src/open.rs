@@ -318,7 +318,10 @@ fn auto_budget(planner: &Planner) -> u64 {
     let conceded = mem::Mem::system().conceded();
     let reach = conceded.map_or(u64::MAX, |limit| limit.bytes);
     let needs = planner.needs_with(planner.needs(), planner.longest_chunk());
-    let smallest = needs.smallest_budget();
+    let smallest = match needs.smallest_budget() {
+        smallest if smallest <= reach => smallest,
+        _ => planner.smallest_budget(),
+    };
     let floor = if smallest <= reach { smallest } else { safe };
     safe.max(floor).min(full)
 }

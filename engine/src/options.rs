@@ -160,6 +160,8 @@ pub struct Lab {
     pub chunk: usize,
     /// Bytes of a slot for a tile at most, unless a row needs more.
     pub tile: usize,
+    /// Read projections and the output head of an unpacked model for every pass even if they fit.
+    pub streams: bool,
     /// Time of a pass with prompts while texts decode; see [`LONGEST_PAUSE`].
     pub pause: Duration,
     /// Trace spans per lane; 0 = no trace. See [`crate::Engine::trace`].
@@ -186,6 +188,7 @@ impl Default for Lab {
             io_core: None,
             chunk: 0,
             tile: LARGEST_TILE,
+            streams: false,
             pause: LONGEST_PAUSE,
             trace: 0,
             observe: false,

@@ -224,6 +224,7 @@ impl World {
             stream_buffers: u32::MAX,
             tile_slots: 0,
             tiles: 0,
+            streamed: 0,
             tables: [false; 3],
         }
     }

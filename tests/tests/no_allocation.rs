@@ -59,6 +59,7 @@ fn a_token_allocates_nothing() {
         let case = fixtures().join("models").join(name);
         packed(&case, dir.path(), DType::Q8)
     });
+    let unpacked = fixtures().join("models/qwen3/model.gguf");
     for (model, io, sparsity, share) in [
         (None, IoChoice::Auto, Sparsity::Exact, 0.45),
         (None, IoChoice::Pread, Sparsity::Exact, 0.45),
@@ -68,6 +69,8 @@ fn a_token_allocates_nothing() {
         (Some(&recurrent[0]), IoChoice::Auto, Sparsity::Auto, 0.45),
         (Some(&recurrent[1]), IoChoice::Auto, Sparsity::Auto, 0.45),
         (Some(&recurrent[2]), IoChoice::Auto, Sparsity::Auto, 0.45),
+        // Its projections and its head are read for every token.
+        (Some(&unpacked), IoChoice::Auto, Sparsity::Auto, 0.45),
     ] {
         let model = model.cloned();
         let model = open_model(&ModelArg { model }).expect("a model");
@@ -80,6 +83,7 @@ fn a_token_allocates_nothing() {
                 context: 256,
                 lab: Lab {
                     io,
+                    streams: true,
                     ..Lab::default()
                 },
                 ..Options::default()

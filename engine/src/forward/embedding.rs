@@ -1,7 +1,7 @@
 //! The token embedding, and other tables of which a token reads few rows: per-layer inputs, n-grams.
 //! Rows stay on flash and are read on demand, each with its checksum. A table becomes resident only
 //! after everything else: the same memory holds thousands of neurons, each of which saves as many reads
-//! as a row. A tied embedding is also the head and always resident.
+//! as a row. A tied embedding is also the head, and resident unless the head is read for every pass.
 
 use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
@@ -50,10 +50,10 @@ pub(crate) struct Embedding {
     whole: bool,
 }
 
-/// (rows, elements per row) of a table; `None` if the model has none, or uses it as head.
-fn shape_of(c: &ModelConfig, role: Role) -> Option<[usize; 2]> {
+/// (rows, elements per row) of a table; `None` if the model has none, or uses it as head, unless the head `streams`.
+fn shape_of(c: &ModelConfig, role: Role, streams: bool) -> Option<[usize; 2]> {
     let shape = match role {
-        Role::Embed if !c.tied_head => [c.vocab, c.d_model],
+        Role::Embed if !c.tied_head || streams => [c.vocab, c.d_model],
         Role::LayerInputs => {
             let inputs = c.form.inputs_by_layer()?;
             [inputs.vocab, c.layers * inputs.width]
@@ -77,14 +77,19 @@ fn at_once(role: Role) -> u32 {
 
 impl Embedding {
     /// Validates the table of `role` without reading it; `None` if the model has none, or uses it as
-    /// head. Tables in older containers have no checksums, which are then computed from one full
+    /// head, unless the head `streams`. Tables in older containers have no checksums, which are then computed from one full
     /// read.
-    pub fn open(layout: &Layout, c: &ModelConfig, role: Role) -> Result<Option<Self>, Error> {
-        let (container, shape) = (&layout.container, shape_of(c, role));
+    pub fn open(
+        layout: &Layout,
+        c: &ModelConfig,
+        role: Role,
+        streams: bool,
+    ) -> Result<Option<Self>, Error> {
+        let (container, shape) = (&layout.container, shape_of(c, role, streams));
         let Some([rows, d]) = shape else {
             return Ok(None);
         };
-        let (entry, dtype) = Loader { container }.table(TensorId::global(role), rows, d)?;
+        let (entry, dtype) = Loader::of(container).table(TensorId::global(role), rows, d)?;
         let rows = container.rows(entry, rows, dtype.row_bytes(d))?;
         let table = ROLES.iter().take_while(|&&other| other != role).count() as u32;
         let mut table = Self {
@@ -99,9 +104,9 @@ impl Embedding {
         Ok(Some(table))
     }
 
-    /// Sizes of all tables of a model.
-    pub fn bytes_for(layout: &Layout, c: &ModelConfig) -> EmbeddingBytes {
-        let of = ROLES.map(|role| Self::bytes_of(layout, c, role).unwrap_or_default());
+    /// Sizes of all tables of a model; `streams`: its head is read for every pass.
+    pub fn bytes_for(layout: &Layout, c: &ModelConfig, streams: bool) -> EmbeddingBytes {
+        let of = ROLES.map(|role| Self::bytes_of(layout, c, role, streams).unwrap_or_default());
         EmbeddingBytes {
             always: of.iter().map(|[always, _]| always).sum(),
             all: of.map(|[_, all]| all),
@@ -109,8 +114,8 @@ impl Embedding {
     }
 
     /// Bytes of a table that are always resident, and bytes of the whole table.
-    fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role) -> Option<[u64; 2]> {
-        let [rows, d] = shape_of(c, role)?;
+    fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role, streams: bool) -> Option<[u64; 2]> {
+        let [rows, d] = shape_of(c, role, streams)?;
         let entry = layout.container.tensor(&name_of(role, 0))?;
         let row_len = DType::from_code(entry.dtype)?.row_bytes(d);
         let stored_len = row_len + ROW_CHECKSUM;

@@ -75,12 +75,12 @@ impl LayerInputs {
     /// Loads and verifies the weights, for passes of up to `rows` rows; `None` for a model without
     /// per-layer inputs.
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
-        let table = Embedding::open(layout, c, Role::LayerInputs)?;
+        let table = Embedding::open(layout, c, Role::LayerInputs, false)?;
         let (Some(inputs), Some(table)) = (c.form.inputs_by_layer(), table) else {
             return Ok(None);
         };
         let container = &layout.container;
-        let from = Loader { container };
+        let from = Loader::of(container);
         let [d, width] = [c.d_model, inputs.width].map(|n| n as usize);
         let layer = |layer| -> Result<InputGate, Error> {
             Ok(InputGate {

@@ -25,6 +25,7 @@ pub(crate) mod router_ahead;
 pub(crate) mod scratch_room;
 pub(crate) mod specials;
 mod step;
+pub(crate) mod streamed;
 pub(crate) mod streams;
 pub(crate) mod weights;
 
@@ -180,10 +181,21 @@ impl Decoder {
         if let (Some(streams), None) = (&mut self.specials.streams, hooks.between) {
             streams.merge(&self.on, pass, &mut self.scratch);
         }
+        self.check_stream()?;
         for span in spans {
             span.sequence.advance(span.tokens);
         }
         Ok(true)
+    }
+
+    /// Fails if a matrix that is read for every pass was not read, or its file has changed.
+    fn check_stream(&self) -> Result<(), Error> {
+        let Some(stream) = &self.weights.stream else {
+            return Ok(());
+        };
+        stream.check()?;
+        let mut files = stream.files().iter();
+        files.try_for_each(|&offset| self.ffn.store.check_file(offset))
     }
 
     /// Whether [`Decoder::undo`] leaves the first rows of a pass, although the state is recurrent.
@@ -326,7 +338,14 @@ impl Decoder {
 
     /// Computes the logits of `rows` of a finished pass, at most [`Decoder::most_logits`], with one
     /// read of the head's weights. [`Decoder::logits`] returns them in this order.
-    pub fn head(&mut self, pass: &mut Pass, rows: impl ExactSizeIterator<Item = usize> + Clone) {
+    ///
+    /// # Errors
+    /// A failed read, if the head is read for every pass.
+    pub fn head(
+        &mut self,
+        pass: &mut Pass,
+        rows: impl ExactSizeIterator<Item = usize> + Clone,
+    ) -> Result<(), Error> {
         let start = Instant::now();
         self.tracer.section(&trace::HEAD, [0; 2]);
         let count = rows.len();
@@ -342,6 +361,7 @@ impl Decoder {
         }
         scale_logits(on, logits, c.form.logit_scale, c.form.logit_cap);
         self.times.head += start.elapsed();
+        self.check_stream()
     }
 }
 

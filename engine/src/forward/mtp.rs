@@ -38,7 +38,7 @@ impl MtpInput {
         if !c.form.mtp {
             return Ok(None);
         }
-        let (from, d) = (Loader { container }, c.d_model as usize);
+        let (from, d) = (Loader::of(container), c.d_model as usize);
         let norm = |role| -> Result<Norm, Error> {
             Ok(Norm {
                 weight: from.vector(role, 0, d)?,

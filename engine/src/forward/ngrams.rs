@@ -80,12 +80,12 @@ impl NGramLayer {
     pub fn load(layout: &Layout, c: &ModelConfig, rows: usize) -> Result<Option<Self>, Error> {
         let (Some(of), Some(table)) = (
             c.form.ngrams.clone(),
-            Embedding::open(layout, c, Role::NGramTable)?,
+            Embedding::open(layout, c, Role::NGramTable, false)?,
         ) else {
             return Ok(None);
         };
         let container = &layout.container;
-        let (from, layer, embedding) = (Loader { container }, of.layer, of.embedding());
+        let (from, layer, embedding) = (Loader::of(container), of.layer, of.embedding());
         let [d, width] = [c.d_model as usize, c.form.further_streams(c.d_model)];
         let at = recurrent_floats(c, c.layers);
         let norm = |role| from.vector(role, layer, width);

@@ -184,7 +184,7 @@ impl ResidualStreams {
         c: &ModelConfig,
         rows: usize,
     ) -> Result<Option<Self>, Error> {
-        let from = &Loader { container };
+        let from = &Loader::of(container);
         let layers = (0..c.layers).map(|layer| LayerStreams::load(from, c, layer));
         let layers: Option<Vec<LayerStreams>> = layers.collect::<Result<_, Error>>()?;
         let weights = StreamWeights::load(from, c)?;

@@ -1,5 +1,6 @@
-//! The resident weights: everything outside the FFNs, and FFNs whose matrices are stored by rows.
+//! Everything outside the FFNs, and FFNs whose matrices are stored by rows: resident, or read for every pass.
 
+use std::sync::Arc;
 use std::thread::{Builder, ScopedJoinHandle};
 
 use emberflow_models::config::ModelConfig;
@@ -12,7 +13,7 @@ use super::layer_weights::{LayerWeights, norm};
 use super::router_ahead::Upcoming;
 use crate::error::Error;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, MatrixStream};
 use crate::meta::ContainerMeta;
 use crate::mixer::Mixer;
 use crate::norm::Norm;
@@ -37,18 +38,25 @@ pub(crate) struct Weights {
     pub positions: Option<Matrix>,
     /// One entry per decoder layer.
     pub layers: Vec<Layer>,
+    /// Reads the matrices that are not resident.
+    pub stream: Option<Arc<MatrixStream>>,
 }
 
 impl Weights {
     /// Reads and verifies all weights, several layers at once: single reads would leave most of the
-    /// device idle. `shared`: the output head, if it is another model's.
+    /// device idle. `shared`: the output head, if it is another model's; `stream`: the matrices that stay in their file.
     pub fn load(
         container: &Container,
         tiles: Option<&TileLayout>,
         meta: &ContainerMeta,
         shared: Option<Matrix>,
+        stream: Option<Arc<MatrixStream>>,
     ) -> Result<Self, Error> {
-        let (from, c) = (Loader { container }, &meta.config);
+        let (stream_of, c) = (stream.as_ref(), &meta.config);
+        let from = Loader {
+            container,
+            stream: stream_of,
+        };
         let d = c.d_model as usize;
         let vocab = c.vocab as usize;
         let load = |first: usize| {
@@ -92,6 +100,7 @@ impl Weights {
             pruned.for_each(|&number| layers[number as usize].pruned = true);
             Ok(Self {
                 layers,
+                stream: stream.clone(),
                 head: head?,
                 head_bias: head_bias.transpose()?,
                 final_norm: final_norm.transpose()?,

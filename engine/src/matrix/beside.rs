@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use emberflow_kernels::Compute;
 
-use super::Matrix;
+use super::{Matrix, Stored};
 use crate::input::Input;
 use crate::lane::{HostMatrix, LaneMatrix, MATRICES, MatrixRows, Products, SharedMatrix};
 
@@ -110,7 +110,10 @@ impl HostMatrix for Matrix {
             dtype: self.dtype,
             rows: self.rows,
             cols: self.cols,
-            bytes: Arc::clone(&self.bytes) as _,
+            bytes: match &self.stored {
+                Stored::Held(bytes) => Arc::clone(bytes) as _,
+                Stored::Streamed(_) => Arc::new([]),
+            },
         }
     }
 

@@ -32,6 +32,7 @@ fn needs() -> Needs {
         tile_slot: 0,
         least_tiles: 0,
         whole_ffn: 0,
+        streamed: 0,
         two_phases: false,
         min_slots: 256,
         stream_len: 128 * 1024,

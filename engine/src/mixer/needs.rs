@@ -121,6 +121,11 @@ impl MatrixSpec {
         }
     }
 
+    /// Whether it multiplies several inputs.
+    pub fn is_in_blocks(&self) -> bool {
+        self.blocks > 1
+    }
+
     /// Whether it multiplies the mixer's input.
     pub fn is_input(&self) -> bool {
         self.place == Place::Input

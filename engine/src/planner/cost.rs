@@ -127,6 +127,7 @@ impl CostModel<'_> {
         if plan.tiles > 0 {
             self.add_tiles(&mut sum, plan.tiles_missing());
         }
+        self.add_streamed(&mut sum, plan.streamed as f64);
         sum.tokens_per_s = 1e3 * tokens as f64 / sum.ms.max(1e-9);
         memory_bytes += s.vocab as f64 * s.head.row_bytes(s.d) as f64;
         let reading = memory_bytes / self.rates.read.at(set) * 1e-6;
@@ -166,6 +167,24 @@ impl CostModel<'_> {
             false => sum.ms,
         };
         let wait = (io_ms - beside).max(0.0);
+        sum.ms += wait;
+        sum.wait_ms += wait;
+        sum.io_ms += io_ms;
+        sum.bytes_read += bytes;
+        sum.reads += count;
+    }
+
+    /// Adds the reads of matrices that are read once for each pass, ahead of their use.
+    fn add_streamed(&self, sum: &mut Forecast, bytes: f64) {
+        if bytes <= 0.0 {
+            return;
+        }
+        let len = self.shape.tiles.len.max(1);
+        let count = bytes / len as f64;
+        let io_ms = count * self.storage.read_ns(len, Pattern::Sequential) * 1e-6;
+        // Storage is busy with tiles for a part of the time already.
+        let idle = (sum.ms - sum.io_ms).max(0.0);
+        let wait = (io_ms - idle).max(0.0);
         sum.ms += wait;
         sum.wait_ms += wait;
         sum.io_ms += io_ms;

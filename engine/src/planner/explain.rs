@@ -33,8 +33,15 @@ impl Plan {
 
     fn explain_ffn(&self, needs: &Needs) -> String {
         if needs.tiles > 0 {
+            let streamed = match needs.streamed {
+                0 => String::new(),
+                bytes => format!(
+                    "; projections and output head ({}) are read for every pass",
+                    mib(bytes)
+                ),
+            };
             return format!(
-                "FFN: {:.0} % in memory; {} slots for {} tiles, the others are read when they are needed",
+                "FFN: {:.0} % in memory; {} slots for {} tiles, the others are read when they are needed{streamed}",
                 100.0 * self.ffn_resident_share,
                 self.memory.tile_slots,
                 needs.tiles

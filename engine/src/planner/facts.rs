@@ -32,6 +32,8 @@ pub(crate) struct ChunkMemory {
 pub struct Planner {
     /// Byte sizes, with the scratch of the shortest chunk.
     pub(crate) needs: Needs,
+    /// The same with projections and output head read for every pass, for budgets that are too small otherwise.
+    pub(crate) streamed: Option<Needs>,
     /// Candidate chunks, ascending.
     pub(crate) scratch: Vec<ChunkMemory>,
     /// What of the model determines a pass's time.

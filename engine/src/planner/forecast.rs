@@ -131,6 +131,7 @@ impl Planner {
             hot_cut: BATCHES.map(|batch| self.hot_cut(division, batch)).to_vec(),
             random_read_bytes: random,
             sequential_read_bytes: self.shape.cluster_read,
+            streamed_bytes: memory.streamed,
             stream_buffers: memory.stream_buffers,
             prefetch_clusters: if prefetch { memory.stream_buffers } else { 0 },
             compute_threads: threads,

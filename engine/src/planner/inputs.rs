@@ -25,6 +25,7 @@ use crate::forward::mtp::MtpInput;
 use crate::forward::ngrams::NGramLayer;
 use crate::forward::router_ahead::RouterAhead;
 use crate::forward::scratch_room::{ScratchRoom, product_room};
+use crate::forward::streamed::Streamed;
 use crate::forward::streams::{self, StreamState};
 use crate::forward::weights::Weights;
 use crate::lane::Lane;
@@ -103,9 +104,12 @@ impl Planner {
             always,
             ..opened.needs(hot, costs, least)?
         };
+        let streamed = opened.streamed(&needs);
+        let needs = streamed.filter(|_| options.lab.streams).unwrap_or(needs);
         tracing::info!(device = %device.origin(), machine_measured = rates.measured, "profiles");
         let planner = Self {
             needs,
+            streamed,
             scratch,
             shape: opened.shape(),
             expert_misses: known.popularity.misses,
@@ -441,7 +445,7 @@ impl Opened<'_> {
             Phases::Two => true,
         };
         let sparse = self.naming != Naming::All;
-        let tables = Embedding::bytes_for(layout, c);
+        let tables = Embedding::bytes_for(layout, c, false);
         let eviction = o.lab.ablation.policy().keep.eviction();
         let format = &self.ffn.format;
         let [lane_clusters, lane] = self.fixed_part();
@@ -473,6 +477,7 @@ impl Opened<'_> {
             lane,
             hot_clusters: hot.iter().map(|&n| u64::from(n)).sum(),
             always: 0,
+            streamed: 0,
             whole_ffn: self.tiles.map_or(0, |_| whole_bytes(&layout.container)),
             tiles: self.tiles.map_or(0, TileLayout::tiles),
             tile_slot: self.tiles.map_or(0, TileLayout::slot_charge),
@@ -489,6 +494,25 @@ impl Opened<'_> {
                 && !c.form.has_gate_top()
                 && !layout.has_experts()
                 && layout.sizes().windows(2).all(|pair| pair[0] == pair[1]),
+        })
+    }
+}
+
+impl Opened<'_> {
+    /// `needs` with projections and output head read for every pass; `None` if that saves no memory.
+    fn streamed(&self, needs: &Needs) -> Option<Needs> {
+        if self.tiles.is_none() || self.lane.is_some() {
+            return None;
+        }
+        let (layout, c) = (self.layout, self.config);
+        let of = Streamed::of(layout, c, self.options.lab.tile);
+        let tables = Embedding::bytes_for(layout, c, of.has_head(c));
+        let all = Weights::bytes_for(&layout.container, c) + tables.always;
+        let fixed = all.saturating_sub(of.resident()) + of.bytes_for(layout);
+        (of.bytes() > 0 && (self.options.lab.streams || fixed < needs.fixed)).then_some(Needs {
+            fixed,
+            streamed: of.bytes(),
+            ..*needs
         })
     }
 }

@@ -39,6 +39,8 @@ pub struct Plan {
     pub random_read_bytes: u64,
     /// Bytes of a cluster read.
     pub sequential_read_bytes: u64,
+    /// Bytes of projections and the output head that are read for every pass; 0 if they are resident.
+    pub streamed_bytes: u64,
     /// Whole clusters in flight at once.
     pub stream_buffers: u32,
     /// Most clusters of later layers that are prefetched.

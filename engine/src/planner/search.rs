@@ -43,8 +43,21 @@ impl Planner {
         let division = self.fastest(|needs| {
             let (chunk, needs) = self.chunk(needs, budget)?;
             self.divided(budget, needs, chunk, self.batch)
-        })?;
-        Ok(self.beside_lane(budget, division))
+        });
+        match (division, &self.streamed) {
+            (Err(Error::BudgetTooSmall { .. }), Some(needs)) => {
+                let divided = self
+                    .chunk(needs, budget)
+                    .and_then(|(chunk, needs)| self.divided(budget, needs, chunk, self.batch));
+                divided.map_err(|mut error| {
+                    if let Error::BudgetTooSmall { full, .. } = &mut error {
+                        *full = self.needs.full_budget();
+                    }
+                    error
+                })
+            }
+            (division, _) => Ok(self.beside_lane(budget, division?)),
+        }
     }
 
     /// Divides again for another budget or number of sequences while the engine is open. The chunk
@@ -178,7 +191,8 @@ impl Planner {
 
     /// The smallest feasible budget.
     pub fn smallest_budget(&self) -> u64 {
-        let least = self.candidates().iter().map(Needs::smallest_budget).min();
+        let candidates = self.candidates().into_iter().chain(self.streamed);
+        let least = candidates.map(|needs| needs.smallest_budget()).min();
         least.unwrap_or(u64::MAX)
     }
 
@@ -205,6 +219,10 @@ impl Planner {
     pub(crate) fn reserving(&self, bytes: u64) -> Self {
         let mut planner = self.clone();
         planner.needs.scratch += bytes;
+        planner
+            .streamed
+            .iter_mut()
+            .for_each(|needs| needs.scratch += bytes);
         planner.scratch.iter_mut().for_each(|of| of.bytes += bytes);
         planner
     }

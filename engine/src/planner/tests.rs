@@ -14,6 +14,7 @@ use super::rates::Rates;
 use super::search::Candidates;
 use crate::ablation::{Ablation, Policy};
 use crate::cluster::CLUSTER;
+use crate::error::Error;
 use crate::forward::scratch_room::ScratchRoom;
 use crate::lane::{CpuTimes, LaneFacts, LaneOutlook, LanePart, LanePlan, LaneTimes, Widths};
 use crate::memory::{Needs, SlotContents};
@@ -32,6 +33,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
     let clusters = (NEURONS / CLUSTER * LAYERS) as u64;
     Planner {
         lane: None,
+        streamed: None,
         visits: Vec::new(),
         needs: Needs {
             lane_clusters: 0,
@@ -61,6 +63,7 @@ pub(super) fn planner(profile: Profile, firing: Firing) -> Planner {
             tile_slot: 0,
             least_tiles: 0,
             whole_ffn: 0,
+            streamed: 0,
             two_phases: false,
             min_slots: 256,
             stream_len: (CLUSTER * 8192) as u64,
@@ -321,9 +324,8 @@ fn long_chunks_are_chosen_where_they_cost_little() {
     assert_eq!(chunks(7, 4096), [7]);
 }
 
-/// A chunk reads each missing tile once, so chunks are longer where more is missing.
-#[test]
-fn tiles_that_are_missing_ask_for_longer_chunks() {
+/// A dense model of 4 GB in tiles.
+fn tiled() -> Planner {
     let mut p = planner(Profile::Nvme, Firing::always(LAYERS, NEURONS));
     (p.shape.dense, p.shape.neurons) = (true, 0);
     p.shape.tiles = TileReads {
@@ -346,6 +348,13 @@ fn tiles_that_are_missing_ask_for_longer_chunks() {
         least_tiles: 8,
         ..p.needs
     };
+    p
+}
+
+/// A chunk reads each missing tile once, so chunks are longer where more is missing.
+#[test]
+fn tiles_that_are_missing_ask_for_longer_chunks() {
+    let p = tiled();
     let [half, most] = [0.5, 0.99].map(|share| {
         let tiles = (8000.0 * share) as u64 * p.needs.tile_slot;
         p.plan(p.needs.smallest_budget() + tiles).unwrap()
@@ -357,6 +366,50 @@ fn tiles_that_are_missing_ask_for_longer_chunks() {
     let expected = half.memory.tiles_missing();
     assert!((missing - expected).abs() < 0.01, "{missing}, {expected}");
     assert!(half.decode.tokens_per_s < most.decode.tokens_per_s);
+}
+
+/// A budget that is too small for resident projections reads them for every pass.
+#[test]
+fn projections_are_read_if_there_is_no_room() {
+    let mut p = tiled();
+    let resident = p.smallest_budget();
+    let streamed = p.needs.fixed / 2;
+    p.streamed = Some(Needs {
+        fixed: p.needs.fixed - streamed,
+        streamed,
+        ..p.needs
+    });
+    let smallest = p.smallest_budget();
+    assert!(smallest < resident - streamed / 2);
+    let [small, large] = [resident - 1, resident].map(|budget| p.plan(budget).unwrap());
+    assert_eq!([small.streamed_bytes, large.streamed_bytes], [streamed, 0]);
+    // What the projections leave holds FFNs and buffers of longer chunks.
+    let more = small.decode.bytes_read - large.decode.bytes_read;
+    assert!(more.abs() < 0.3 * streamed as f64, "{more} of {streamed}");
+    let least = p.plan(smallest).unwrap();
+    let more = least.decode.bytes_read - large.decode.bytes_read;
+    assert!(
+        (more / streamed as f64 - 1.0).abs() < 0.1,
+        "{more} of {streamed}"
+    );
+    assert!(least.decode.tokens_per_s < large.decode.tokens_per_s);
+    let settled = p.divide(smallest).unwrap();
+    let again = p.divide_again(&settled, 2 * resident, 1, Candidates::All);
+    assert_eq!(
+        again.unwrap().needs.streamed,
+        streamed,
+        "what is open stays so"
+    );
+    match p.plan(smallest - 1) {
+        Err(Error::BudgetTooSmall {
+            smallest: named,
+            full,
+            ..
+        }) => {
+            assert_eq!((named, full), (smallest, p.needs.full_budget()));
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -524,6 +577,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
         tile_slot: 0,
         least_tiles: 0,
         whole_ffn: 0,
+        streamed: 0,
         two_phases: true,
         min_slots: 2 * CLUSTER as u64,
         stream_len: CLUSTER as u64 * u64::from(g.stride),

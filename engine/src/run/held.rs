@@ -51,7 +51,7 @@ impl HeldDrafts<'_> {
             let spans = &mut [Span { sequence, tokens }];
             self.decoder.run(self.pass, spans, hooks)?;
             let row = self.pass.rows - 1;
-            self.decoder.head(self.pass, row..row + 1);
+            self.decoder.head(self.pass, row..row + 1)?;
             let logits = self.decoder.logits(0);
             last = [most_likely(logits)];
             drafts.extend(last);

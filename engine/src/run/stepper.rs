@@ -251,7 +251,7 @@ impl<'e> Stepper<'e> {
             }
             self.count_pass(rows, time, counted)?;
         }
-        let takers = self.end_pass();
+        let takers = self.end_pass()?;
         if whole && self.drafting.is_some() {
             let read = self.engine.counters().since(before).bytes_read;
             self.engine.drafts.passed(rows, read, start.elapsed());
@@ -532,7 +532,10 @@ impl<'e> Stepper<'e> {
     }
 
     /// Ends a pass: computes the logits of every request with a complete prompt. Returns the rows of tokens to draw.
-    fn end_pass(&mut self) -> Vec<Checked> {
+    ///
+    /// # Errors
+    /// A failed read of the output head.
+    fn end_pass(&mut self) -> Result<Vec<Checked>, Error> {
         let (mut rows, mut takers, mut end) = (Vec::new(), Vec::new(), 0);
         let mut parts = std::mem::take(&mut self.running);
         for part in parts.drain(..) {
@@ -541,7 +544,7 @@ impl<'e> Stepper<'e> {
                 continue;
             };
             let computed = end - part.rows..end;
-            let told = prompt_events(self.engine, &mut self.texts[at], computed);
+            let told = prompt_events(self.engine, &mut self.texts[at], computed)?;
             self.events.extend(told.into_iter().flatten());
             let count = self.texts[at].advance(part.rows);
             let checked = |at: usize| Checked {
@@ -565,10 +568,10 @@ impl<'e> Stepper<'e> {
         }
         if !rows.is_empty() {
             let Engine { decoder, pass, .. } = &mut *self.engine;
-            decoder.head(pass, rows.iter().copied());
+            decoder.head(pass, rows.iter().copied())?;
         }
         takers.sort_unstable_by_key(|taker| taker.id);
-        takers
+        Ok(takers)
     }
 
     /// Draws the next token of each of these requests.

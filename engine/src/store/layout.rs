@@ -17,13 +17,6 @@ use crate::bundle::NeuronFormat;
 use crate::cluster::CLUSTER;
 use crate::error::Error;
 
-/// A byte range of the container's files, as its directory counts offsets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct FileRange {
-    pub offset: u64,
-    pub len: usize,
-}
-
 /// An aligned byte range of the container.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cover {

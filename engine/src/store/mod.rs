@@ -37,7 +37,7 @@ pub(crate) use costs::ReadCosts;
 pub(crate) use job::Step;
 #[cfg(test)]
 pub(crate) use layout::Cover;
-pub(crate) use layout::{FileRange, Layout};
+pub(crate) use layout::Layout;
 pub(crate) use neurons::{NeuronStore, RowReads, StoreSetup, io_bytes, region_memory};
 pub use prefetch::foresight::Foreseen;
 pub(crate) use reads::SMALL;

@@ -5,12 +5,12 @@ use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::{Role, bundled};
 use emberflow_storage::container::Container;
 
-use super::layout::{TileLayout, TiledMatrix, id};
+use super::layout::{TileLayout, id};
 use super::store::TileStore;
 use crate::error::Error;
 use crate::input::Input;
 use crate::loader::Loader;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, TiledMatrix};
 use crate::store::NeuronStore;
 
 /// A matrix of a bank.

@@ -10,14 +10,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use emberflow_kernels::DType;
 use emberflow_models::config::{Bank, ModelConfig};
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::cache::{Eviction, SlotCache};
 use emberflow_storage::container::{Container, TensorEntry};
 
-use crate::matrix::ROWS_PER_CHUNK;
-use crate::store::{FileRange, Layout, SMALL};
+use crate::matrix::{FileRange, TiledMatrix, rows_of_tile};
+use crate::store::{Layout, SMALL};
 
 /// Granularity of slot sizes.
 const STEP: usize = 4 << 10;
@@ -26,54 +25,6 @@ const WASTE: f64 = 0.05;
 
 /// Fewest slots for tiles: two are computed while others are read.
 const LEAST_SLOTS: u64 = 8;
-
-/// A matrix of a bank, in tiles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TiledMatrix {
-    pub dtype: DType,
-    pub rows: usize,
-    pub cols: usize,
-    /// Where it begins, as in the container's directory.
-    offset: u64,
-    /// Rows of a tile; the last one may have fewer.
-    pub rows_of_tile: usize,
-    /// Number of its first tile in the bank.
-    pub first: u32,
-}
-
-impl TiledMatrix {
-    /// Number of tiles.
-    pub fn tiles(&self) -> u32 {
-        self.rows.div_ceil(self.rows_of_tile) as u32
-    }
-
-    /// Bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.dtype.row_bytes(self.cols)
-    }
-
-    /// Rows of a unit of work. A tile is a whole number of units.
-    pub fn unit(&self) -> usize {
-        self.rows_of_tile.min(ROWS_PER_CHUNK)
-    }
-
-    /// Units of tile `tile` of the matrix.
-    pub fn units_of(&self, tile: u32) -> Range<u32> {
-        let each = (self.rows_of_tile / self.unit()) as u32;
-        let all = self.rows.div_ceil(self.unit()) as u32;
-        tile * each..((tile + 1) * each).min(all)
-    }
-
-    /// Bytes of tile `tile` of the matrix.
-    pub fn place_of(&self, tile: u32) -> FileRange {
-        let first = tile as usize * self.rows_of_tile;
-        let rows = self.rows_of_tile.min(self.rows - first);
-        FileRange {
-            offset: self.offset + (first * self.row_bytes()) as u64,
-            len: rows * self.row_bytes(),
-        }
-    }
-}
 
 /// The matrices of a bank that lie in tiles: Gate, Up and Down.
 #[derive(Debug, Clone, Copy, Default)]
@@ -117,7 +68,7 @@ impl TileLayout {
         let banks_of = |layer| {
             let experts = c.mixture_of(layer).map_or(0, |_| c.experts);
             let of = move |bank: Bank| {
-                let matrix = |role| matrix(container, c, bank, role);
+                let matrix = |role| matrix(container, bank, role);
                 TiledBank {
                     matrices: [Role::Gate, Role::Up, Role::Down].map(matrix),
                     tiles: 0,
@@ -137,8 +88,7 @@ impl TileLayout {
         let room = room_of(layout, slot_len);
         for bank in &mut banks {
             for matrix in bank.matrices.iter_mut().flatten() {
-                matrix.rows_of_tile = rows_of_tile(matrix.rows, matrix.row_bytes(), room);
-                matrix.first = bank.tiles;
+                *matrix = matrix.cut(room, bank.tiles);
                 bank.tiles += matrix.tiles();
             }
         }
@@ -245,36 +195,14 @@ impl TileLayout {
 }
 
 /// The matrix of a role if its rows are stored one after another; not yet cut.
-fn matrix(container: &Container, c: &ModelConfig, bank: Bank, role: Role) -> Option<TiledMatrix> {
-    let [d, neurons] = [c.bundle_width(), bank.neurons].map(|n| n as usize);
-    let (rows, cols) = match role {
-        Role::Down => (d, neurons),
-        _ => (neurons, d),
-    };
-    let entry = container.tensor(&id(role, bank).to_string())?;
-    is_tiled(container, entry).then_some(TiledMatrix {
-        dtype: DType::from_code(entry.dtype)?,
-        rows,
-        cols,
-        offset: entry.offset,
-        rows_of_tile: rows,
-        first: 0,
-    })
+fn matrix(container: &Container, bank: Bank, role: Role) -> Option<TiledMatrix> {
+    TiledMatrix::of(container, container.tensor(&id(role, bank).to_string())?)
 }
 
 /// Whether a tensor is a matrix of an FFN that lies in tiles.
 pub(crate) fn is_tiled(container: &Container, entry: &TensorEntry) -> bool {
-    let [rows, cols] = entry.dims() else {
-        return false;
-    };
     let id = entry.name().parse::<TensorId>();
-    let dtype = DType::from_code(entry.dtype);
-    let bytes = dtype.map(|dtype| dtype.row_bytes(*cols as usize) as u64 * rows);
-    id.is_ok_and(|id| id.role.is_bundled())
-        && entry.len > 0
-        && bytes == Some(entry.len)
-        && container.is_outside()
-        && container.has_rows(entry)
+    id.is_ok_and(|id| id.role.is_bundled()) && TiledMatrix::of(container, entry).is_some()
 }
 
 /// Bytes of FFN matrices that do not lie in tiles: converted, stored in parts or interleaved row by row.
@@ -333,67 +261,4 @@ fn slot(layout: &Layout, banks: &[TiledBank], largest: usize) -> (usize, usize) 
     let chosen = sizes.clone().find(good);
     let chosen = chosen.or_else(|| sizes.min_by_key(|&len| memory(len)));
     (chosen.unwrap_or(least), align)
-}
-
-/// Rows of each tile of a matrix of `rows` rows of `row_bytes` bytes, in slots that hold `room` bytes: about equally many,
-/// and whole units of work if one fits.
-fn rows_of_tile(rows: usize, row_bytes: usize, room: usize) -> usize {
-    let unit = ROWS_PER_CHUNK;
-    let (unit, most) = match room / row_bytes.max(1) {
-        few if few < unit => (1, few.max(1)),
-        many => (unit, many / unit * unit),
-    };
-    let equal = rows.div_ceil(rows.div_ceil(most).max(1));
-    equal.next_multiple_of(unit).min(most)
-}
-
-#[cfg(test)]
-mod tests {
-    use fastrand::Rng;
-
-    use super::*;
-
-    /// Every row is in one tile, tiles follow one another in the file and fit into a slot, and units of work are in one tile.
-    #[test]
-    fn tiles_are_the_rows_of_a_matrix() {
-        let mut random = Rng::with_seed(7);
-        for _ in 0..2000 {
-            let rows = random.usize(1..3000);
-            let cols = 32 * random.usize(1..200);
-            let dtype = *random.choice(&[DType::F32, DType::F16, DType::Q8]).unwrap();
-            let row_bytes = dtype.row_bytes(cols);
-            let room = row_bytes.max(random.usize(1..600 << 10));
-            let matrix = TiledMatrix {
-                dtype,
-                rows,
-                cols,
-                offset: 1000,
-                rows_of_tile: rows_of_tile(rows, row_bytes, room),
-                first: 3,
-            };
-            let mut end = 1000;
-            let mut units = 0;
-            for tile in 0..matrix.tiles() {
-                let FileRange { offset, len: bytes } = matrix.place_of(tile);
-                assert_eq!(offset, end);
-                assert!(bytes > 0 && bytes <= room && bytes % row_bytes == 0);
-                end += bytes as u64;
-                let of_tile = matrix.units_of(tile);
-                assert_eq!(of_tile.start, units);
-                units = of_tile.end;
-                let first = of_tile.start as usize * matrix.unit();
-                assert_eq!(first, tile as usize * matrix.rows_of_tile);
-            }
-            assert_eq!(end, 1000 + (rows * row_bytes) as u64);
-            assert_eq!(units as usize, rows.div_ceil(matrix.unit()));
-            // As few as whole units allow.
-            let most = room / row_bytes;
-            let most = if most < ROWS_PER_CHUNK {
-                most
-            } else {
-                most / ROWS_PER_CHUNK * ROWS_PER_CHUNK
-            };
-            assert!(matrix.tiles() as usize <= rows.div_ceil(most));
-        }
-    }
 }

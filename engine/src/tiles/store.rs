@@ -20,10 +20,10 @@ use emberflow_kernels::{BlockList, Columns, Compute};
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
 use emberflow_storage::cache::{CacheStats, Eviction, Key, SlotCache, SlotId};
 
-use super::layout::{TileLayout, TiledMatrix};
+use super::layout::TileLayout;
 use crate::error::Error;
 use crate::input::Input;
-use crate::matrix::multiply;
+use crate::matrix::{TiledMatrix, multiply};
 use crate::store::NeuronStore;
 
 /// Most slots of the ring: 16 MiB of the largest tiles, which storage at 1.6 GB/s reads in 10 ms. A layer's attention, during

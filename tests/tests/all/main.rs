@@ -30,6 +30,7 @@ mod same_bits;
 mod saved_state;
 mod several_devices;
 mod stepper;
+mod streamed;
 mod text_golden;
 mod texts;
 mod tidy;

@@ -115,7 +115,7 @@ impl Hyper {
             return Ok(None);
         };
         let mixing = hyper.mixing;
-        let (from, sizes) = (&Loader { container }, StreamSizes::of(c, hyper));
+        let (from, sizes) = (&Loader::of(container), StreamSizes::of(c, hyper));
         let mix = |reader| Mix::load(from, sizes, mixing, reader);
         let layer = |layer| Ok([mix(Reader::Mixer(layer))?, mix(Reader::Ffn(layer))?]);
         let layers = (0..c.layers as usize).map(layer);

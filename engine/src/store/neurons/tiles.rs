@@ -4,7 +4,7 @@ use emberflow_storage::arena::Slot;
 
 use super::NeuronStore;
 use crate::error::Error;
-use crate::store::layout::FileRange;
+use crate::matrix::FileRange;
 use crate::store::reads::Tag;
 
 impl NeuronStore {

@@ -88,7 +88,7 @@ impl Resident {
 
     /// Memory of a bank's Gate rows, if resident.
     pub fn gate_pages(&self, bank: u32) -> Option<ArenaPages> {
-        Some(self.gates[bank as usize].as_ref()?.pages())
+        self.gates[bank as usize].as_ref()?.pages()
     }
 
     /// A bank's Gate rows as a matrix, if resident with inline scales.
