@@ -103,7 +103,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Matrix, Error> {
         let id = TensorId::layer(role, layer);
         let stream = self.stream.filter(|_| self.entry(id, rows, cols).is_ok());
-        match stream.and_then(|stream| stream.matrix(&id.to_string())) {
+        match stream.and_then(|stream| Matrix::streamed(stream, &id.to_string())) {
             Some(matrix) => Ok(matrix),
             None => self.read(id, rows, cols),
         }

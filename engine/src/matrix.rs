@@ -12,7 +12,7 @@ use emberflow_storage::arena::{ArenaPages, Slot};
 
 use crate::input::Input;
 use crate::lane::LaneMatrix;
-pub(crate) use cut::{FileRange, TiledMatrix, rows_of_tile};
+pub(crate) use cut::{FileRange, ROWS_PER_CHUNK, TiledMatrix, rows_of_tile};
 use stream::StreamedRows;
 pub(crate) use stream::{MatrixStream, StreamFile};
 
@@ -36,9 +36,6 @@ enum Stored {
     Streamed(StreamedRows),
 }
 
-/// Rows per work item.
-pub(crate) const ROWS_PER_CHUNK: usize = 32;
-
 impl Matrix {
     /// A matrix whose rows are in `bytes`.
     pub(crate) fn new(dtype: DType, rows: usize, cols: usize, bytes: Arc<Slot>) -> Self {
@@ -51,15 +48,17 @@ impl Matrix {
         }
     }
 
-    /// A matrix that is read for every product.
-    fn streamed(of: TiledMatrix, rows: StreamedRows) -> Self {
-        Self {
+    /// The matrix of that name, read for every product; `None` if `stream` does not have it.
+    pub(crate) fn streamed(stream: &Arc<MatrixStream>, name: &str) -> Option<Self> {
+        let rows = stream.rows(name)?;
+        let of = rows.of();
+        Some(Self {
             dtype: of.dtype,
             rows: of.rows,
             cols: of.cols,
             stored: Stored::Streamed(rows),
             lane: None,
-        }
+        })
     }
 
     /// The same rows in the same place, multiplied by the compute threads alone.

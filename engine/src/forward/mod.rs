@@ -83,8 +83,12 @@ pub(crate) struct Times {
 }
 
 impl Decoder {
-    /// Whether a pass that computes only what is in memory differs from a whole one, and only the CPU computes.
+    /// Whether a pass that computes only what is in memory differs from a whole one and reads nothing, and only the CPU
+    /// computes.
     pub fn leaves_out(&self) -> bool {
+        if self.weights.stream.is_some() {
+            return false;
+        }
         let store = &self.ffn.store;
         let tiles = (self.tiles.as_ref()).is_some_and(|tiles| !tiles.holds_all());
         let neurons = store.capacity() < store.layout.total();

@@ -5,7 +5,8 @@ use std::ops::Range;
 use emberflow_kernels::DType;
 use emberflow_storage::container::{Container, TensorEntry};
 
-use super::ROWS_PER_CHUNK;
+/// Rows per work item.
+pub(crate) const ROWS_PER_CHUNK: usize = 32;
 
 /// A byte range of the container's files, as its directory counts offsets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

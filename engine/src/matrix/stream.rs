@@ -18,7 +18,6 @@ use emberflow_storage::io::{
 };
 use emberflow_storage::limits::Limits;
 
-use super::Matrix;
 use super::cut::{FileRange, TiledMatrix};
 use crate::error::Error;
 
@@ -167,17 +166,12 @@ impl MatrixStream {
             + (matrices.len() * size_of::<(TiledMatrix, String, [u64; 8])>()) as u64
     }
 
-    /// The matrix of that name, if it is one of these.
-    pub fn matrix(self: &Arc<Self>, name: &str) -> Option<Matrix> {
-        let &number = self.names.get(name)?;
-        let of = self.matrices[number as usize];
-        Some(Matrix::streamed(
-            of,
-            StreamedRows {
-                stream: Arc::clone(self),
-                number,
-            },
-        ))
+    /// The rows of the matrix of that name, if it is one of these.
+    pub(super) fn rows(self: &Arc<Self>, name: &str) -> Option<StreamedRows> {
+        Some(StreamedRows {
+            stream: Arc::clone(self),
+            number: *self.names.get(name)?,
+        })
     }
 
     /// An offset in each of their files.
@@ -293,6 +287,11 @@ pub(super) struct StreamedRows {
 }
 
 impl StreamedRows {
+    /// Their matrix.
+    pub fn of(&self) -> TiledMatrix {
+        self.stream.matrices[self.number as usize]
+    }
+
     /// Calls `multiply` with all rows, tile by tile; after a failed read, not with all of them ([`MatrixStream::check`]).
     pub fn each(&self, multiply: &mut dyn FnMut(Range<usize>, &[u8])) {
         let (all, matrix) = (&self.stream.matrices, self.number);

@@ -198,6 +198,10 @@ impl PlannedHead {
     /// Expected tokens per second of the model with drafts of the head, as many as are fastest, if [`RATE`] of them are right.
     fn speed(&self, model: &Planner, budget: Budget) -> Option<f64> {
         let division = model.divide(model.budget(budget)).ok()?;
+        if division.needs.streamed > 0 {
+            // Its drafts would read the output head.
+            return None;
+        }
         let own = &self.parts.planner;
         let draft = 1.0 / own.speed(&own.divide(self.budget).ok()?, 1);
         let (mut tokens, mut right, mut best) = (1.0, 1.0, 0.0_f64);

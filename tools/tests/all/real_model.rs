@@ -191,7 +191,9 @@ fn smollm2_runs_unpacked() {
         "perplexity: {ratio} of the reference"
     );
     let text = golden["texts"][0]["text"].as_str().unwrap();
-    let run = |threads| {
+    let plan = json(&["plan", &model, "--context", "256", "--json"]);
+    let smallest = plan["smallest_bytes"].as_u64().unwrap();
+    let run = |threads, memory: &str| {
         let done = json(&[
             "run",
             &model,
@@ -201,15 +203,27 @@ fn smollm2_runs_unpacked() {
             "8",
             "--temp",
             "0",
+            "--context",
+            "256",
             "--threads",
             threads,
+            "--memory",
+            memory,
             "--json",
         ]);
         let answer = done["text"].as_str().unwrap().to_owned();
         assert!(answer.contains("Paris"), "{answer}");
-        done["logits_hash"].clone()
+        done
     };
-    assert_eq!(run("1"), run("2"));
+    let whole = run("1", "1GiB");
+    assert_eq!(whole["logits_hash"], run("2", "1GiB")["logits_hash"]);
+    // Attention and output head are read for every token.
+    let least = run("2", &smallest.to_string());
+    assert_eq!(whole["logits_hash"], least["logits_hash"]);
+    let held = |done: &Value| done["memory"]["fixed"].as_u64().unwrap();
+    assert!(held(&least) < held(&whole) / 2, "{least}");
+    let peak = least["memory"]["peak_rss_bytes"].as_u64().unwrap();
+    assert!(peak <= smallest, "{peak} of {smallest}");
 }
 
 /// The README's commands for this model, in a folder with the file.
