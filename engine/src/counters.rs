@@ -33,6 +33,8 @@ pub struct Counters {
     pub wait_ns: u64,
     /// Time the storage device was busy.
     pub busy_ns: u64,
+    /// The same of the thread that reads projections and the output head, if any.
+    pub stream_busy_ns: u64,
     /// Bytes of FFN weights used, including predictors, each once per pass.
     pub ffn_bytes: u64,
     /// Time in the FFNs, including stalls.
@@ -60,6 +62,7 @@ impl Counters {
 
     /// The difference to `before`.
     pub fn since(self, before: Self) -> Self {
+        let streamed = self.stream_busy_ns.saturating_sub(before.stream_busy_ns);
         Self {
             fired: self.fired.saturating_sub(before.fired),
             looked_at: self.looked_at.saturating_sub(before.looked_at),
@@ -75,7 +78,9 @@ impl Counters {
             commands: self.commands.saturating_sub(before.commands),
             bytes_read: self.bytes_read.saturating_sub(before.bytes_read),
             wait_ns: self.wait_ns.saturating_sub(before.wait_ns),
-            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            // Both threads read at the same time.
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns).max(streamed),
+            stream_busy_ns: streamed,
             ffn_bytes: self.ffn_bytes.saturating_sub(before.ffn_bytes),
             ffn_ns: self.ffn_ns.saturating_sub(before.ffn_ns),
             predict_ns: self.predict_ns.saturating_sub(before.predict_ns),

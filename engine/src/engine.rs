@@ -232,6 +232,19 @@ impl Engine {
         }
         decoder.run(pass, spans, hooks)?;
         (spans.iter()).try_for_each(|span| span.sequence.check_range())?;
+        let found = self.logits_of(rows, wanted);
+        if found.is_err() {
+            for span in spans {
+                let len = span.sequence.len() - span.tokens.len();
+                span.sequence.undo(span.tokens.len(), len);
+            }
+        }
+        found
+    }
+
+    /// Computes the logits that the caller wants of a pass of `rows` rows.
+    fn logits_of(&mut self, rows: usize, wanted: Logits<'_>) -> Result<(), Error> {
+        let Self { decoder, pass, .. } = self;
         match wanted {
             Logits::None => {}
             Logits::Last => decoder.head(pass, rows - 1..rows)?,
@@ -359,8 +372,7 @@ impl Engine {
             commands: ffn.commands + stream.commands,
             bytes_read: ffn.bytes_read + stream.bytes + stream.gap_bytes,
             wait_ns: ffn.wait_ns + stream.wait_ns,
-            // Both read at the same time.
-            busy_ns: ffn.busy_ns.max(stream.busy_ns),
+            stream_busy_ns: stream.busy_ns,
             hits: ffn.hits + tiles.hits,
             looked_up: ffn.looked_up + tiles.hits + tiles.misses,
             misses: ffn.misses + tiles.misses,
@@ -577,8 +589,9 @@ fn build(
     let streamed =
         (division.needs.streamed > 0).then(|| Streamed::of(&layout, &c, options.lab.tile));
     let streams = streamed.as_ref().is_some_and(|of| of.has_head(&c));
-    let stream = streamed.map(|of| of.open(&layout, options.lab.io, lock));
-    let stream = stream.transpose()?.flatten();
+    let (io, core) = (options.lab.io, options.lab.io_core);
+    let stream = streamed.map(|of| of.open(&layout, io, core, lock));
+    let stream = stream.transpose()?;
     let mut embedding = Embedding::open(&layout, &c, Role::Embed, streams)?;
     let tiled = tiles.as_deref();
     let mut weights = Weights::load(&layout.container, tiled, text.meta(), head, stream)?;

@@ -79,6 +79,11 @@ pub enum Error {
         /// Bytes of FFN matrices that a packed model would read from flash.
         whole_ffn: u64,
     },
+    /// A head for multi-token prediction, and an output head that is read for every pass.
+    #[error(
+        "drafts of a head need the model's output head in memory: give more memory, or choose other drafts"
+    )]
+    HeadOnDisk,
     /// Work was requested after an error; residency may be inconsistent.
     #[error("the engine stopped after an error and must be opened again: {first}")]
     Failed {

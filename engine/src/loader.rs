@@ -102,11 +102,11 @@ impl<'a> Loader<'a> {
         cols: usize,
     ) -> Result<Matrix, Error> {
         let id = TensorId::layer(role, layer);
-        let stream = self.stream.filter(|_| self.entry(id, rows, cols).is_ok());
-        match stream.and_then(|stream| Matrix::streamed(stream, &id.to_string())) {
-            Some(matrix) => Ok(matrix),
-            None => self.read(id, rows, cols),
-        }
+        self.entry(id, rows, cols)?;
+        let streamed = self
+            .stream
+            .and_then(|stream| Matrix::streamed(stream, &id.to_string()));
+        streamed.map_or_else(|| self.read(id, rows, cols), Ok)
     }
 
     /// One of several matrices of a role outside the layers.

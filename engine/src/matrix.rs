@@ -186,8 +186,13 @@ impl Matrix {
             return;
         }
         if tokens == 1 {
-            workers.for_each_part_mut(&mut y[range], ROWS_PER_CHUNK, &|_, unit, out| {
-                let first = unit * ROWS_PER_CHUNK;
+            // A tile of a wide matrix has few rows.
+            let each = range
+                .len()
+                .div_ceil(workers.threads())
+                .clamp(1, ROWS_PER_CHUNK);
+            workers.for_each_part_mut(&mut y[range], each, &|_, unit, out| {
+                let first = unit * each;
                 let part = &bytes[first * stride..(first + out.len()) * stride];
                 if quantized {
                     cpu.matvec_q(self.dtype, part, stride, input.quantized, out);
@@ -198,7 +203,12 @@ impl Matrix {
             return;
         }
         let y = Columns::new(&mut y[range.start..], tokens, rows, range.len());
-        workers.for_each_column_block(y, ROWS_PER_CHUNK, scratch, &|scratch, first, mut block| {
+        let each = range
+            .len()
+            .div_ceil(workers.threads())
+            .next_multiple_of(8)
+            .min(ROWS_PER_CHUNK);
+        workers.for_each_column_block(y, each, scratch, &|scratch, first, mut block| {
             let bytes = &bytes[first * stride..(first + block.width()) * stride];
             multiply(cpu, self.dtype, cols, bytes, input, &mut block, scratch);
         });

@@ -101,6 +101,8 @@ pub struct Options {
     pub lane: Option<Arc<dyn OpenLane>>,
     /// Drafts of next tokens, which are checked in one pass. Affects speed only.
     pub speculation: Speculation,
+    /// A file with the model's head for multi-token prediction, if it is not the model's own.
+    pub head: Option<PathBuf>,
     /// Settings for measurements only.
     pub lab: Lab,
 }
@@ -135,6 +137,7 @@ impl Default for Options {
             reserve: 0,
             lane: None,
             speculation: Speculation::default(),
+            head: None,
             lab: Lab::default(),
         }
     }
@@ -160,7 +163,8 @@ pub struct Lab {
     pub chunk: usize,
     /// Bytes of a slot for a tile at most, unless a row needs more.
     pub tile: usize,
-    /// Read projections and the output head of an unpacked model for every pass even if they fit.
+    /// Read projections and the output head of an unpacked model for every pass even if they fit. A simulated disk serves them
+    /// beside all other reads, as a second one.
     pub streams: bool,
     /// Time of a pass with prompts while texts decode; see [`LONGEST_PAUSE`].
     pub pause: Duration,

@@ -23,7 +23,8 @@ use crate::thread_buffer;
 
 impl Engine {
     /// Changes the budget between two passes. A smaller budget frees memory before this returns; a
-    /// larger one fills on demand. Results do not depend on it.
+    /// larger one fills on demand, except with projections if the engine was opened without room for them. Results do not
+    /// depend on it.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`], with nothing changed; or a failed read.

@@ -41,7 +41,9 @@ pub use gguf::gguf_header_len;
 pub use gguf::write::{Encoding, GgufFile, GgufTensor, GgufValue, GgufWriter};
 pub use hf::Description;
 pub use hf::write::{Folder, RowSink, write_folder};
-pub use open::{describe, describe_text, files_of, open, open_mtp_head};
+pub use open::{
+    describe, describe_text, files_of, is_mtp_head, mtp_head_beside, open, open_mtp_head,
+};
 pub use rules::TextRules;
 pub use stored_tensors::{StoredTensor, StoredTensors};
 

@@ -66,6 +66,43 @@ pub fn open_mtp_head(path: &Path) -> Result<Option<Box<dyn Checkpoint>>, Error> 
     open_part(path, Part::MtpHead)
 }
 
+/// Whether a file has a head for multi-token prediction and no model: what llama.cpp's converter writes as `mtp-NAME.gguf`.
+///
+/// # Errors
+/// A GGUF file whose header cannot be read.
+pub fn is_mtp_head(path: &Path) -> Result<bool, Error> {
+    match path.extension() {
+        Some(ending) if ending == "gguf" && path.is_file() => gguf::is_mtp_head(path),
+        _ => Ok(false),
+    }
+}
+
+/// A file beside the GGUF file `path` that has its head by its name: `mtp-` and the same name, or the only one of that beginning.
+#[must_use]
+pub fn mtp_head_beside(path: &Path) -> Option<PathBuf> {
+    let name = path
+        .file_name()?
+        .to_str()
+        .filter(|name| name.ends_with(".gguf"))?;
+    let same = path.with_file_name(format!("mtp-{name}"));
+    if same.is_file() {
+        return Some(same);
+    }
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let is_head = |file: &PathBuf| {
+        let name = file.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("mtp-") && name.ends_with(".gguf"))
+    };
+    let mut heads = entries(folder.unwrap_or(Path::new(".")))
+        .into_iter()
+        .filter(is_head);
+    heads
+        .next()
+        .filter(|head| heads.next().is_none() && head != path)
+}
+
 /// The model described by a Hugging Face `config.json`, without weights and texts.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use emberflow_engine::lane::OpenLane;
@@ -166,13 +166,22 @@ pub struct Use {
 }
 
 impl Use {
+    /// The file of `--draft`, if it is a head of the model.
+    fn head(&self) -> Result<Option<PathBuf>, Failure> {
+        match &self.drafts.draft {
+            Some(path) if emberflow_models::is_mtp_head(path)? => Ok(Some(path.clone())),
+            _ => Ok(None),
+        }
+    }
+
     /// The model of `--draft`. It is opened first, so that the plan of the other one knows what it takes.
     fn small_model(
         &self,
+        head: Option<&Path>,
         model: &Model,
         args: &EngineArgs,
     ) -> Result<Option<small_model::Opened>, Failure> {
-        let Some(path) = &self.drafts.draft else {
+        let Some(path) = self.drafts.draft.as_ref().filter(|_| head.is_none()) else {
             return Ok(None);
         };
         let small = open_model(&ModelArg {
@@ -190,11 +199,13 @@ pub fn open_for(
     wanted: &Use,
     quiet: bool,
 ) -> Result<Engine, Failure> {
-    let small = wanted.small_model(&model, args)?;
+    let head = wanted.head()?;
+    let small = wanted.small_model(head.as_deref(), &model, args)?;
     let mut options = Options {
         prompt: wanted.prompt,
         batch: wanted.batch,
         speculation: wanted.drafts.speculate,
+        head,
         reserve: wanted.reserve + small.as_ref().map_or(0, |small| small.reserve),
         ..engine_options(args, wanted.context)?
     };
@@ -213,12 +224,14 @@ fn with_drafts(mut engine: Engine, small: Option<small_model::Opened>) -> Engine
 
 /// As [`open_for`], for a server, which preempts requests.
 pub fn open_serving(model: Model, args: &EngineArgs, wanted: &Use) -> Result<Engine, Failure> {
-    let small = wanted.small_model(&model, args)?;
+    let head = wanted.head()?;
+    let small = wanted.small_model(head.as_deref(), &model, args)?;
     let of_drafts = small.as_ref().map_or(0, |small| small.reserve);
     let options = Options {
         batch: wanted.batch,
         preemption: true,
         speculation: wanted.drafts.speculate,
+        head,
         reserve: wanted.reserve + of_drafts,
         ..engine_options(args, wanted.context)?
     };

@@ -170,13 +170,12 @@ pub fn command(args: &PlanArgs) -> Result<(), Failure> {
         size::show(full)
     )?;
     write!(out, "{table}")?;
-    let streamed = plans.iter().filter(|plan| plan.streamed_bytes > 0);
-    if let Some(last) = streamed.max_by_key(|plan| plan.memory.budget()) {
+    if let Some(plan) = plans.iter().find(|plan| plan.streamed_bytes > 0) {
         writeln!(
             out,
-            "up to {}, attention and output head ({}) are on disk, too, and read for every token",
-            size::show(last.memory.budget()),
-            size::show(last.streamed_bytes)
+            "below {}, attention and output head ({}) are on disk, too, and read for every token",
+            size::show(planner.needs().smallest_budget()),
+            size::show(plan.streamed_bytes)
         )?;
     }
     if let [plan] = plans.as_slice() {

@@ -119,8 +119,11 @@ impl Embedding {
         let entry = layout.container.tensor(&name_of(role, 0))?;
         let row_len = DType::from_code(entry.dtype)?.row_bytes(d);
         let stored_len = row_len + ROW_CHECKSUM;
-        let always = TensorRows::bytes_for(entry, rows as u64, row_len)
-            + RowReads::bytes_for(layout, stored_len, at_once(role));
+        let checksums = match layout.container.is_outside() {
+            true => 0,
+            false => TensorRows::bytes_for(entry, rows as u64, row_len),
+        };
+        let always = checksums + RowReads::bytes_for(layout, stored_len, at_once(role));
         let all = Arena::charge(1, entry.len as usize);
         Some(match layout.container.has_rows(entry) {
             true => [always, all],

@@ -61,7 +61,7 @@ pub(crate) struct Decoder {
     pub tracer: Tracer,
     pub config: ModelConfig,
     pub weights: Weights,
-    /// `None` if tied to the head.
+    /// `None` if tied to a head in memory.
     pub embedding: Option<Embedding>,
     pub specials: Specials,
     pub ffn: Ffn,

@@ -21,6 +21,8 @@ pub(crate) struct ScratchRoom {
     pub logit_rows: usize,
     /// Most rows of a pass with drafts, whose recurrences can be replayed.
     pub replayed: usize,
+    /// The model itself makes drafts.
+    pub drafts: bool,
     /// Context length in positions.
     pub context: usize,
     pub threads: usize,
@@ -35,6 +37,7 @@ impl ScratchRoom {
             rows,
             logit_rows: options.logit_rows(),
             replayed: options.speculation.logit_rows(),
+            drafts: options.speculation.memory && options.lane.is_none(),
             context: options.context,
             threads: options.threads,
             tiles,
@@ -73,9 +76,9 @@ impl ScratchRoom {
             partials: partials.unwrap_or(0),
             logits: self.logit_rows * c.vocab as usize,
             replay: Replay::floats(&replayed_floats(c), self.replayed),
-            state: match self.replayed {
-                0 | 1 => 0,
-                _ => drafted_state(c, &mixers),
+            state: match self.drafts {
+                true => drafted_state(c, &mixers),
+                false => 0,
             },
             tiles,
         }
@@ -157,6 +160,7 @@ mod tests {
             rows: 5,
             logit_rows: 2,
             replayed: 3,
+            drafts: true,
             context: 1000,
             threads: 3,
             tiles: false,

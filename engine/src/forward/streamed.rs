@@ -13,7 +13,7 @@ use crate::matrix::{FileRange, MatrixStream, StreamFile, TiledMatrix};
 use crate::mixer::needs;
 use crate::store::Layout;
 
-/// These matrices, in the order in which they are multiplied.
+/// These matrices, layer by layer as the mixers declare them, then the head.
 pub(crate) struct Streamed(Vec<(String, TiledMatrix)>);
 
 impl Streamed {
@@ -27,7 +27,9 @@ impl Streamed {
             whole.map(move |spec| name_of(spec.role, layer))
         });
         let names = projections.chain([name_of(head_role(c), 0)]);
-        let mut first = 0;
+        // A tile may begin and end within a sector.
+        let (slack, _) = layout.piece(0);
+        let (largest, mut first) = (largest.saturating_sub(slack), 0);
         let found = names.filter_map(|name| {
             let of = TiledMatrix::of(container, container.tensor(&name)?)?;
             let of = of.cut(largest, first);
@@ -67,10 +69,12 @@ impl Streamed {
         self,
         layout: &Layout,
         io: IoChoice,
+        core: Option<usize>,
         memory: ArenaOptions,
-    ) -> Result<Option<Arc<MatrixStream>>, Error> {
-        let Some(source) = layout.container.outside_source() else {
-            return Ok(None);
+    ) -> Result<Arc<MatrixStream>, Error> {
+        let container = &layout.container;
+        let Some(source) = container.outside_source() else {
+            unreachable!("its matrices lie in files of another format");
         };
         let cover = |place: FileRange| {
             let cover = layout.cover_of(place.offset, place.len);
@@ -82,10 +86,11 @@ impl Streamed {
         let file = StreamFile {
             source,
             io,
+            core,
             cover: &cover,
             slot: &|len| layout.piece(len),
             memory,
         };
-        MatrixStream::open(self.0, file).map(Some)
+        MatrixStream::open(self.0, file)
     }
 }

@@ -25,7 +25,7 @@ const LOADERS: usize = 4;
 /// Stack size of these threads in bytes.
 const STACK: usize = 256 << 10;
 
-/// All resident weights.
+/// These weights.
 #[derive(Debug)]
 pub(crate) struct Weights {
     /// Output head, `[vocab × d_model]`; also the embedding if tied.
@@ -136,7 +136,7 @@ impl Weights {
         self.layers.iter().map(Layer::bytes_per_token).sum::<u64>() + self.head.len()
     }
 
-    /// Bytes that [`Weights::load`] will allocate, computed from the directory only.
+    /// Bytes that [`Weights::load`] will allocate without a stream, computed from the directory only.
     pub fn bytes_for(container: &Container, c: &ModelConfig) -> u64 {
         let on_flash = |name: &str| {
             let id = name.parse::<TensorId>();

@@ -26,6 +26,8 @@ const SLOTS: u32 = 16;
 
 /// Limits of the thread that reads: no more reads than slots.
 const LIMITS: Limits = Limits {
+    depth: 2 * SLOTS,
+    lanes: 4,
     batches: SLOTS as usize,
     queued: 2 * SLOTS as usize,
     ..Limits::PRODUCTION
@@ -35,6 +37,8 @@ const LIMITS: Limits = Limits {
 pub(crate) struct StreamFile<'a> {
     pub source: FileSource,
     pub io: IoChoice,
+    /// Core of the thread that reads.
+    pub core: Option<usize>,
     /// The aligned range that is read for one.
     pub cover: &'a dyn Fn(FileRange) -> FileRange,
     /// (Length, alignment) of a slot for a number of bytes at any offset.
@@ -117,6 +121,7 @@ impl MatrixStream {
         let mut arena = Arena::new(SLOTS, slot_len, align, file.memory)
             .map_err(emberflow_storage::Error::from)?;
         let options = IoOptions {
+            core: file.core,
             limits: LIMITS,
             ..IoOptions::default()
         };
@@ -207,7 +212,7 @@ impl MatrixStream {
 
 impl Window {
     /// Waits for a tile.
-    fn take(&mut self, of: TileOf, first_of: &[TiledMatrix]) -> Result<Slot, Error> {
+    fn take(&mut self, of: TileOf, matrices: &[TiledMatrix]) -> Result<Slot, Error> {
         if of.matrix != self.current {
             self.after[self.current as usize] = of.matrix;
             self.current = of.matrix;
@@ -219,14 +224,14 @@ impl Window {
                 self.next = of;
             }
         }
-        self.fill(first_of)?;
+        self.fill(matrices)?;
         loop {
             if let Some(slot) = self.ahead.front_mut().and_then(|first| first.slot.take()) {
                 self.ahead.pop_front();
                 return Ok(slot);
             }
             self.arrive()?;
-            self.fill(first_of)?;
+            self.fill(matrices)?;
         }
     }
 

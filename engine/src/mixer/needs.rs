@@ -48,8 +48,8 @@ pub(crate) struct MatrixSpec {
     pub rows: usize,
     pub cols: usize,
     place: Place,
-    /// Blocks of rows, each with its own input.
-    blocks: usize,
+    /// Blocks of rows, each with its own input; `None` if all rows have the same.
+    blocks: Option<usize>,
     /// Whether a lane may multiply it.
     shared: bool,
 }
@@ -73,7 +73,7 @@ impl MatrixSpec {
             rows,
             cols,
             place: Place::Input,
-            blocks: 1,
+            blocks: None,
             shared: true,
         }
     }
@@ -116,14 +116,14 @@ impl MatrixSpec {
     /// The same in `blocks` blocks of rows, each with its own input; no lane multiplies them.
     pub fn in_blocks(self, blocks: usize) -> Self {
         Self {
-            blocks,
+            blocks: Some(blocks),
             ..self.on_cpu()
         }
     }
 
-    /// Whether it multiplies several inputs.
+    /// Whether its blocks of rows have their own inputs.
     pub fn is_in_blocks(&self) -> bool {
-        self.blocks > 1
+        self.blocks.is_some()
     }
 
     /// Whether it multiplies the mixer's input.
@@ -144,8 +144,8 @@ impl MatrixSpec {
     /// Elements of its input, by row of a pass.
     pub fn input_width(&self) -> usize {
         match self.blocks {
-            1 => self.cols,
-            blocks => blocks * Activations::padded(self.cols),
+            None | Some(1) => self.cols,
+            Some(blocks) => blocks * Activations::padded(self.cols),
         }
     }
 }
@@ -229,5 +229,22 @@ impl Index<Role> for Matrices {
             Some(matrix) => matrix,
             None => unreachable!("{role:?} is not declared"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A single block of rows is multiplied as several are.
+    #[test]
+    fn one_block_is_in_blocks_too() {
+        let spec = MatrixSpec::between(Role::O, 8, 4);
+        assert!(!spec.is_in_blocks());
+        assert!(
+            [1, 3]
+                .iter()
+                .all(|&blocks| spec.in_blocks(blocks).is_in_blocks())
+        );
     }
 }

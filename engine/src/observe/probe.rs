@@ -8,6 +8,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::ffn::{FfnSeen, Oracle};
 use crate::forward::{AttentionSeen, StreamRows};
+use crate::planner::Candidates;
 use crate::planner::rates::Rates;
 use crate::state::Sequence;
 
@@ -53,7 +54,8 @@ impl<'e> Probe<'e> {
     /// Rates without any thread count.
     pub fn expected_with(&self, rates: &Rates) -> Result<f64, Error> {
         let planner = self.engine.planner().with_rates(rates.clone());
-        let division = planner.divide(self.engine.memory().budget())?;
+        let (settled, budget) = (self.engine.settled(), self.engine.memory().budget());
+        let division = planner.divide_again(settled, budget, settled.batch, Candidates::Current)?;
         let plan = planner.forecast(&division, self.engine.threads())?;
         Ok(plan.decode.compute_ms)
     }

@@ -164,9 +164,10 @@ pub(super) fn streams(shape: &Shape, needs: &Needs, plan: &MemoryPlan) -> bool {
     scans && (plan.slots == 0 || plan.gates_partly())
 }
 
-/// Bytes of the neurons or tiles that are not in memory.
+/// Bytes that are not in memory: of neurons, tiles and matrices that are read for every pass.
 fn missing(needs: &Needs, plan: &MemoryPlan) -> f64 {
     let neuron = (needs.gate_len + needs.rest_len) as f64;
     let tiles = needs.tiles.saturating_mul(needs.tile_slot) as f64;
-    (1.0 - plan.ffn_resident_share(needs)) * (needs.neurons as f64 * neuron + tiles)
+    let ffn = (1.0 - plan.ffn_resident_share(needs)) * (needs.neurons as f64 * neuron + tiles);
+    ffn + needs.streamed as f64
 }

@@ -390,6 +390,7 @@ impl Opened<'_> {
                 rows: room.rows,
                 logit_rows: o.logit_rows(),
                 replayed: o.speculation.logit_rows(),
+                drafts: o.speculation.memory && o.lane.is_none(),
                 context: o.context,
                 threads: self.threads,
                 tiles: self.tiles.is_some(),
@@ -501,9 +502,7 @@ impl Opened<'_> {
 impl Opened<'_> {
     /// `needs` with projections and output head read for every pass; `None` if that saves no memory.
     fn streamed(&self, needs: &Needs) -> Option<Needs> {
-        if self.tiles.is_none() || self.lane.is_some() {
-            return None;
-        }
+        self.tiles?;
         let (layout, c) = (self.layout, self.config);
         let of = Streamed::of(layout, c, self.options.lab.tile);
         let tables = Embedding::bytes_for(layout, c, of.has_head(c));

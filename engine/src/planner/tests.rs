@@ -544,6 +544,7 @@ fn published_needs(c: &ModelConfig) -> Needs {
         rows: 128,
         logit_rows: 1,
         replayed: 1,
+        drafts: false,
         context: 1024,
         threads: 4,
         tiles: false,

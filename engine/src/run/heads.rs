@@ -11,6 +11,7 @@
 use std::fmt;
 use std::path::Path;
 
+use emberflow_models::mtp_head_beside;
 use emberflow_storage::{mem, trim_heap};
 
 use super::log_probs::{log_probability, most_likely};
@@ -135,10 +136,17 @@ impl PlannedHead {
             return None;
         }
         // Otherwise it is one source among others.
-        let asked = !(options.speculation.lookup || options.speculation.memory);
-        let head = match container.is_outside() {
-            true => Self::of(container.path(), &parts.text, options),
+        let only = !(options.speculation.lookup || options.speculation.memory);
+        let asked = only || options.head.is_some();
+        let of = |path: &Path| Self::of(path, &parts.text, options);
+        let own = || match container.is_outside() {
+            true => of(container.path()),
             false => Ok(None),
+        };
+        let beside = || mtp_head_beside(container.path()).map_or(Ok(None), |path| of(&path));
+        let head = match &options.head {
+            Some(path) => of(path),
+            None => own().and_then(|own| own.map_or_else(beside, |own| Ok(Some(own)))),
         };
         let fitting = head.and_then(|head| match head {
             Some(head) => head.fitting(&parts.planner, options.budget, asked),
@@ -151,7 +159,7 @@ impl PlannedHead {
             }
             Ok(None) if asked => {
                 tracing::warn!(
-                    "no drafts: the model has no head for multi-token prediction that fits"
+                    "no drafts of a head: the model has none that fits beside its output head"
                 );
             }
             Ok(None) => {}
@@ -222,8 +230,11 @@ impl PlannedHead {
     /// Loads the head's weights. Its output head is that of `engine`.
     ///
     /// # Errors
-    /// A failed read.
+    /// A failed read; an engine whose output head is not in memory.
     pub fn open(self, engine: &Engine) -> Result<Box<dyn Draft>, Error> {
+        if engine.decoder.weights.stream.is_some() {
+            return Err(Error::HeadOnDisk);
+        }
         let head = engine.decoder.weights.head.shared();
         let d = engine.config().d_model as usize;
         let engine = Opening::within(self.parts, self.budget)?.open(Some(head))?;

@@ -51,6 +51,11 @@ impl Facts {
         let in_layer =
             |raw: &Raw| split_index(raw.name.strip_prefix("blk.")?).map(|of| of.1.to_owned());
         let layer_tensors: BTreeSet<String> = tensors.iter().filter_map(in_layer).collect();
+        // 0, except in a file with a head for multi-token prediction alone
+        let layers = tensors
+            .iter()
+            .filter_map(|raw| split_index(raw.name.strip_prefix("blk.")?));
+        let first = layers.map(|of| of.0).min().unwrap_or(0);
         // in any layer: not all have attention
         let some_has = |name: &str| layer_tensors.contains(name);
         let count = |end: &str| tensors.iter().filter(|raw| raw.name.ends_with(end)).count();
@@ -66,7 +71,7 @@ impl Facts {
             powerinfer,
             vocab: u32::try_from(vocab.tokens.len()).unwrap_or(u32::MAX),
             has_qkv_bias: some_has("attn_q.bias") || some_has("attn_qkv.bias"),
-            has_qk_norm: has("blk.0.attn_q_norm.weight"),
+            has_qk_norm: has(&format!("blk.{first}.attn_q_norm.weight")),
             has_o_bias: some_has("attn_output.bias"),
             has_ffn_bias: some_has("ffn_up.bias") || some_has("ffn_up_exps.bias"),
             two_norms: has("blk.0.attn_norm_2.weight"),

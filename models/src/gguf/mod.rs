@@ -68,6 +68,17 @@ pub fn gguf_header_len(path: &Path) -> Result<Option<u64>, Error> {
     header::len(&DataFile::open(path)?)
 }
 
+/// See [`crate::is_mtp_head`].
+pub(crate) fn is_mtp_head(path: &Path) -> Result<bool, Error> {
+    Ok(has_head_only(&split::open(path)?.header.tensors))
+}
+
+/// Whether there is a head for multi-token prediction and no first layer.
+fn has_head_only(tensors: &[Raw]) -> bool {
+    let first = |raw: &Raw| raw.name.starts_with("blk.0.");
+    tensors.iter().any(|raw| may_be_head(&raw.name)) && !tensors.iter().any(first)
+}
+
 /// Opens a GGUF file, or all parts of a split file with part `path`.
 pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Error> {
     let Set {
@@ -83,6 +94,12 @@ pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkp
     let path: &Path = &files[0].path;
     if part == Part::MtpHead && !tensors.iter().any(|raw| may_be_head(&raw.name)) {
         return Ok(None);
+    }
+    if part == Part::Decoder && has_head_only(&tensors) {
+        return Err(Error::NotACheckpoint {
+            path: path.to_owned(),
+            found: "a model's head for multi-token prediction, to be given with --draft beside the model,".into(),
+        });
     }
     let powerinfer = magic == *POWERINFER;
     let vocab = vocabulary(&mut metadata)?;

@@ -8,6 +8,7 @@ use emberflow_engine::{
     Admission, Bias, Draft, Engine, Error, Generation, HiddenRows, MOST_DRAFTS, Model, Options,
     PlannedHead, Request, Sampling, Speculation, Stepper, open_with_heads,
 };
+use emberflow_models::{is_mtp_head, mtp_head_beside};
 use emberflow_tests::{Golden, fixtures, roomy};
 
 /// The reference of a head.
@@ -213,6 +214,51 @@ fn samplings() -> [Sampling; 2] {
 fn check(found: &Generation, expected: &Generation, what: &str) {
     assert_eq!(found.tokens, expected.tokens, "{what}");
     assert_eq!(found.logits_hash, expected.logits_hash, "{what}");
+}
+
+/// llama.cpp's converter writes heads into files of their own, too.
+#[test]
+fn a_head_in_a_file_of_its_own_drafts_the_same() {
+    let mut found = 0;
+    for (whole, case) in models() {
+        let [model, head] =
+            ["model.gguf", "mtp-model.gguf"].map(|name| case.join("split").join(name));
+        if !model.exists() || whole.is_dir() {
+            continue;
+        }
+        assert!(is_mtp_head(&head).unwrap() && !is_mtp_head(&model).unwrap());
+        assert!(!is_mtp_head(&whole).unwrap());
+        let error = Model::of_checkpoint(&head).err().unwrap().to_string();
+        assert!(error.contains("--draft"), "{error}");
+        assert_eq!(mtp_head_beside(&model).as_ref(), Some(&head));
+        assert_eq!(mtp_head_beside(&whole), None);
+        let prompt = Golden::load(&case, "golden.json").tokens;
+        let expected = generate(
+            &mut open(&model, Speculation::OFF),
+            &prompt,
+            Sampling::default(),
+        );
+        let mut drafts = Vec::new();
+        for (model, head) in [(&whole, None), (&model, Some(head.clone())), (&model, None)] {
+            let options = Options {
+                speculation: heads(Some(2)),
+                head,
+                ..roomy(64)
+            };
+            let opened = Model::of_checkpoint(model).unwrap();
+            let mut engine = open_with_heads(opened, options, |_| Ok::<_, Error>(())).unwrap();
+            let made = generate(&mut engine, &prompt, Sampling::default());
+            check(&made, &expected, &model.display().to_string());
+            drafts.push((made.drafts.heads.proposed, made.drafts.heads.taken));
+        }
+        assert!(drafts[0].0 > 0, "{whole:?}");
+        assert!(
+            drafts.iter().all(|made| *made == drafts[0]),
+            "{whole:?}: {drafts:?}"
+        );
+        found += 1;
+    }
+    assert_eq!(found, 4);
 }
 
 #[test]

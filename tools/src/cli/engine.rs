@@ -99,8 +99,8 @@ pub struct DraftArgs {
     /// head for multi-token prediction), model (only of --draft), or N in every pass. The text stays the same.
     #[arg(long, value_name = "auto|off|ngram|memory|heads|model|N", default_value = "auto", value_parser = parse_speculation)]
     pub speculate: Speculation,
-    /// A small model with the same tokens, such as the smallest of the model's family, whose guesses are checked. It is
-    /// held in memory, within --memory.
+    /// A small model with the same tokens, such as the smallest of the model's family, whose guesses are checked, or a file
+    /// with the model's head for multi-token prediction (mtp-NAME.gguf). It is held in memory, within --memory.
     #[arg(long, value_name = "MODEL")]
     pub draft: Option<PathBuf>,
 }
