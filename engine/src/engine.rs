@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use emberflow_kernels::{Compute, Cpu};
+use emberflow_kernels::{Compute, Cpu, with_scale_per_token};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::Role;
 use emberflow_storage::trace::{Trace, Tracer};
@@ -231,8 +231,8 @@ impl Engine {
             lane.begin_pass(None);
         }
         decoder.run(pass, spans, hooks)?;
-        (spans.iter()).try_for_each(|span| span.sequence.check_range())?;
-        let found = self.logits_of(rows, wanted);
+        let in_range = (spans.iter()).try_for_each(|span| span.sequence.check_range());
+        let found = in_range.and_then(|()| self.logits_of(rows, wanted));
         if found.is_err() {
             for span in spans {
                 let len = span.sequence.len() - span.tokens.len();
@@ -596,7 +596,11 @@ fn build(
     let tiled = tiles.as_deref();
     let mut weights = Weights::load(&layout.container, tiled, text.meta(), head, stream)?;
     let mut specials = Specials::load(&layout, &c, rows)?;
-    let on = threads(&options, &tracer, &layout, &c, rows);
+    let mut on = threads(&options, &tracer, &layout, &c, rows);
+    if weights.head.dtype().is_per_channel() {
+        // Also another model's.
+        on.cpu = with_scale_per_token(on.cpu, true);
+    }
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;
     let mut scratch = ScratchRoom::of(&options, rows, tiles.is_some()).scratch(&c);
     let mut sharing = Sharing {

@@ -79,6 +79,15 @@ pub enum Error {
         /// Bytes of FFN matrices that a packed model would read from flash.
         whole_ffn: u64,
     },
+    /// A file with no head for multi-token prediction of the model.
+    #[error(
+        "{path}: it has no head for multi-token prediction of this model: its size, its tokens or its family differ",
+        path = path.display()
+    )]
+    NotItsHead {
+        /// The file.
+        path: PathBuf,
+    },
     /// A head for multi-token prediction, and an output head that is read for every pass.
     #[error(
         "drafts of a head need the model's output head in memory: give more memory, or choose other drafts"

@@ -103,6 +103,16 @@ impl Matrix {
         self.dtype.row_bytes(self.cols)
     }
 
+    /// Its format.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Whether it is read for every product.
+    pub(crate) fn is_streamed(&self) -> bool {
+        matches!(self.stored, Stored::Streamed(_))
+    }
+
     /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -185,12 +195,13 @@ impl Matrix {
         if range.is_empty() {
             return;
         }
+        // A tile of a wide matrix has few rows.
+        let each = match self.is_streamed() {
+            true => (range.len().div_ceil(workers.threads())).next_multiple_of(16),
+            false => ROWS_PER_CHUNK,
+        };
+        let each = each.min(ROWS_PER_CHUNK);
         if tokens == 1 {
-            // A tile of a wide matrix has few rows.
-            let each = range
-                .len()
-                .div_ceil(workers.threads())
-                .clamp(1, ROWS_PER_CHUNK);
             workers.for_each_part_mut(&mut y[range], each, &|_, unit, out| {
                 let first = unit * each;
                 let part = &bytes[first * stride..(first + out.len()) * stride];
@@ -203,11 +214,6 @@ impl Matrix {
             return;
         }
         let y = Columns::new(&mut y[range.start..], tokens, rows, range.len());
-        let each = range
-            .len()
-            .div_ceil(workers.threads())
-            .next_multiple_of(8)
-            .min(ROWS_PER_CHUNK);
         workers.for_each_column_block(y, each, scratch, &|scratch, first, mut block| {
             let bytes = &bytes[first * stride..(first + block.width()) * stride];
             multiply(cpu, self.dtype, cols, bytes, input, &mut block, scratch);

@@ -101,7 +101,8 @@ pub struct Options {
     pub lane: Option<Arc<dyn OpenLane>>,
     /// Drafts of next tokens, which are checked in one pass. Affects speed only.
     pub speculation: Speculation,
-    /// A file with the model's head for multi-token prediction, if it is not the model's own.
+    /// A file with the model's head for multi-token prediction; `None` for the model's own, or that of a file beside it
+    /// ([`emberflow_models::mtp_head_beside`]).
     pub head: Option<PathBuf>,
     /// Settings for measurements only.
     pub lab: Lab,

@@ -31,7 +31,7 @@ impl Model {
     }
 
     /// The first head for multi-token prediction of the checkpoint `path`, a model of one layer; `None` if it has none that is
-    /// implemented. `text` is the checkpoint's.
+    /// implemented, or if it is not of the model with this `text`.
     ///
     /// # Errors
     /// As [`Model::of_checkpoint`], of the head's tensors.
@@ -40,9 +40,9 @@ impl Model {
             return Ok(None);
         };
         let (config, of) = (source.config().clone(), text.config());
-        // Of a file that was replaced meanwhile.
+        // Another model's, or a file that was replaced meanwhile.
         let same = |c: &ModelConfig| (c.d_model, c.vocab, c.tied_head);
-        if same(&config) != same(of) {
+        if same(&config) != same(of) || config.family != of.family {
             return Ok(None);
         }
         let (mut container, quant) = container_of(source, path)?;

@@ -71,36 +71,26 @@ pub fn open_mtp_head(path: &Path) -> Result<Option<Box<dyn Checkpoint>>, Error> 
 /// # Errors
 /// A GGUF file whose header cannot be read.
 pub fn is_mtp_head(path: &Path) -> Result<bool, Error> {
-    match path.extension() {
-        Some(ending) if ending == "gguf" && path.is_file() => gguf::is_mtp_head(path),
-        _ => Ok(false),
+    if !path.is_file() {
+        return Ok(false);
     }
+    let file = DataFile::open(path)?;
+    let mut magic = [0u8; 4];
+    if file.len >= 4 {
+        file.read_at(&mut magic, 0, &|| "the magic".into())?;
+    }
+    Ok(gguf::is_magic(magic) && gguf::is_mtp_head(path)?)
 }
 
-/// A file beside the GGUF file `path` that has its head by its name: `mtp-` and the same name, or the only one of that beginning.
+/// A file beside the GGUF file `NAME.gguf`, or beside parts of it, that has its head by its name, `mtp-NAME.gguf`.
 #[must_use]
 pub fn mtp_head_beside(path: &Path) -> Option<PathBuf> {
-    let name = path
-        .file_name()?
-        .to_str()
-        .filter(|name| name.ends_with(".gguf"))?;
-    let same = path.with_file_name(format!("mtp-{name}"));
-    if same.is_file() {
-        return Some(same);
-    }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let is_head = |file: &PathBuf| {
-        let name = file.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with("mtp-") && name.ends_with(".gguf"))
-    };
-    let mut heads = entries(folder.unwrap_or(Path::new(".")))
-        .into_iter()
-        .filter(is_head);
-    heads
-        .next()
-        .filter(|head| heads.next().is_none() && head != path)
+    let name = path.file_name()?.to_str()?;
+    let name = name.strip_suffix(".gguf")?;
+    let whole = gguf::whole_name(path);
+    let names = [Some(name), whole.as_deref()].into_iter().flatten();
+    let mut heads = names.map(|name| path.with_file_name(format!("mtp-{name}.gguf")));
+    heads.find(|head| head.is_file())
 }
 
 /// The model described by a Hugging Face `config.json`, without weights and texts.

@@ -37,7 +37,7 @@ impl ScratchRoom {
             rows,
             logit_rows: options.logit_rows(),
             replayed: options.speculation.logit_rows(),
-            drafts: options.speculation.memory && options.lane.is_none(),
+            drafts: options.speculation.memory,
             context: options.context,
             threads: options.threads,
             tiles,

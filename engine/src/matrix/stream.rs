@@ -27,7 +27,7 @@ const SLOTS: u32 = 16;
 /// Limits of the thread that reads: no more reads than slots.
 const LIMITS: Limits = Limits {
     depth: 2 * SLOTS,
-    lanes: 4,
+    lanes: if cfg!(target_os = "android") { 2 } else { 4 },
     batches: SLOTS as usize,
     queued: 2 * SLOTS as usize,
     ..Limits::PRODUCTION

@@ -390,7 +390,7 @@ impl Opened<'_> {
                 rows: room.rows,
                 logit_rows: o.logit_rows(),
                 replayed: o.speculation.logit_rows(),
-                drafts: o.speculation.memory && o.lane.is_none(),
+                drafts: o.speculation.memory,
                 context: o.context,
                 threads: self.threads,
                 tiles: self.tiles.is_some(),

@@ -1,6 +1,8 @@
 //! Search for the division of a budget with the highest expected speed. `budget.rs` computes which
 //! divisions are possible, `forecast.rs` how fast they are.
 
+use emberflow_storage::mem;
+
 use super::budget::Division;
 use super::facts::Planner;
 use super::plan::Plan;
@@ -213,6 +215,14 @@ impl Planner {
             Some(lane.holding(&needs, clusters).full_budget())
         });
         full.max(with_lane.unwrap_or(0))
+    }
+
+    /// Takes note of what the process has held so far.
+    pub(crate) fn see_peak(&mut self) {
+        let peak = mem::peak_rss().unwrap_or(0);
+        for needs in [&mut self.needs].into_iter().chain(&mut self.streamed) {
+            needs.process_peak = needs.process_peak.max(peak);
+        }
     }
 
     /// The same if the caller allocates `bytes` more.

@@ -58,7 +58,7 @@ pub fn open_with_heads<E: From<Error>>(
     planned: impl FnOnce(&MemoryPlan) -> Result<(), E>,
 ) -> Result<Engine, E> {
     let mut parts = Parts::of(model, options)?;
-    let head = PlannedHead::beside(&mut parts);
+    let head = PlannedHead::beside(&mut parts)?;
     let opening = Opening::of(parts)?;
     planned(&opening.division.memory)?;
     let mut engine = opening.open(None)?;
@@ -79,7 +79,7 @@ pub struct PlannedHead {
 }
 
 impl PlannedHead {
-    /// Plans memory for the first head of the unpacked checkpoint `path`, whose texts are `text`; `None` if it has none that is
+    /// Plans memory for the first head in the unpacked checkpoint `path` of the model with this `text`; `None` if it has none that is
     /// implemented. Of the options those count that concern threads, context and storage.
     ///
     /// # Errors
@@ -129,33 +129,32 @@ impl PlannedHead {
 
     /// Plans memory for the head of the model with these `parts`, within its budget; `None` if it has none, or if more speed is
     /// expected without.
-    fn beside(parts: &mut Parts) -> Option<Self> {
-        let (container, options) = (&parts.layout.container, &parts.options);
+    ///
+    /// # Errors
+    /// A head that the caller has named and that cannot be read, or is another model's.
+    fn beside(parts: &mut Parts) -> Result<Option<Self>, Error> {
+        let options = &parts.options;
         let full = matches!(options.lab.ablation, Ablation::Full);
         if !options.speculation.heads || !full {
-            return None;
+            return Ok(None);
         }
         // Otherwise it is one source among others.
         let only = !(options.speculation.lookup || options.speculation.memory);
         let asked = only || options.head.is_some();
-        let of = |path: &Path| Self::of(path, &parts.text, options);
-        let own = || match container.is_outside() {
-            true => of(container.path()),
-            false => Ok(None),
-        };
-        let beside = || mtp_head_beside(container.path()).map_or(Ok(None), |path| of(&path));
-        let head = match &options.head {
-            Some(path) => of(path),
-            None => own().and_then(|own| own.map_or_else(beside, |own| Ok(Some(own)))),
-        };
-        let fitting = head.and_then(|head| match head {
+        if !asked && !Self::may_look(&parts.planner, options.budget) {
+            return Ok(None);
+        }
+        let head = Self::find(parts).and_then(|head| match head {
             Some(head) => head.fitting(&parts.planner, options.budget, asked),
             None => Ok(None),
         });
-        match fitting {
+        trim_heap();
+        parts.planner.see_peak();
+        match head {
             Ok(Some((head, planner))) => {
                 parts.planner = planner;
-                return Some(head);
+                parts.planner.see_peak();
+                return Ok(Some(head));
             }
             Ok(None) if asked => {
                 tracing::warn!(
@@ -163,9 +162,38 @@ impl PlannedHead {
                 );
             }
             Ok(None) => {}
-            Err(error) => tracing::info!(%error, "{UNUSED}"),
+            Err(error) if parts.options.head.is_some() => return Err(error),
+            Err(error) => tracing::warn!(%error, "{UNUSED}"),
         }
-        None
+        Ok(None)
+    }
+
+    /// Whether the budget has room for a second reading of the model's header and texts.
+    fn may_look(planner: &Planner, budget: Budget) -> bool {
+        let (needs, budget) = (planner.needs(), planner.budget(budget));
+        let streams = planner
+            .divide(budget)
+            .map_or(true, |of| of.needs.streamed > 0);
+        !streams && needs.process.saturating_add(needs.process_peak) <= budget
+    }
+
+    /// The head in the file that the caller named, in the model's own or in one beside it by its name.
+    fn find(parts: &Parts) -> Result<Option<Self>, Error> {
+        let (container, options) = (&parts.layout.container, &parts.options);
+        let of = |path: &Path| Self::of(path, &parts.text, options);
+        if let Some(path) = &options.head {
+            let head = of(path)?;
+            return match head {
+                Some(head) => Ok(Some(head)),
+                None => Err(Error::NotItsHead { path: path.clone() }),
+            };
+        }
+        if container.is_outside()
+            && let Some(own) = of(container.path())?
+        {
+            return Ok(Some(own));
+        }
+        mtp_head_beside(container.path()).map_or(Ok(None), |path| of(&path))
     }
 
     /// The head with the share in memory that promises most speed within `budget`, and the model's planner; without a promise
@@ -207,7 +235,7 @@ impl PlannedHead {
     fn speed(&self, model: &Planner, budget: Budget) -> Option<f64> {
         let division = model.divide(model.budget(budget)).ok()?;
         if division.needs.streamed > 0 {
-            // Its drafts would read the output head.
+            // Its drafts may read the output head.
             return None;
         }
         let own = &self.parts.planner;
@@ -232,10 +260,11 @@ impl PlannedHead {
     /// # Errors
     /// A failed read; an engine whose output head is not in memory.
     pub fn open(self, engine: &Engine) -> Result<Box<dyn Draft>, Error> {
-        if engine.decoder.weights.stream.is_some() {
+        let head = &engine.decoder.weights.head;
+        if head.is_streamed() {
             return Err(Error::HeadOnDisk);
         }
-        let head = engine.decoder.weights.head.shared();
+        let head = head.shared();
         let d = engine.config().d_model as usize;
         let engine = Opening::within(self.parts, self.budget)?.open(Some(head))?;
         Ok(Box::new(HeadDrafts {

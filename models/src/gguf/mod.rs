@@ -68,6 +68,11 @@ pub fn gguf_header_len(path: &Path) -> Result<Option<u64>, Error> {
     header::len(&DataFile::open(path)?)
 }
 
+/// The name of the model of which the file `path` is a part, without its number and ending.
+pub(crate) fn whole_name(path: &Path) -> Option<String> {
+    split::prefix(path)
+}
+
 /// See [`crate::is_mtp_head`].
 pub(crate) fn is_mtp_head(path: &Path) -> Result<bool, Error> {
     Ok(has_head_only(&split::open(path)?.header.tensors))
@@ -98,7 +103,8 @@ pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkp
     if part == Part::Decoder && has_head_only(&tensors) {
         return Err(Error::NotACheckpoint {
             path: path.to_owned(),
-            found: "a model's head for multi-token prediction, to be given with --draft beside the model,".into(),
+            found: "a head for multi-token prediction without its model, for which it drafts"
+                .into(),
         });
     }
     let powerinfer = magic == *POWERINFER;

@@ -66,6 +66,11 @@ impl PartName {
     }
 }
 
+/// The common part of the names of a set of files of which `path` is one.
+pub(super) fn prefix(path: &Path) -> Option<String> {
+    Some(PartName::parse(path)?.prefix)
+}
+
 /// The existing parts of the set of `path`; none unless its name is that of a part.
 pub(super) fn parts_of(path: &Path) -> Vec<PathBuf> {
     let Some(name) = PartName::parse(path) else {

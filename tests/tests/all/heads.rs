@@ -229,7 +229,7 @@ fn a_head_in_a_file_of_its_own_drafts_the_same() {
         assert!(is_mtp_head(&head).unwrap() && !is_mtp_head(&model).unwrap());
         assert!(!is_mtp_head(&whole).unwrap());
         let error = Model::of_checkpoint(&head).err().unwrap().to_string();
-        assert!(error.contains("--draft"), "{error}");
+        assert!(error.contains("without its model"), "{error}");
         assert_eq!(mtp_head_beside(&model).as_ref(), Some(&head));
         assert_eq!(mtp_head_beside(&whole), None);
         let prompt = Golden::load(&case, "golden.json").tokens;
@@ -259,6 +259,65 @@ fn a_head_in_a_file_of_its_own_drafts_the_same() {
         found += 1;
     }
     assert_eq!(found, 4);
+}
+
+#[test]
+fn a_head_of_another_model_is_an_error() {
+    let split =
+        |name: &str, file: &str| fixtures().join("heads").join(name).join("split").join(file);
+    let open = |head: PathBuf| {
+        let options = Options {
+            head: Some(head),
+            speculation: Speculation::AUTO,
+            ..roomy(64)
+        };
+        let model = Model::of_checkpoint(split("glm4_moe", "model.gguf")).unwrap();
+        open_with_heads(model, options, |_| Ok::<_, Error>(()))
+    };
+    assert!(open(split("glm4_moe", "mtp-model.gguf")).is_ok());
+    let other = open(split("qwen3_next", "mtp-model.gguf")).err().unwrap();
+    assert!(matches!(other, Error::NotItsHead { .. }), "{other}");
+    let none = open(split("glm4_moe", "model.gguf")).err().unwrap();
+    assert!(matches!(none, Error::NotItsHead { .. }), "{none}");
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = dir.path().join("mtp-model.gguf");
+    let bytes = std::fs::read(split("glm4_moe", "mtp-model.gguf")).unwrap();
+    std::fs::write(&damaged, &bytes[..bytes.len() / 2]).unwrap();
+    assert!(open(damaged.clone()).is_err());
+    // Of its own accord a model does without.
+    let model = dir.path().join("model.gguf");
+    std::fs::copy(split("glm4_moe", "model.gguf"), &model).unwrap();
+    assert_eq!(mtp_head_beside(&model), Some(damaged));
+    let options = Options {
+        speculation: Speculation::AUTO,
+        ..roomy(64)
+    };
+    let model = Model::of_checkpoint(&model).unwrap();
+    assert!(open_with_heads(model, options, |_| Ok::<_, Error>(())).is_ok());
+}
+
+#[test]
+fn heads_are_found_by_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name);
+    let head = fixtures().join("heads/glm4_moe/split/mtp-model.gguf");
+    std::fs::copy(&head, file("blob")).unwrap();
+    assert!(is_mtp_head(&file("blob")).unwrap());
+    for name in ["mtp-a.gguf", "mtp-b-Q4_0.gguf", "mtp-b.gguf"] {
+        std::fs::copy(&head, file(name)).unwrap();
+    }
+    std::fs::create_dir(file("mtp-folder.gguf")).unwrap();
+    for (model, head) in [
+        ("a.gguf", Some("mtp-a.gguf")),
+        ("a-00002-of-00003.gguf", Some("mtp-a.gguf")),
+        ("b-Q4_0.gguf", Some("mtp-b-Q4_0.gguf")),
+        ("c.gguf", None),
+        ("mtp-a.gguf", None),
+        ("folder.gguf", None),
+        ("a", None),
+    ] {
+        assert_eq!(mtp_head_beside(&file(model)), head.map(file), "{model}");
+    }
 }
 
 #[test]
