@@ -598,7 +598,7 @@ fn build(
     let mut specials = Specials::load(&layout, &c, rows)?;
     let mut on = threads(&options, &tracer, &layout, &c, rows);
     if weights.head.dtype().is_per_channel() {
-        // Also another model's.
+        // The head may be another model's.
         on.cpu = with_scale_per_token(on.cpu, true);
     }
     let predictors = (stored.map(|its| its.load(&layout.container, &c, rows))).transpose()?;

@@ -24,7 +24,7 @@ pub(crate) fn name_of(role: Role, layer: u32) -> String {
 /// Finds tensors and validates their shapes.
 pub(crate) struct Loader<'a> {
     pub container: &'a Container,
-    /// Matrices that stay there.
+    /// Reads the matrices that stay on disk.
     pub stream: Option<&'a Arc<MatrixStream>>,
 }
 

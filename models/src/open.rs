@@ -35,11 +35,7 @@ fn open_part(path: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Err
             found: "neither a file nor a folder".into(),
         });
     }
-    let file = DataFile::open(path)?;
-    let mut magic = [0u8; 4];
-    if file.len >= 4 {
-        file.read_at(&mut magic, 0, &|| "the magic".into())?;
-    }
+    let magic = magic_of(path)?;
     if gguf::is_magic(magic) {
         gguf::open_file(path, part)
     } else if path.extension().is_some_and(|e| e == "safetensors") {
@@ -57,6 +53,16 @@ fn open_part(path: &Path, part: Part) -> Result<Option<Box<dyn Checkpoint>>, Err
     }
 }
 
+/// The first four bytes of a file; zeros if it has fewer.
+fn magic_of(path: &Path) -> Result<[u8; 4], Error> {
+    let file = DataFile::open(path)?;
+    let mut magic = [0; 4];
+    if file.len >= 4 {
+        file.read_at(&mut magic, 0, &|| "the magic".into())?;
+    }
+    Ok(magic)
+}
+
 /// The first head for multi-token prediction of a checkpoint, as a model of one layer; `None` if the checkpoint has none that
 /// is implemented.
 ///
@@ -71,15 +77,7 @@ pub fn open_mtp_head(path: &Path) -> Result<Option<Box<dyn Checkpoint>>, Error> 
 /// # Errors
 /// A GGUF file whose header cannot be read.
 pub fn is_mtp_head(path: &Path) -> Result<bool, Error> {
-    if !path.is_file() {
-        return Ok(false);
-    }
-    let file = DataFile::open(path)?;
-    let mut magic = [0u8; 4];
-    if file.len >= 4 {
-        file.read_at(&mut magic, 0, &|| "the magic".into())?;
-    }
-    Ok(gguf::is_magic(magic) && gguf::is_mtp_head(path)?)
+    Ok(path.is_file() && gguf::is_magic(magic_of(path)?) && gguf::is_mtp_head(path)?)
 }
 
 /// A file beside the GGUF file `NAME.gguf`, or beside parts of it, that has its head by its name, `mtp-NAME.gguf`.

@@ -44,7 +44,7 @@ pub(crate) struct Weights {
 
 impl Weights {
     /// Reads and verifies all weights, several layers at once: single reads would leave most of the
-    /// device idle. `shared`: the output head, if it is another model's; `stream`: the matrices that stay in their file.
+    /// device idle. `shared`: the output head, if it is another model's; `stream` reads the matrices that stay on disk.
     pub fn load(
         container: &Container,
         tiles: Option<&TileLayout>,

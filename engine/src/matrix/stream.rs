@@ -1,12 +1,12 @@
 //! Matrices that are read for every pass, because the budget has no room for them.
 //!
 //! ```text
-//! tiles in order of use    … Q │ K │ V │ O │ Q │ K │ …            layer by layer, round and round
+//! tiles in order of use    … Q │ K │ V │ O │ Q │ K │ …            layer by layer, pass after pass
 //! slots                    [ multiplied │ read ahead ··········· ]
 //! ```
 //!
-//! The order is what was seen: after each matrix comes the one that followed it last time. A matrix that is not next drops what
-//! was read ahead. Whole rows are multiplied, so no result depends on how a matrix is cut.
+//! Read-ahead assumes that each matrix is followed by the one that followed it last time. If another one is needed, the tiles
+//! read ahead are discarded. Whole rows are multiplied, so results do not depend on how a matrix is cut.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -33,7 +33,7 @@ const LIMITS: Limits = Limits {
     ..Limits::PRODUCTION
 };
 
-/// A file and how it is read.
+/// A file, and how to read it.
 pub(crate) struct StreamFile<'a> {
     pub source: FileSource,
     pub io: IoChoice,

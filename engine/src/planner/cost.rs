@@ -155,8 +155,6 @@ impl CostModel<'_> {
         if bytes <= 0.0 {
             return;
         }
-        let count = bytes / of.len.max(1) as f64;
-        let io_ms = count * self.storage.read_ns(of.len, Pattern::Sequential) * 1e-6;
         let beside = match of.experts > 0.0 {
             // The FFN's part of the pass, by bytes.
             true => {
@@ -166,12 +164,7 @@ impl CostModel<'_> {
             }
             false => sum.ms,
         };
-        let wait = (io_ms - beside).max(0.0);
-        sum.ms += wait;
-        sum.wait_ms += wait;
-        sum.io_ms += io_ms;
-        sum.bytes_read += bytes;
-        sum.reads += count;
+        self.add_long_reads(sum, bytes, beside);
     }
 
     /// Adds the reads of matrices that are read once for each pass, ahead of their use.
@@ -179,12 +172,17 @@ impl CostModel<'_> {
         if bytes <= 0.0 {
             return;
         }
+        // Storage is busy with tiles for a part of the time already.
+        let idle = (sum.ms - sum.io_ms).max(0.0);
+        self.add_long_reads(sum, bytes, idle);
+    }
+
+    /// Adds `bytes` in reads as long as a tile, which go on during `beside` milliseconds of other work.
+    fn add_long_reads(&self, sum: &mut Forecast, bytes: f64, beside: f64) {
         let len = self.shape.tiles.len.max(1);
         let count = bytes / len as f64;
         let io_ms = count * self.storage.read_ns(len, Pattern::Sequential) * 1e-6;
-        // Storage is busy with tiles for a part of the time already.
-        let idle = (sum.ms - sum.io_ms).max(0.0);
-        let wait = (io_ms - idle).max(0.0);
+        let wait = (io_ms - beside).max(0.0);
         sum.ms += wait;
         sum.wait_ms += wait;
         sum.io_ms += io_ms;
