@@ -3,7 +3,7 @@
 //! | source | container |
 //! |---|---|
 //! | Q4_0 | q4, an exact copy |
-//! | Q4_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS | q4k |
+//! | Q4_K, Q2_K, Q3_K, all IQ and TQ formats, Q1_0, Q2_0 | q4k |
 //! | MXFP4 neurons | mxfp4 if they can be copied unchanged |
 //! | floats, if the whole source is floats | q4k; embedding and head q8 |
 //! | all others | q8 |
@@ -81,7 +81,8 @@ fn ffn_format(
 fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
     let format = match tensor.source_dtype.as_str() {
         "Q4_0" => DType::Q4,
-        "Q4_K" | "Q2_K" | "Q3_K" | "IQ4_NL" | "IQ4_XS" => DType::Q4k,
+        "Q4_K" | "Q2_K" | "Q3_K" | "Q1_0" | "Q2_0" => DType::Q4k,
+        name if name.starts_with("IQ") || name.starts_with("TQ") => DType::Q4k,
         "F32" | "F16" | "BF16" if floats => DType::Q4k,
         _ => DType::Q8,
     };

@@ -275,7 +275,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
 }
 
 /// Bits per weight of ggml's block formats (`ggml-common.h` in llama.cpp: block bytes · 8 / weights).
-const BITS: [(&str, f64); 16] = [
+const BITS: [(&str, f64); 27] = [
     ("Q4_0", 4.5),
     ("Q4_1", 5.0),
     ("Q5_0", 5.5),
@@ -288,6 +288,17 @@ const BITS: [(&str, f64); 16] = [
     ("Q3_K", 3.4375),
     ("IQ4_NL", 4.5),
     ("IQ4_XS", 4.25),
+    ("IQ1_S", 1.5625),
+    ("IQ1_M", 1.75),
+    ("IQ2_XXS", 2.0625),
+    ("IQ2_XS", 2.3125),
+    ("IQ2_S", 2.5625),
+    ("IQ3_XXS", 3.0625),
+    ("IQ3_S", 3.4375),
+    ("TQ1_0", 1.6875),
+    ("TQ2_0", 2.0625),
+    ("Q1_0", 1.125),
+    ("Q2_0", 2.25),
     ("MXFP4", 4.25),
     ("F16", 16.0),
     ("BF16", 16.0),

@@ -23,17 +23,40 @@ pub enum Block {
     Q5K,
     /// 6-bit integers less 32; scales in eight bits for 16, in units of one for 256.
     Q6K,
+    /// Eight magnitudes by an index of eight bits, signs; scales in four bits for 32, in units of one for 256.
+    Iq2Xxs,
+    /// Eight magnitudes by an index of nine bits, signs; scales in four bits for 16, in units of one for 256.
+    Iq2Xs,
+    /// Four magnitudes by an index of eight bits, signs; scales in four bits for 32, in units of one for 256.
+    Iq3Xxs,
+    /// Eight of −1, 0 and 1 by an index of eleven bits, moved by an eighth; scales in three bits for 32, in units
+    /// of one for 256.
+    Iq1S,
     /// 16 values that are denser near zero, a scale for 32.
     Iq4Nl,
+    /// Four magnitudes by an index of nine bits, signs; scales in four bits for 32, in units of one for 256.
+    Iq3S,
+    /// Eight magnitudes by an index of ten bits, signs; scales in four bits for 16, in units of one for 256.
+    Iq2S,
     /// The values of [`Iq4Nl`](Block::Iq4Nl); scales in six bits for 32, in units of one for 256.
     Iq4Xs,
+    /// As [`Iq1S`](Block::Iq1S), moved eight by eight, with scales for 16.
+    Iq1M,
+    /// −1, 0 and 1, five in a byte; a scale for 256.
+    Tq1_0,
+    /// −1, 0 and 1 in two bits; a scale for 256.
+    Tq2_0,
     /// 4-bit floats, a power of two for 32.
     Mxfp4,
+    /// Signs; a scale for 128.
+    Q1_0,
+    /// 2-bit integers less 1; a scale for 64.
+    Q2_0,
 }
 
 impl Block {
     /// Every format.
-    pub const ALL: [Block; 13] = [
+    pub const ALL: [Block; 24] = [
         Block::Q4_0,
         Block::Q4_1,
         Block::Q5_0,
@@ -44,9 +67,20 @@ impl Block {
         Block::Q4K,
         Block::Q5K,
         Block::Q6K,
+        Block::Iq2Xxs,
+        Block::Iq2Xs,
+        Block::Iq3Xxs,
+        Block::Iq1S,
         Block::Iq4Nl,
+        Block::Iq3S,
+        Block::Iq2S,
         Block::Iq4Xs,
+        Block::Iq1M,
+        Block::Tq1_0,
+        Block::Tq2_0,
         Block::Mxfp4,
+        Block::Q1_0,
+        Block::Q2_0,
     ];
 
     /// The name in GGUF's own documents.
@@ -65,6 +99,17 @@ impl Block {
             Block::Iq4Nl => "IQ4_NL",
             Block::Iq4Xs => "IQ4_XS",
             Block::Mxfp4 => "MXFP4",
+            Block::Iq2Xxs => "IQ2_XXS",
+            Block::Iq2Xs => "IQ2_XS",
+            Block::Iq3Xxs => "IQ3_XXS",
+            Block::Iq1S => "IQ1_S",
+            Block::Iq3S => "IQ3_S",
+            Block::Iq2S => "IQ2_S",
+            Block::Iq1M => "IQ1_M",
+            Block::Tq1_0 => "TQ1_0",
+            Block::Tq2_0 => "TQ2_0",
+            Block::Q1_0 => "Q1_0",
+            Block::Q2_0 => "Q2_0",
         }
     }
 
@@ -84,6 +129,17 @@ impl Block {
             Block::Iq4Nl => 20,
             Block::Iq4Xs => 23,
             Block::Mxfp4 => 39,
+            Block::Iq2Xxs => 16,
+            Block::Iq2Xs => 17,
+            Block::Iq3Xxs => 18,
+            Block::Iq1S => 19,
+            Block::Iq3S => 21,
+            Block::Iq2S => 22,
+            Block::Iq1M => 29,
+            Block::Tq1_0 => 34,
+            Block::Tq2_0 => 35,
+            Block::Q1_0 => 41,
+            Block::Q2_0 => 42,
         }
     }
 
@@ -98,7 +154,10 @@ impl Block {
             Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Q8_0 => 32,
             Block::Iq4Nl | Block::Mxfp4 => 32,
             Block::Q2K | Block::Q3K | Block::Q4K | Block::Q5K | Block::Q6K => 256,
-            Block::Iq4Xs => 256,
+            Block::Q1_0 => 128,
+            Block::Q2_0 => 64,
+            Block::Iq2Xxs | Block::Iq2Xs | Block::Iq3Xxs | Block::Iq1S | Block::Iq3S => 256,
+            Block::Iq2S | Block::Iq4Xs | Block::Iq1M | Block::Tq1_0 | Block::Tq2_0 => 256,
         }
     }
 
@@ -118,6 +177,17 @@ impl Block {
             Block::Iq4Nl => 18,
             Block::Iq4Xs => 136,
             Block::Mxfp4 => 17,
+            Block::Iq2Xxs => 66,
+            Block::Iq2Xs => 74,
+            Block::Iq3Xxs => 98,
+            Block::Iq1S => 50,
+            Block::Iq3S => 110,
+            Block::Iq2S => 82,
+            Block::Iq1M => 56,
+            Block::Tq1_0 => 54,
+            Block::Tq2_0 => 66,
+            Block::Q1_0 => 18,
+            Block::Q2_0 => 18,
         }
     }
 

@@ -29,6 +29,7 @@ pub(super) const VALUES: [i8; 16] = [
 
 impl Format for BlockIq4Nl {
     const BLOCK: Block = Block::Iq4Nl;
+    const LIKE: Block = Block::Q8_0;
     const ELEMENTS: usize = GROUP;
     const SIGNED: bool = true;
     const MOST: u8 = 127;

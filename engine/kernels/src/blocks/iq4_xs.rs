@@ -50,6 +50,7 @@ impl BlockIq4Xs {
 
 impl Format for BlockIq4Xs {
     const BLOCK: Block = Block::Iq4Xs;
+    const LIKE: Block = Block::Q8_0;
     const ELEMENTS: usize = SUPER_GROUPS * GROUP;
     const SIGNED: bool = true;
     const MOST: u8 = 127;

@@ -1,6 +1,6 @@
 //! The blocks of GGUF files, multiplied without repacking.
 //!
-//! A row is a whole number of blocks, one after the other; a block is 32 or 256 weights with the
+//! A row is a whole number of blocks, one after the other; a block is 32 to 256 weights with the
 //! scales they share. Each format is one file: its block, byte for byte as ggml defines it; the
 //! reference that takes it apart ([`Format::group`]); and how vectors of any instruction set unpack
 //! it ([`Format::unpack`] and the scales beside it), in the operations of [`Vector`].
@@ -24,10 +24,20 @@
 
 #![allow(unsafe_code)]
 
+mod codebooks;
 mod format;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod q1_0;
+mod q2_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -39,6 +49,8 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod six_bits;
+mod tq1_0;
+mod tq2_0;
 mod vector;
 
 use crate::groups::{CHUNK, CHUNK_GROUPS, GROUP, HALF};
@@ -53,7 +65,9 @@ macro_rules! with_block {
             @ $block, $format => $call;
             Q4_0 BlockQ4_0, Q4_1 BlockQ4_1, Q5_0 BlockQ5_0, Q5_1 BlockQ5_1, Q8_0 BlockQ8_0,
             Q2K BlockQ2K, Q3K BlockQ3K, Q4K BlockQ4K, Q5K BlockQ5K, Q6K BlockQ6K,
-            Iq4Nl BlockIq4Nl, Iq4Xs BlockIq4Xs, Mxfp4 BlockMxfp4
+            Iq2Xxs BlockIq2Xxs, Iq2Xs BlockIq2Xs, Iq3Xxs BlockIq3Xxs, Iq1S BlockIq1S, Iq4Nl BlockIq4Nl,
+            Iq3S BlockIq3S, Iq2S BlockIq2S, Iq4Xs BlockIq4Xs, Iq1M BlockIq1M, Tq1_0 BlockTq1_0,
+            Tq2_0 BlockTq2_0, Mxfp4 BlockMxfp4, Q1_0 BlockQ1_0, Q2_0 BlockQ2_0
         )
     };
     (@ $block:expr, $format:ident => $call:expr; $($name:ident $stored:ident),*) => {
@@ -65,9 +79,40 @@ macro_rules! with_block {
         }
     };
 }
+
+/// Evaluates the call with `$like` standing for the format whose panels those of the format are like; see
+/// [`Format::LIKE`].
+macro_rules! with_like {
+    ($block:expr, $like:ident => $call:expr) => {
+        $crate::blocks::with_like!(
+            @ $block, $like => $call;
+            Q4_0 BlockQ4_0, Q4_1 BlockQ4_1, Q5_0 BlockQ5_0, Q5_1 BlockQ5_1, Q8_0 BlockQ8_0,
+            Q2K BlockQ2K, Q3K BlockQ3K, Q6K BlockQ6K, Iq2Xs BlockIq2Xs, Mxfp4 BlockMxfp4
+        )
+    };
+    (@ $block:expr, $like:ident => $call:expr; $($name:ident $stored:ident),*) => {
+        match $crate::blocks::with_block!($block, F => <F as $crate::blocks::Format>::LIKE) {
+            $($crate::Block::$name => {
+                type $like = $crate::blocks::$stored;
+                $call
+            })*
+            _ => unreachable!("no format is like one that is like another"),
+        }
+    };
+}
+
+pub(crate) use iq1_m::BlockIq1M;
+pub(crate) use iq1_s::BlockIq1S;
+pub(crate) use iq2_s::BlockIq2S;
+pub(crate) use iq2_xs::BlockIq2Xs;
+pub(crate) use iq2_xxs::BlockIq2Xxs;
+pub(crate) use iq3_s::BlockIq3S;
+pub(crate) use iq3_xxs::BlockIq3Xxs;
 pub(crate) use iq4_nl::BlockIq4Nl;
 pub(crate) use iq4_xs::BlockIq4Xs;
 pub(crate) use mxfp4::BlockMxfp4;
+pub(crate) use q1_0::BlockQ1_0;
+pub(crate) use q2_0::BlockQ2_0;
 pub(crate) use q2_k::BlockQ2K;
 pub(crate) use q3_k::BlockQ3K;
 pub(crate) use q4_0::BlockQ4_0;
@@ -78,7 +123,10 @@ pub(crate) use q5_1::BlockQ5_1;
 pub(crate) use q5_k::BlockQ5K;
 pub(crate) use q6_k::BlockQ6K;
 pub(crate) use q8_0::BlockQ8_0;
+pub(crate) use tq1_0::BlockTq1_0;
+pub(crate) use tq2_0::BlockTq2_0;
 pub(crate) use with_block;
+pub(crate) use with_like;
 
 /// Decodes a row of blocks, to the bits of llama.cpp's and the `gguf` package's decoders.
 ///
@@ -150,6 +198,9 @@ impl Group {
 pub(crate) trait Format: bytemuck::Pod {
     /// Its name among the formats.
     const BLOCK: Block;
+    /// The format that panels of many rows are multiplied as: its weights are integers of the same kind, and it has
+    /// the same factors, so one product serves both.
+    const LIKE: Block = Self::BLOCK;
     /// Weights of a block.
     const ELEMENTS: usize;
     /// Whether unpacked weights are signed bytes; otherwise unsigned ones.
@@ -243,6 +294,26 @@ impl<'a, F: Format> Blocks<'a, F> {
     pub(crate) fn each<T>(self, of: impl Fn(&F) -> T) -> [T; CHUNK_GROUPS] {
         std::array::from_fn(|g| of(self.of_group(g).0))
     }
+
+    /// What `of` says of each group, from its block and its place in it.
+    #[inline(always)]
+    pub(crate) fn each_group<T>(self, of: impl Fn(&F, usize) -> T) -> [T; CHUNK_GROUPS] {
+        std::array::from_fn(|g| {
+            let (block, g) = self.of_group(g);
+            of(block, g)
+        })
+    }
+
+    /// What `of` says of the 16 halves of groups of a block of 256 weights, for both blocks of the chunk.
+    #[inline(always)]
+    pub(crate) fn each_half<T: Copy>(
+        self,
+        of: impl Fn(&F) -> [T; CHUNK_GROUPS],
+    ) -> [T; 2 * CHUNK_GROUPS] {
+        const { assert!(Self::COUNT == 2) };
+        let all = [0, 1].map(|i| of(self.at(i)));
+        std::array::from_fn(|i| all[i / CHUNK_GROUPS][i % CHUNK_GROUPS])
+    }
 }
 
 /// Bytes of the largest chunk.
@@ -252,6 +323,14 @@ pub(crate) const MAX_CHUNK_BYTES: usize = Blocks::<BlockQ8_0>::BYTES;
 mod tests {
     use super::*;
 
+    /// What a product of packed panels depends on.
+    fn facts(block: Block) -> (bool, u8, [bool; 3], bool) {
+        with_block!(block, F => {
+            let floats = F::SIGNED && F::MOST == 12;
+            (F::SIGNED, F::RAISED, [F::MINS, F::STEPS, F::MIN_STEPS], floats)
+        })
+    }
+
     #[test]
     fn blocks_have_the_sizes_of_gguf() {
         for block in Block::ALL {
@@ -259,6 +338,9 @@ mod tests {
             assert_eq!((block.elements(), block.bytes()), (elements, bytes));
             assert_eq!(with_block!(block, F => F::BLOCK), block);
             assert!(CHUNK / elements * bytes <= MAX_CHUNK_BYTES);
+            let like = with_block!(block, F => F::LIKE);
+            assert_eq!(facts(block), facts(like), "{}", block.name());
+            assert!(with_block!(block, F => F::MOST) <= with_block!(like, F => F::MOST));
         }
     }
 }

@@ -29,6 +29,7 @@ const _: () = assert!(size_of::<BlockQ4K>() == 144 && align_of::<BlockQ4K>() == 
 
 impl Format for BlockQ4K {
     const BLOCK: Block = Block::Q4K;
+    const LIKE: Block = Block::Q4_1;
     const ELEMENTS: usize = SUPER_GROUPS * GROUP;
     const SIGNED: bool = false;
     const MOST: u8 = 15;

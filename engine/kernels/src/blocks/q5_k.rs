@@ -30,6 +30,7 @@ const _: () = assert!(size_of::<BlockQ5K>() == 176 && align_of::<BlockQ5K>() == 
 
 impl Format for BlockQ5K {
     const BLOCK: Block = Block::Q5K;
+    const LIKE: Block = Block::Q5_1;
     const ELEMENTS: usize = SUPER_GROUPS * GROUP;
     const SIGNED: bool = false;
     const MOST: u8 = 31;

@@ -75,7 +75,6 @@ impl Format for BlockQ6K {
 
     #[inline(always)]
     fn steps(chunk: Blocks<'_, Self>) -> [i8; 2 * CHUNK_GROUPS] {
-        let all = [0, 1].map(|i| chunk.at(i).steps);
-        std::array::from_fn(|i| all[i / CHUNK_GROUPS][i % CHUNK_GROUPS])
+        chunk.each_half(|block| block.steps)
     }
 }

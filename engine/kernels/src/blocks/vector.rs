@@ -55,6 +55,24 @@ pub(crate) trait Vector {
     /// The CPU has the instruction set of `Self`.
     unsafe fn spread(words: impl Fn(usize) -> u32, half: usize) -> Self::Bytes;
 
+    /// Two words of eight bytes in each lane.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn words(of: impl Fn(usize) -> [u64; 2]) -> Self::Bytes;
+
+    /// The sums of bytes, which wrap around.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn plus(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+
+    /// The negative of each byte where `by` is 255; itself where it is 0.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`. Bytes of `by` are 0 or 255.
+    unsafe fn negate(bytes: Self::Bytes, by: Self::Bytes) -> Self::Bytes;
+
     /// 16 values.
     ///
     /// # Safety
@@ -72,6 +90,12 @@ pub(crate) trait Vector {
     /// # Safety
     /// The CPU has the instruction set of `Self`.
     unsafe fn times(values: Self::Values, by: &[i8; CHUNK_GROUPS]) -> Self::Values;
+
+    /// Each value times one factor.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `Self`.
+    unsafe fn scaled(values: Self::Values, by: f32) -> Self::Values;
 }
 
 /// The low nibbles of each byte, or the high ones as half 1.

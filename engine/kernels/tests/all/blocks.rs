@@ -34,7 +34,7 @@ fn decoding_is_that_of_the_gguf_package() {
     }
 }
 
-/// Where the f16 scales of a block are; in MXFP4 the exponent.
+/// Where the f16 scales of a block are; in MXFP4 the exponent, in IQ1_M none, as the scale is spread over words.
 fn scales(format: Block) -> &'static [usize] {
     match format {
         Block::Q4_0 | Block::Q5_0 | Block::Q8_0 | Block::Iq4Nl | Block::Iq4Xs => &[0],
@@ -42,7 +42,11 @@ fn scales(format: Block) -> &'static [usize] {
         Block::Q6K => &[208],
         Block::Q2K => &[80, 82],
         Block::Q3K => &[108],
-        Block::Mxfp4 => &[0],
+        Block::Iq2Xxs | Block::Iq2Xs | Block::Iq2S | Block::Iq3Xxs | Block::Iq3S => &[0],
+        Block::Iq1S | Block::Q1_0 | Block::Q2_0 | Block::Mxfp4 => &[0],
+        Block::Tq1_0 => &[52],
+        Block::Tq2_0 => &[64],
+        Block::Iq1M => &[],
     }
 }
 
@@ -77,16 +81,26 @@ fn matrix(format: Block, kind: Kind, bytes: usize, random: &mut fastrand::Rng) -
                 };
                 continue;
             }
-            let half = match kind {
-                Kind::Any => random.u16(..),
-                Kind::Finite => random.u16(..0x7c00) | (random.u16(..2) << 15),
-                Kind::Extreme => random.choice([0x7bff, 0xfbff]).unwrap(),
-                Kind::Tiny => (random.u16(..0x0400) * random.u16(..2)) | (random.u16(..2) << 15),
-            };
-            block[at..at + 2].copy_from_slice(&half.to_le_bytes());
+            block[at..at + 2].copy_from_slice(&half(kind, random).to_le_bytes());
+        }
+        if format == Block::Iq1M {
+            let half = half(kind, random);
+            for (w, upper) in block[48..].iter_mut().skip(1).step_by(2).enumerate() {
+                *upper = *upper & 15 | ((half >> (4 * w) & 15) << 4) as u8;
+            }
         }
     }
     stored
+}
+
+/// An f16 scale.
+fn half(kind: Kind, random: &mut fastrand::Rng) -> u16 {
+    match kind {
+        Kind::Any => random.u16(..),
+        Kind::Finite => random.u16(..0x7c00) | (random.u16(..2) << 15),
+        Kind::Extreme => random.choice([0x7bff, 0xfbff]).unwrap(),
+        Kind::Tiny => (random.u16(..0x0400) * random.u16(..2)) | (random.u16(..2) << 15),
+    }
 }
 
 /// `row · x` by the chain rule, one integer at a time.
@@ -151,10 +165,7 @@ proptest! {
     ) {
         for format in Block::ALL {
             let mut random = fastrand::Rng::with_seed(seed);
-            let n = match format.elements() {
-                GROUP => groups * GROUP,
-                elements => groups.div_ceil(8) * elements,
-            };
+            let n = (groups * GROUP).next_multiple_of(format.elements());
             let row = format.row_bytes(n);
             let rows: Vec<Vec<u8>> = (0..count).map(|_| matrix(format, kind, row, &mut random)).collect();
             let stride = row + gap;

@@ -319,22 +319,7 @@ fn published_llama3_divisors_give_the_published_scaling() {
 
 #[test]
 fn block_formats_decode_like_the_reference() {
-    let formats = [
-        DType::Block(Block::Q4_0),
-        DType::Block(Block::Q4_1),
-        DType::Block(Block::Q5_0),
-        DType::Block(Block::Q5_1),
-        DType::Block(Block::Q8_0),
-        DType::Block(Block::Q4K),
-        DType::Block(Block::Q5K),
-        DType::Block(Block::Q6K),
-        DType::Block(Block::Q2K),
-        DType::Block(Block::Q3K),
-        DType::Block(Block::Iq4Nl),
-        DType::Block(Block::Iq4Xs),
-        DType::Block(Block::Mxfp4),
-    ];
-    for dtype in formats {
+    for dtype in Block::ALL.map(DType::Block) {
         let read = |ending| {
             std::fs::read(
                 fixtures()

@@ -372,6 +372,28 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn words(of: impl Fn(usize) -> [u64; 2]) -> __m256i {
+        let ([a, b], [c, d]) = (of(0), of(1));
+        // SAFETY: the caller guarantees AVX2.
+        unsafe {
+            let [a, b, c, d] = [a, b, c, d].map(u64::cast_signed);
+            _mm256_setr_epi64x(a, b, c, d)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_add_epi8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn negate(bytes: __m256i, by: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe { _mm256_sub_epi8(_mm256_xor_si256(bytes, by), by) }
+    }
+
+    #[inline(always)]
     unsafe fn values(values: &[f32; CHUNK_GROUPS]) -> [__m256; 2] {
         // SAFETY: passed on from the caller.
         unsafe { Self::chains(values) }
@@ -394,6 +416,15 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
                 _mm256_mul_ps(values[0], low),
                 _mm256_mul_ps(values[1], high),
             ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scaled(values: [__m256; 2], by: f32) -> [__m256; 2] {
+        // SAFETY: the caller guarantees AVX2.
+        unsafe {
+            let by = _mm256_set1_ps(by);
+            [_mm256_mul_ps(values[0], by), _mm256_mul_ps(values[1], by)]
         }
     }
 }

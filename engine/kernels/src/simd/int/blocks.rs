@@ -44,87 +44,80 @@ pub(super) trait BlockTile: Tile + Unit {
     /// [`Tile::pack`] of rows of blocks.
     ///
     /// # Safety
-    /// As for [`Tile::pack`] with [`Of<B>`].
+    /// As for [`Tile::pack`] with [`Of<B>`], or that of the format it is like.
     unsafe fn pack_blocks<B: Format>(rows: &[Row<'_>], panel: Panel);
 }
 
-/// Packs by [`BlockTile::pack_blocks`].
-struct Whole<B>(PhantomData<B>);
+/// Packs rows of the formats that are like `L` by [`BlockTile::pack_blocks`].
+struct Whole<L>(PhantomData<L>);
 
-impl<K: BlockTile, B: Format> Pack<K> for Whole<B> {
+impl<K: BlockTile, L: Format> Pack<K> for Whole<L> {
     #[inline(always)]
     unsafe fn pack(rows: &[Row<'_>], panel: Panel) {
-        // SAFETY: passed on from the caller.
-        unsafe { K::pack_blocks::<B>(rows, panel) }
+        let DType::Block(format) = rows[0].dtype() else {
+            return;
+        };
+        with_block!(format, B => {
+            if const { B::LIKE as u8 == L::BLOCK as u8 } {
+                // SAFETY: passed on from the caller.
+                unsafe { K::pack_blocks::<B>(rows, panel) }
+            }
+        })
     }
 }
 
-/// `y[r] = row r · x`.
+/// `y[r] = row r · x`, of rows in the format `B`.
 ///
 /// # Safety
 /// The CPU has the instruction set of `U`; `x` has a chunk for every 512 elements of a row, and `y` an
 /// element for each row.
 #[inline(always)]
-pub(super) unsafe fn dots<U: BlockUnit>(m: Matrix<'_>, x: &[Chunk], y: &mut [f32]) {
-    let DType::Block(format) = m.dtype() else {
-        return;
-    };
+pub(super) unsafe fn dots<U: BlockUnit, B: Format>(m: Matrix<'_>, x: &[Chunk], y: &mut [f32]) {
     if y.is_empty() {
         return;
     }
-    with_block!(format, B => {
-        let distance = dot::begin::<U, _>(m);
-        let last = m.count() - 1;
-        for (r, y) in y.iter_mut().enumerate() {
-            let ahead = m.at((r + distance).min(last));
-            // SAFETY: passed on from the caller; there is one token.
-            [*y] = unsafe { tile::<U, B, 1>(m.at(r), [x.as_ptr()], Some(ahead)) };
-        }
-    })
+    let distance = dot::begin::<U, _>(m);
+    let last = m.count() - 1;
+    for (r, y) in y.iter_mut().enumerate() {
+        let ahead = m.at((r + distance).min(last));
+        // SAFETY: passed on from the caller; there is one token.
+        [*y] = unsafe { tile::<U, B, 1>(m.at(r), [x.as_ptr()], Some(ahead)) };
+    }
 }
 
-/// `y.row(t)[r] = row r · token t`.
+/// `y.row(t)[r] = row r · token t`, of rows in a format that is like `L` and at least [`BlockTile::FROM`] tokens.
 ///
 /// # Safety
 /// As for [`dots`] and each token; `y` has a row for each token and a column for each row of the matrix;
 /// `scratch` has at least [`gemm::scratch_len`] elements.
 #[inline(always)]
-pub(super) unsafe fn matmul<K: BlockTile>(
+pub(super) unsafe fn many<K: BlockTile, L: Format>(
     m: Matrix<'_>,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
     scratch: &mut [f32],
 ) {
-    let DType::Block(format) = m.dtype() else {
-        return;
-    };
-    if m.count() == 0 {
-        return;
-    }
-    with_block!(format, B => {
+    if m.count() > 0 {
         // SAFETY: passed on from the caller.
-        unsafe {
-            if xs.tokens() < K::FROM {
-                few::<K::Few, B>(m, xs, y);
-            } else {
-                gemm::matmul_as::<K, _, Of<B>, Whole<B>>(m, xs, y, scratch);
-            }
-        }
-    })
+        unsafe { gemm::matmul_as::<K, _, Of<L>, Whole<L>>(m, xs, y, scratch) }
+    }
 }
 
-/// [`matmul`] of a few tokens.
+/// `y.row(t)[r] = row r · token t`, of rows in the format `B` and less than [`BlockTile::FROM`] tokens.
 ///
 /// # Safety
-/// As for [`matmul`], of at least one row.
+/// As for [`dots`] and each token; `y` has a row for each token and a column for each row of the matrix.
 #[inline(always)]
-unsafe fn few<U: BlockUnit, B: Format>(
+pub(super) unsafe fn few<K: BlockTile, B: Format>(
     m: Matrix<'_>,
     xs: ActivationsRef<'_>,
     y: &mut Columns<'_, f32>,
 ) {
+    if m.count() == 0 {
+        return;
+    }
     let (first, stride) = (xs.chunks().as_ptr(), xs.n().div_ceil(CHUNK));
-    let distance = dot::begin::<U, _>(m);
+    let distance = dot::begin::<K::Few, _>(m);
     let last = m.count() - 1;
     for r in 0..m.count() {
         let mut ahead = Some(m.at((r + distance).min(last)));
@@ -136,9 +129,13 @@ unsafe fn few<U: BlockUnit, B: Format>(
             // SAFETY: the tokens from `t` to `t + width` exist.
             unsafe {
                 match width {
-                    1 => [sums[0]] = tile::<U, B, 1>(row, [x(0)], ahead),
-                    2 => [sums[0], sums[1]] = tile::<U, B, 2>(row, [x(0), x(1)], ahead),
-                    _ => sums = tile::<U, B, TILE>(row, [x(0), x(1), x(2)], ahead),
+                    2 if K::FROM > 2 => {
+                        [sums[0], sums[1]] = tile::<K::Few, B, 2>(row, [x(0), x(1)], ahead);
+                    }
+                    3 if K::FROM > 3 => {
+                        sums = tile::<K::Few, B, TILE>(row, [x(0), x(1), x(2)], ahead);
+                    }
+                    _ => [sums[0]] = tile::<K::Few, B, 1>(row, [x(0)], ahead),
                 }
             }
             for (i, &sum) in sums[..width].iter().enumerate() {

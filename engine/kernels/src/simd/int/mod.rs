@@ -91,32 +91,72 @@ macro_rules! entry_points {
     };
 }
 
-/// The kernels of blocks of one instruction set.
+/// The kernels of blocks of one instruction set. Each format has functions of its own: one with all of them takes
+/// the compiler much longer.
 macro_rules! block_entry_points {
     ([$($feature:tt)*] $unit:ty) => {
-        use $crate::matrix::Matrix;
-
         $(#[target_feature(enable = $feature)])*
-        pub(in crate::simd::int) fn block_dots(m: Matrix<'_>, x: &[Chunk], y: &mut [f32]) {
-            // SAFETY: the features are enabled here; the dispatcher checked the lengths.
-            unsafe {
-                use $crate::simd::int::blocks::{BlockTile, dots};
-                dots::<<$unit as BlockTile>::Few>(m, x, y)
+        pub(in crate::simd::int) fn block_dots(
+            m: $crate::matrix::Matrix<'_>,
+            x: &[Chunk],
+            y: &mut [f32],
+        ) {
+            if let $crate::DType::Block(format) = m.dtype() {
+                $crate::blocks::with_block!(format, B => dots_of::<B>(m, x, y));
             }
         }
 
         $(#[target_feature(enable = $feature)])*
         pub(in crate::simd::int) fn block_matmul(
-            m: Matrix<'_>,
+            m: $crate::matrix::Matrix<'_>,
             xs: ActivationsRef<'_>,
             y: &mut Columns<'_, f32>,
             scratch: &mut [f32],
         ) {
-            // SAFETY: as in `block_dots`.
-            unsafe { $crate::simd::int::blocks::matmul::<$unit>(m, xs, y, scratch) }
+            let $crate::DType::Block(format) = m.dtype() else {
+                return;
+            };
+            if xs.tokens() < <$unit as $crate::simd::int::blocks::BlockTile>::FROM {
+                $crate::blocks::with_block!(format, B => few_of::<B>(m, xs, y));
+            } else {
+                $crate::blocks::with_like!(format, L => many_like::<L>(m, xs, y, scratch));
+            }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        fn dots_of<B: $crate::blocks::Format>(
+            m: $crate::matrix::Matrix<'_>,
+            x: &[Chunk],
+            y: &mut [f32],
+        ) {
+            use $crate::simd::int::blocks::BlockTile;
+            // SAFETY: the features are enabled here; the dispatcher checked the lengths.
+            unsafe { $crate::simd::int::blocks::dots::<<$unit as BlockTile>::Few, B>(m, x, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        fn few_of<B: $crate::blocks::Format>(
+            m: $crate::matrix::Matrix<'_>,
+            xs: ActivationsRef<'_>,
+            y: &mut Columns<'_, f32>,
+        ) {
+            // SAFETY: as in `dots_of`.
+            unsafe { $crate::simd::int::blocks::few::<$unit, B>(m, xs, y) }
+        }
+
+        $(#[target_feature(enable = $feature)])*
+        fn many_like<L: $crate::blocks::Format>(
+            m: $crate::matrix::Matrix<'_>,
+            xs: ActivationsRef<'_>,
+            y: &mut Columns<'_, f32>,
+            scratch: &mut [f32],
+        ) {
+            // SAFETY: as in `dots_of`.
+            unsafe { $crate::simd::int::blocks::many::<$unit, L>(m, xs, y, scratch) }
         }
     };
 }
+
 /// The methods of [`gemm::Tile`] on chains that are one register of floats, by its intrinsics.
 #[cfg(target_arch = "x86_64")]
 macro_rules! chains_of_floats {

@@ -276,6 +276,25 @@ impl<const LEVEL: u8> Vector for Neon<LEVEL> {
     }
 
     #[inline(always)]
+    unsafe fn words(of: impl Fn(usize) -> [u64; 2]) -> uint8x16_t {
+        let [low, high] = of(0);
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vcombine_u8(vcreate_u8(low), vcreate_u8(high)) }
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vaddq_u8(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn negate(bytes: uint8x16_t, by: uint8x16_t) -> uint8x16_t {
+        // SAFETY: the caller guarantees NEON.
+        unsafe { vsubq_u8(veorq_u8(bytes, by), by) }
+    }
+
+    #[inline(always)]
     unsafe fn values(values: &[f32; CHUNK_GROUPS]) -> [float32x4_t; 4] {
         // SAFETY: passed on from the caller.
         unsafe { Self::chains(values) }
@@ -295,6 +314,18 @@ impl<const LEVEL: u8> Vector for Neon<LEVEL> {
             let mut products = values;
             for i in 0..CHUNK_GROUPS / 4 {
                 products[i] = vmulq_f32(values[i], by[i]);
+            }
+            products
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scaled(values: [float32x4_t; 4], by: f32) -> [float32x4_t; 4] {
+        // SAFETY: the caller guarantees NEON.
+        unsafe {
+            let mut products = values;
+            for product in &mut products {
+                *product = vmulq_n_f32(*product, by);
             }
             products
         }

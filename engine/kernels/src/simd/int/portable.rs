@@ -179,6 +179,21 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    unsafe fn words(of: impl Fn(usize) -> [u64; 2]) -> [u8; HALF] {
+        bytemuck::cast(of(0).map(u64::to_le_bytes))
+    }
+
+    #[inline(always)]
+    unsafe fn plus(a: [u8; HALF], b: [u8; HALF]) -> [u8; HALF] {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn negate(bytes: [u8; HALF], by: [u8; HALF]) -> [u8; HALF] {
+        std::array::from_fn(|i| (bytes[i] ^ by[i]).wrapping_sub(by[i]))
+    }
+
+    #[inline(always)]
     unsafe fn values(values: &[f32; CHUNK_GROUPS]) -> [f32; CHUNK_GROUPS] {
         *values
     }
@@ -191,6 +206,11 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn times(values: [f32; CHUNK_GROUPS], by: &[i8; CHUNK_GROUPS]) -> [f32; CHUNK_GROUPS] {
         std::array::from_fn(|g| values[g] * f32::from(by[g]))
+    }
+
+    #[inline(always)]
+    unsafe fn scaled(values: [f32; CHUNK_GROUPS], by: f32) -> [f32; CHUNK_GROUPS] {
+        values.map(|value| value * by)
     }
 }
 
