@@ -8,9 +8,9 @@
 mod from_json;
 mod splitting;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use self::splitting::{Bytes, Splitting, level, splitting};
@@ -117,6 +117,8 @@ impl GgufVocab {
         });
         // The text enters the checkpoint's fingerprint.
         small.sort_all_objects();
+        let mut vocab: Vec<(&str, usize)> = ids.into_iter().collect();
+        vocab.sort_unstable();
         let document = Document {
             added_tokens: &small["added_tokens"],
             decoder: &small["decoder"],
@@ -130,7 +132,7 @@ impl GgufVocab {
                 merges,
                 kind: "BPE",
                 unk_token: bpe.unk_token,
-                vocab: ids.into_iter().collect(),
+                vocab: Entries(vocab),
             },
             normalizer: &small["normalizer"],
             padding: (),
@@ -279,7 +281,7 @@ impl GgufVocab {
     fn sentencepiece<'a>(
         &'a self,
         ids: &HashMap<&'a str, usize>,
-    ) -> Result<(Parts<'a>, Vec<[&'a str; 2]>), Error> {
+    ) -> Result<(Parts<'a>, Merges<'a>), Error> {
         if self.scores.is_empty() || self.token_types.is_empty() {
             let found = format!(
                 "{} scores and {} types",
@@ -292,7 +294,7 @@ impl GgufVocab {
                 "one for each token",
             ));
         }
-        let merges = self.merges_by_score(ids)?;
+        let merges = Merges::Splits(&self.tokens, self.merges_by_score(ids)?);
         let prefix = self.add_space_prefix.unwrap_or(true);
         Ok((self.pieces(prefix), merges))
     }
@@ -334,16 +336,8 @@ impl GgufVocab {
 
     /// SentencePiece joins the adjacent pieces with the highest-scoring union. As a merge list:
     /// every split of a token into two tokens, best token first.
-    fn merges_by_score<'a>(
-        &'a self,
-        ids: &HashMap<&'a str, usize>,
-    ) -> Result<Vec<[&'a str; 2]>, Error> {
-        struct Split<'a> {
-            score: f32,
-            chars: [usize; 2],
-            parts: [&'a str; 2],
-        }
-        let mut splits: Vec<Split<'a>> = Vec::new();
+    fn merges_by_score(&self, ids: &HashMap<&str, usize>) -> Result<Vec<Split>, Error> {
+        let mut splits: Vec<Split> = Vec::new();
         for (index, (token, score)) in self.tokens.iter().zip(&self.scores).enumerate() {
             let kind = self.kind(index);
             if !score.is_finite() {
@@ -365,15 +359,15 @@ impl GgufVocab {
                     &format!("at most {MAX_PIECE}"),
                 ));
             }
-            let mut own: Vec<([usize; 2], Split<'a>)> = Vec::new();
+            let mut own: Vec<([usize; 2], Split)> = Vec::new();
             let total = token.chars().count();
             for (chars, (at, _)) in token.char_indices().enumerate().skip(1) {
                 let (left, right) = token.split_at(at);
                 if let (Some(l), Some(r)) = (ids.get(left), ids.get(right)) {
                     let split = Split {
-                        score: *score + 0.0,
-                        chars: [chars, total - chars],
-                        parts: [left, right],
+                        token: index as u32,
+                        at: at as u16,
+                        chars: [chars as u16, (total - chars) as u16],
                     };
                     own.push(([*l, *r], split));
                 }
@@ -381,17 +375,19 @@ impl GgufVocab {
             own.sort_by_key(|(ids, _)| *ids);
             splits.extend(own.into_iter().map(|(_, split)| split));
         }
+        // Both zeros are equal.
+        let score = |of: &Split| self.scores[of.token as usize] + 0.0;
         // Stable: equal scores and lengths stay in vocabulary order.
         splits.sort_by(|a, b| {
-            b.score
-                .total_cmp(&a.score)
+            score(b)
+                .total_cmp(&score(a))
                 .then_with(|| b.chars.cmp(&a.chars))
         });
-        Ok(splits.into_iter().map(|split| split.parts).collect())
+        Ok(splits)
     }
 
     /// A BPE whose merges the file lists.
-    fn listed_merges(&self) -> Result<(Parts<'_>, Vec<[&str; 2]>), Error> {
+    fn listed_merges(&self) -> Result<(Parts<'_>, Merges<'_>), Error> {
         let split = self.splitting()?;
         let mut merges = Vec::with_capacity(self.merges.len());
         for (rank, merge) in self.merges.iter().enumerate() {
@@ -408,6 +404,7 @@ impl GgufVocab {
             })?;
             merges.push([left, right]);
         }
+        let merges = Merges::Listed(merges);
         if split.bytes == Bytes::Pieces {
             let prefix = self.add_space_prefix.unwrap_or(false);
             return Ok((self.pieces(prefix), merges));
@@ -451,6 +448,44 @@ struct Bpe<'a> {
     unk_token: Option<&'a str>,
 }
 
+/// A token in two parts, which are tokens. Within [`MAX_PIECE`].
+struct Split {
+    token: u32,
+    /// Bytes of the first part.
+    at: u16,
+    /// Characters of the parts.
+    chars: [u16; 2],
+}
+
+/// Merges in the order in which they are applied.
+enum Merges<'a> {
+    Listed(Vec<[&'a str; 2]>),
+    /// Of these tokens.
+    Splits(&'a [String], Vec<Split>),
+}
+
+impl Serialize for Merges<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Listed(pairs) => pairs.serialize(serializer),
+            Self::Splits(tokens, splits) => serializer.collect_seq(
+                splits
+                    .iter()
+                    .map(|of| tokens[of.token as usize].split_at(of.at.into())),
+            ),
+        }
+    }
+}
+
+/// Tokens and their ids, as an object.
+struct Entries<'a>(Vec<(&'a str, usize)>);
+
+impl Serialize for Entries<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
+}
+
 /// A `tokenizer.json` with keys in ascending order. Borrows vocabulary and merges: a tree of JSON values takes 200 MB for
 /// 262,144 tokens.
 #[derive(Serialize)]
@@ -475,11 +510,11 @@ struct Model<'a> {
     end_of_word_suffix: (),
     fuse_unk: bool,
     ignore_merges: bool,
-    merges: Vec<[&'a str; 2]>,
+    merges: Merges<'a>,
     #[serde(rename = "type")]
     kind: &'a str,
     unk_token: Option<&'a str>,
-    vocab: BTreeMap<&'a str, usize>,
+    vocab: Entries<'a>,
 }
 
 fn replace(from: &str, to: &str) -> Value {
