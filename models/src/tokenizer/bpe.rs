@@ -10,10 +10,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{Model, Token};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::text_index::TextIndex;
 
 /// A vocabulary with its merges.
 #[derive(Debug)]
@@ -22,13 +22,14 @@ pub(super) struct Bpe {
     texts: Texts,
     /// The id of each token, ascending.
     ids: Vec<u32>,
-    /// Places in `ids`, by text.
-    places: HashTable<u32>,
+    /// Places in `texts` and `ids`.
+    places: TextIndex,
     /// By rank: lower ones are applied first.
     merges: Vec<Merge>,
     /// Places in `merges`, by pair.
     ranks: HashTable<u32>,
-    hasher: Hasher,
+    /// Hashes pairs; random, so that nobody can write merges whose hashes collide.
+    state: RandomState,
 }
 
 /// The settings of a model.
@@ -52,9 +53,9 @@ struct Texts {
 }
 
 impl Texts {
-    fn get(&self, place: usize) -> &str {
-        let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.all[start as usize..self.ends[place] as usize]
+    fn get(&self, place: u32) -> &str {
+        let end = |place: u32| self.ends[place as usize] as usize;
+        &self.all[place.checked_sub(1).map_or(0, end)..end(place)]
     }
 }
 
@@ -65,71 +66,47 @@ struct Merge {
     union: u32,
 }
 
-/// Hashes with a random seed, so that nobody can write a vocabulary whose hashes collide.
-#[derive(Debug, Clone, Copy)]
-struct Hasher(u64);
-
-impl Hasher {
-    fn text(self, text: &str) -> u64 {
-        xxh3_64_with_seed(text.as_bytes(), self.0)
-    }
-
-    fn pair(self, [left, right]: [u32; 2]) -> u64 {
-        let both = u64::from(left) << 32 | u64::from(right);
-        xxh3_64_with_seed(&both.to_le_bytes(), self.0)
-    }
-}
-
-/// Part of a text that is one token.
+/// Part of a piece that is one token.
 #[derive(Clone, Copy)]
 struct Symbol {
-    id: u32,
-    /// 0 once it is merged into the symbol before it.
-    len: usize,
+    /// `None` once it is merged into the symbol before it.
+    id: Option<u32>,
     before: Option<usize>,
     after: Option<usize>,
 }
 
-/// The symbols of a text.
-#[derive(Default)]
+/// The symbols of a piece.
 struct Symbols(Vec<Symbol>);
 
 impl Symbols {
-    fn push(&mut self, id: u32, len: usize) {
-        let place = self.0.len();
-        let before = place.checked_sub(1);
-        if let Some(before) = before {
-            self.0[before].after = Some(place);
-        }
-        let after = None;
-        self.0.push(Symbol {
-            id,
-            len,
-            before,
-            after,
-        });
+    fn of(ids: &[u32]) -> Self {
+        let places = 0..ids.len();
+        let symbol = |(place, id): (usize, &u32)| Symbol {
+            id: Some(*id),
+            before: place.checked_sub(1),
+            after: Some(place + 1).filter(|after| places.contains(after)),
+        };
+        Self(ids.iter().enumerate().map(symbol).collect())
     }
 
     /// The ids of the symbol at `left` and the one after it.
     fn pair(&self, left: usize) -> Option<[u32; 2]> {
-        let Symbol { id, after, .. } = self.0[left];
-        after.map(|right| [id, self.0[right].id])
+        let left = self.0[left];
+        Some([left.id?, self.0[left.after?].id?])
     }
 
     /// Merges the symbol after `left` into it.
     fn join(&mut self, left: usize, union: u32) {
+        self.0[left].id = Some(union);
         let Some(right) = self.0[left].after else {
             return;
         };
-        let gone = std::mem::replace(&mut self.0[right].len, 0);
+        self.0[right].id = None;
         let after = self.0[right].after;
+        self.0[left].after = after;
         if let Some(after) = after {
             self.0[after].before = Some(left);
         }
-        let joined = &mut self.0[left];
-        joined.id = union;
-        joined.len += gone;
-        joined.after = after;
     }
 }
 
@@ -140,33 +117,27 @@ impl Bpe {
         settings: Settings,
     ) -> Result<Self, String> {
         vocab.sort_unstable_by_key(|(_, id)| *id);
-        let hasher = Hasher(RandomState::new().hash_one(0));
         let bytes = vocab.iter().map(|(text, _)| text.as_ref().len()).sum();
         let mut texts = Texts {
             all: String::with_capacity(bytes),
             ends: Vec::with_capacity(vocab.len()),
         };
         let mut ids: Vec<u32> = Vec::with_capacity(vocab.len());
-        let mut places: HashTable<u32> = HashTable::with_capacity(vocab.len());
+        let mut places = TextIndex::with_capacity(vocab.len());
         for (place, (text, id)) in (0..).zip(&vocab) {
             let text = text.as_ref();
             if ids.last() == Some(id) {
-                let other = texts.get(ids.len() - 1);
+                let other = texts.get(place - 1);
                 return Err(format!("id {id} for {other:?} and for {text:?}"));
             }
-            let same = |of: &u32| texts.get(*of as usize) == text;
-            let hash = |of: &u32| hasher.text(texts.get(*of as usize));
-            match places.entry(hasher.text(text), same, hash) {
-                Entry::Occupied(other) => {
-                    let other = ids[*other.get() as usize];
-                    return Err(format!("{text:?} with id {other} and with id {id}"));
-                }
-                Entry::Vacant(free) => free.insert(place),
-            };
             ids.push(*id);
             texts.all.push_str(text);
             let end = u32::try_from(texts.all.len());
             texts.ends.push(end.map_err(|_| format!("{bytes} bytes"))?);
+            if let Some(other) = places.insert(place, |place| texts.get(place)) {
+                let other = ids[other as usize];
+                return Err(format!("{text:?} with id {other} and with id {id}"));
+            }
         }
         Ok(Self {
             settings,
@@ -175,7 +146,7 @@ impl Bpe {
             places,
             merges: Vec::new(),
             ranks: HashTable::new(),
-            hasher,
+            state: RandomState::new(),
         })
     }
 
@@ -186,12 +157,11 @@ impl Bpe {
         let union = id(&format!("{left}{right}"))?;
         let rank = self.merges.len() as u32;
         self.merges.push(Merge { pair, union });
-        let (merges, hasher) = (&self.merges, self.hasher);
+        let (merges, state) = (&self.merges, &self.state);
         let of = |rank: &u32| merges[*rank as usize].pair;
         let same = |rank: &u32| of(rank) == pair;
-        let entry = self
-            .ranks
-            .entry(hasher.pair(pair), same, |rank| hasher.pair(of(rank)));
+        let hash = |rank: &u32| state.hash_one(of(rank));
+        let entry = self.ranks.entry(state.hash_one(pair), same, hash);
         // Of a merge that is listed twice, the last rank counts.
         *entry.or_insert(rank).get_mut() = rank;
         Ok(())
@@ -200,71 +170,60 @@ impl Bpe {
     /// The rank of a pair.
     fn rank(&self, pair: [u32; 2]) -> Option<u32> {
         let same = |rank: &u32| self.merges[*rank as usize].pair == pair;
-        self.ranks.find(self.hasher.pair(pair), same).copied()
+        self.ranks.find(self.state.hash_one(pair), same).copied()
     }
 
     /// The tokens of single characters.
-    fn characters(&self, text: &str) -> tokenizers::Result<Symbols> {
+    fn characters(&self, piece: &str) -> tokenizers::Result<Vec<u32>> {
         let of = &self.settings;
-        let mut symbols = Symbols(Vec::with_capacity(text.len()));
-        let mut unknown: Option<(u32, usize)> = None;
-        for (at, c) in text.char_indices() {
-            let c = &text[at..at + c.len_utf8()];
+        let mut ids = Vec::with_capacity(piece.len());
+        let mut unknown = None;
+        for (at, c) in piece.char_indices() {
+            let c = &piece[at..at + c.len_utf8()];
             if let Some(id) = self.token_to_id(c) {
-                if let Some((id, len)) = unknown.take() {
-                    symbols.push(id, len);
-                }
-                symbols.push(id, c.len());
+                ids.extend(unknown.take());
+                ids.push(id);
                 continue;
             }
             let byte = |byte: u8| self.token_to_id(&format!("<0x{byte:02X}>"));
-            let bytes = of.byte_fallback.then(|| c.bytes().map(byte).collect());
-            if let Some(bytes) = bytes.flatten() {
-                let bytes: Vec<u32> = bytes;
-                bytes.into_iter().for_each(|id| symbols.push(id, 1));
+            let bytes: Option<Vec<u32>> = c.bytes().map(byte).collect();
+            if let Some(bytes) = bytes.filter(|_| of.byte_fallback) {
+                // As in the crate, an unknown character before them comes after them.
+                ids.extend(bytes);
                 continue;
             }
-            let Some(token) = &of.unknown else {
-                continue;
-            };
-            match &mut unknown {
-                Some((_, len)) if of.fuse_unknown => *len += c.len(),
-                _ => {
-                    let id = self.token_to_id(token);
-                    let id = id.ok_or_else(|| format!("no unknown token {token:?}"))?;
-                    if let Some((id, len)) = unknown.replace((id, c.len())) {
-                        symbols.push(id, len);
-                    }
-                }
+            if let Some(token) = &of.unknown {
+                let id = self.token_to_id(token);
+                let id = id.ok_or_else(|| format!("no unknown token {token:?}"))?;
+                ids.extend(unknown.replace(id).filter(|_| !of.fuse_unknown));
             }
         }
-        if let Some((id, len)) = unknown {
-            symbols.push(id, len);
-        }
-        Ok(symbols)
+        ids.extend(unknown);
+        Ok(ids)
     }
 
-    /// Applies merges, the lowest rank first, and the first place of several.
-    fn merge(&self, symbols: &mut Symbols) {
+    /// Applies merges, the lowest rank first, and at the first place of several.
+    fn merged(&self, ids: &[u32]) -> impl Iterator<Item = u32> + use<> {
+        let mut symbols = Symbols::of(ids);
         let found = |symbols: &Symbols, left: usize| {
             let rank = self.rank(symbols.pair(left)?)?;
             Some(Reverse((rank, left)))
         };
-        let pairs = (0..symbols.0.len()).filter_map(|left| found(symbols, left));
+        let pairs = (0..symbols.0.len()).filter_map(|left| found(&symbols, left));
         let mut queue: BinaryHeap<_> = pairs.collect();
         while let Some(Reverse((rank, left))) = queue.pop() {
             let Merge { union, .. } = self.merges[rank as usize];
             // Either symbol may be another one by now.
-            let now = symbols.pair(left).filter(|_| symbols.0[left].len > 0);
-            let now = now.and_then(|pair| self.rank(pair));
+            let now = symbols.pair(left).and_then(|pair| self.rank(pair));
             if now.is_none_or(|now| self.merges[now as usize].union != union) {
                 continue;
             }
             symbols.join(left, union);
             let before = symbols.0[left].before;
-            queue.extend(before.and_then(|before| found(symbols, before)));
-            queue.extend(found(symbols, left));
+            queue.extend(before.and_then(|before| found(&symbols, before)));
+            queue.extend(found(&symbols, left));
         }
+        symbols.0.into_iter().filter_map(|symbol| symbol.id)
     }
 }
 
@@ -279,26 +238,24 @@ impl Model for Bpe {
         {
             return Ok(vec![token(id)]);
         }
-        let mut symbols = self.characters(piece)?;
-        self.merge(&mut symbols);
-        let left = symbols.0.iter().filter(|symbol| symbol.len > 0);
-        Ok(left.map(|symbol| token(symbol.id)).collect())
+        let ids = self.characters(piece)?;
+        Ok(self.merged(&ids).map(token).collect())
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
-        let same = |place: &u32| self.texts.get(*place as usize) == token;
-        let place = self.places.find(self.hasher.text(token), same)?;
-        self.ids.get(*place as usize).copied()
+        let place = self.places.find(token, |place| self.texts.get(place))?;
+        Some(self.ids[place as usize])
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
         let place = self.ids.binary_search(&id).ok()?;
-        Some(self.texts.get(place).to_owned())
+        Some(self.texts.get(place as u32).to_owned())
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
-        let texts = (0..self.ids.len()).map(|place| self.texts.get(place).to_owned());
-        texts.zip(self.ids.iter().copied()).collect()
+        let places = (0..).zip(&self.ids);
+        let named = places.map(|(place, id)| (self.texts.get(place).to_owned(), *id));
+        named.collect()
     }
 
     fn get_vocab_size(&self) -> usize {
