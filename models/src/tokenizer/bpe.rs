@@ -1,8 +1,8 @@
 //! A BPE model that takes little memory.
 //!
-//! The `tokenizers` crate's own has every token twice as a `String` in a hash map, and merges in a third map: 70 MB for the
-//! 262,144 tokens of Gemma 3. Here all tokens are one text, and the hash tables hold only numbers. Its tokens are those of the
-//! crate's model, which a property test compares.
+//! The `tokenizers` crate's own has every token twice as a `String` in a hash map, and merges in a third map:
+//! 70 MB for the 262,144 tokens of Gemma 3. Here all tokens are one text, and the hash tables hold only numbers.
+//! It gives the tokens of the crate's model; a property test compares them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

@@ -28,8 +28,8 @@ fn ids(model: &impl Model, text: &str) -> Option<Vec<u32>> {
     Some(tokens.iter().map(|token| token.id).collect())
 }
 
-/// A vocabulary of some characters and bytes, and of the tokens that `joins` make of two of those before; and merges, of which
-/// some occur twice.
+/// A vocabulary of some characters and bytes, and of the tokens that `joins` make of two of those before; and its
+/// merges, of which some occur twice.
 fn grown(singles: &[&str], joins: &[(Index, Index)]) -> (Vec<String>, Vec<[String; 2]>) {
     let mut tokens: Vec<String> = singles.iter().map(|&text| text.to_owned()).collect();
     let mut merges = Vec::new();
