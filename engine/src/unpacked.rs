@@ -75,7 +75,9 @@ fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, 
     };
     let quant = formats(tensors.tensors(), quantization);
     meta.quant = quant.clone();
-    let meta = serde_json::to_vec(&meta).map_err(|e| Error::Metadata {
+    // Room for the tokenizer with its quotes escaped: while a buffer grows, it may be in memory twice.
+    let mut json = Vec::with_capacity(meta.tokenizer.len() / 4 * 5);
+    serde_json::to_writer(&mut json, &meta).map_err(|e| Error::Metadata {
         path: path.to_path_buf(),
         reason: e.to_string(),
     })?;
@@ -88,7 +90,7 @@ fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, 
     let specs = specs.map(|(number, of)| (spec(of), tensors.place(number)));
     let container = Container::outside(Outside {
         path: path.to_path_buf(),
-        meta,
+        meta: json,
         geometry: geometry(&c, path)?,
         bundle_dtype: NO_BUNDLES.code(),
         files,

@@ -8,14 +8,13 @@
 mod from_json;
 mod splitting;
 
-use std::collections::{BTreeMap, HashMap};
-
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use self::splitting::{Bytes, Splitting, level, splitting};
 use crate::Error;
 use crate::special::{self, Token};
+use crate::text_index::TextIndex;
 
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -91,11 +90,12 @@ impl GgufVocab {
                 return Err(bad("tokenizer.ggml.model", found, expected));
             }
         };
-        let ids = self.vocab()?;
+        let ids = self.ids()?;
         let (parts, merges) = match listed {
             true => self.listed_merges()?,
             false => self.sentencepiece(&ids)?,
         };
+        drop(ids);
         let Parts {
             normalizer,
             pre_tokenizer,
@@ -109,7 +109,6 @@ impl GgufVocab {
             false => json!({"type": "Sequence", "processors": processors}),
         };
         let mut small = json!({
-            "added_tokens": self.added_tokens(),
             "decoder": decoder,
             "normalizer": normalizer,
             "post_processor": post_processor,
@@ -117,8 +116,11 @@ impl GgufVocab {
         });
         // The text enters the checkpoint's fingerprint.
         small.sort_all_objects();
+        let mut vocab: Vec<usize> = (0..self.tokens.len()).collect();
+        vocab.retain(|&id| self.is_token(id));
+        vocab.sort_unstable_by_key(|&id| &self.tokens[id]);
         let document = Document {
-            added_tokens: &small["added_tokens"],
+            added_tokens: self.added_tokens(),
             decoder: &small["decoder"],
             model: Model {
                 byte_fallback: bpe.byte_fallback,
@@ -130,7 +132,7 @@ impl GgufVocab {
                 merges,
                 kind: "BPE",
                 unk_token: bpe.unk_token,
-                vocab: ids.into_iter().collect(),
+                vocab: Vocab(&self.tokens, vocab),
             },
             normalizer: &small["normalizer"],
             padding: (),
@@ -188,17 +190,22 @@ impl GgufVocab {
         self.token_types.get(index).copied().unwrap_or(NORMAL)
     }
 
-    /// Token text to id, without empty tokens and the padding that converters append to reach the
+    /// Whether a token exists: it is not empty, nor the padding that converters append to reach the
     /// model's vocabulary.
-    fn vocab(&self) -> Result<HashMap<&str, usize>, Error> {
-        let mut ids = HashMap::with_capacity(self.tokens.len());
-        for (index, token) in self.tokens.iter().enumerate() {
-            let padding = self.kind(index) == UNUSED && *token == format!("[PAD{index}]");
-            if token.is_empty() || padding {
-                continue;
-            }
-            if let Some(first) = ids.insert(token.as_str(), index) {
-                let found = format!("{token:?} as token {first} and as token {index}");
+    fn is_token(&self, index: usize) -> bool {
+        let token = &self.tokens[index];
+        let padding = self.kind(index) == UNUSED && *token == format!("[PAD{index}]");
+        !token.is_empty() && !padding
+    }
+
+    /// The ids of the tokens that exist.
+    fn ids(&self) -> Result<TextIndex, Error> {
+        let mut ids = TextIndex::with_capacity(self.tokens.len());
+        for (id, token) in (0..).zip(&self.tokens) {
+            if self.is_token(id as usize)
+                && let Some(first) = ids.insert(id, |id| &self.tokens[id as usize])
+            {
+                let found = format!("{token:?} as token {first} and as token {id}");
                 return Err(bad("tokenizer.ggml.tokens", found, "each token once"));
             }
         }
@@ -217,19 +224,23 @@ impl GgufVocab {
     }
 
     /// Tokens matched in a text before all others.
-    fn added_tokens(&self) -> Vec<Value> {
+    fn added_tokens(&self) -> Vec<Added<'_>> {
         let mut named = self.ends();
         named.extend([self.bos, self.eos, self.unk].into_iter().flatten());
-        let is_named = |index| named.iter().any(|id| usize::try_from(*id) == Ok(index));
         let mut added = Vec::new();
-        for (index, token) in self.tokens.iter().enumerate() {
-            let kind = self.kind(index);
-            let special = matches!(kind, CONTROL | UNKNOWN) || is_named(index);
-            if (special || kind == USER_DEFINED) && !token.is_empty() {
-                added.push(json!({
-                    "id": index, "content": token, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false, "special": special,
-                }));
+        for (id, content) in (0..).zip(&self.tokens) {
+            let kind = self.kind(id as usize);
+            let special = matches!(kind, CONTROL | UNKNOWN) || named.contains(&id);
+            if (special || kind == USER_DEFINED) && !content.is_empty() {
+                added.push(Added {
+                    content,
+                    id,
+                    lstrip: false,
+                    normalized: false,
+                    rstrip: false,
+                    single_word: false,
+                    special,
+                });
             }
         }
         added
@@ -276,10 +287,7 @@ impl GgufVocab {
         })))
     }
 
-    fn sentencepiece<'a>(
-        &'a self,
-        ids: &HashMap<&'a str, usize>,
-    ) -> Result<(Parts<'a>, Vec<[&'a str; 2]>), Error> {
+    fn sentencepiece(&self, ids: &TextIndex) -> Result<(Parts<'_>, Merges<'_>), Error> {
         if self.scores.is_empty() || self.token_types.is_empty() {
             let found = format!(
                 "{} scores and {} types",
@@ -292,7 +300,7 @@ impl GgufVocab {
                 "one for each token",
             ));
         }
-        let merges = self.merges_by_score(ids)?;
+        let merges = Merges::Splits(&self.tokens, self.merges_by_score(ids)?);
         let prefix = self.add_space_prefix.unwrap_or(true);
         Ok((self.pieces(prefix), merges))
     }
@@ -333,17 +341,12 @@ impl GgufVocab {
     }
 
     /// SentencePiece joins the adjacent pieces with the highest-scoring union. As a merge list:
-    /// every split of a token into two tokens, best token first.
-    fn merges_by_score<'a>(
-        &'a self,
-        ids: &HashMap<&'a str, usize>,
-    ) -> Result<Vec<[&'a str; 2]>, Error> {
-        struct Split<'a> {
-            score: f32,
-            chars: [usize; 2],
-            parts: [&'a str; 2],
-        }
-        let mut splits: Vec<Split<'a>> = Vec::new();
+    /// every split of a token into two tokens, best token first. Among equal scores the longest parts
+    /// come first, then the first token.
+    fn merges_by_score(&self, ids: &TextIndex) -> Result<Vec<Split>, Error> {
+        let text = |id: u32| self.tokens[id as usize].as_str();
+        let exists = |part: &str| ids.find(part, text).is_some();
+        let mut splits: Vec<Split> = Vec::new();
         for (index, (token, score)) in self.tokens.iter().zip(&self.scores).enumerate() {
             let kind = self.kind(index);
             if !score.is_finite() {
@@ -365,33 +368,30 @@ impl GgufVocab {
                     &format!("at most {MAX_PIECE}"),
                 ));
             }
-            let mut own: Vec<([usize; 2], Split<'a>)> = Vec::new();
             let total = token.chars().count();
             for (chars, (at, _)) in token.char_indices().enumerate().skip(1) {
                 let (left, right) = token.split_at(at);
-                if let (Some(l), Some(r)) = (ids.get(left), ids.get(right)) {
-                    let split = Split {
-                        score: *score + 0.0,
-                        chars: [chars, total - chars],
-                        parts: [left, right],
-                    };
-                    own.push(([*l, *r], split));
+                if exists(left) && exists(right) {
+                    splits.push(Split {
+                        token: index as u32,
+                        at: at as u16,
+                        chars: [chars as u16, (total - chars) as u16],
+                    });
                 }
             }
-            own.sort_by_key(|(ids, _)| *ids);
-            splits.extend(own.into_iter().map(|(_, split)| split));
         }
-        // Stable: equal scores and lengths stay in vocabulary order.
-        splits.sort_by(|a, b| {
-            b.score
-                .total_cmp(&a.score)
+        // Both zeros are equal.
+        let score = |of: &Split| self.scores[of.token as usize] + 0.0;
+        splits.sort_unstable_by(|a, b| {
+            (score(b).total_cmp(&score(a)))
                 .then_with(|| b.chars.cmp(&a.chars))
+                .then_with(|| a.token.cmp(&b.token))
         });
-        Ok(splits.into_iter().map(|split| split.parts).collect())
+        Ok(splits)
     }
 
     /// A BPE whose merges the file lists.
-    fn listed_merges(&self) -> Result<(Parts<'_>, Vec<[&str; 2]>), Error> {
+    fn listed_merges(&self) -> Result<(Parts<'_>, Merges<'_>), Error> {
         let split = self.splitting()?;
         let mut merges = Vec::with_capacity(self.merges.len());
         for (rank, merge) in self.merges.iter().enumerate() {
@@ -408,6 +408,7 @@ impl GgufVocab {
             })?;
             merges.push([left, right]);
         }
+        let merges = Merges::Listed(merges);
         if split.bytes == Bytes::Pieces {
             let prefix = self.add_space_prefix.unwrap_or(false);
             return Ok((self.pieces(prefix), merges));
@@ -451,11 +452,61 @@ struct Bpe<'a> {
     unk_token: Option<&'a str>,
 }
 
+/// A token matched in a text before all others, with keys in ascending order.
+#[derive(Serialize)]
+struct Added<'a> {
+    content: &'a str,
+    id: u32,
+    lstrip: bool,
+    normalized: bool,
+    rstrip: bool,
+    single_word: bool,
+    special: bool,
+}
+
+/// A token in two parts, which are tokens. Within [`MAX_PIECE`].
+struct Split {
+    token: u32,
+    /// Bytes of the first part.
+    at: u16,
+    /// Characters of the parts.
+    chars: [u16; 2],
+}
+
+/// Merges in the order in which they are applied.
+enum Merges<'a> {
+    Listed(Vec<[&'a str; 2]>),
+    /// Of these tokens.
+    Splits(&'a [String], Vec<Split>),
+}
+
+impl Serialize for Merges<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Listed(pairs) => pairs.serialize(serializer),
+            Self::Splits(tokens, splits) => serializer.collect_seq(
+                splits
+                    .iter()
+                    .map(|of| tokens[of.token as usize].split_at(of.at.into())),
+            ),
+        }
+    }
+}
+
+/// Of these tokens, some and their ids, as an object.
+struct Vocab<'a>(&'a [String], Vec<usize>);
+
+impl Serialize for Vocab<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.1.iter().map(|&id| (&self.0[id], id)))
+    }
+}
+
 /// A `tokenizer.json` with keys in ascending order. Borrows vocabulary and merges: a tree of JSON values takes 200 MB for
 /// 262,144 tokens.
 #[derive(Serialize)]
 struct Document<'a> {
-    added_tokens: &'a Value,
+    added_tokens: Vec<Added<'a>>,
     decoder: &'a Value,
     model: Model<'a>,
     normalizer: &'a Value,
@@ -475,11 +526,11 @@ struct Model<'a> {
     end_of_word_suffix: (),
     fuse_unk: bool,
     ignore_merges: bool,
-    merges: Vec<[&'a str; 2]>,
+    merges: Merges<'a>,
     #[serde(rename = "type")]
     kind: &'a str,
     unk_token: Option<&'a str>,
-    vocab: BTreeMap<&'a str, usize>,
+    vocab: Vocab<'a>,
 }
 
 fn replace(from: &str, to: &str) -> Value {

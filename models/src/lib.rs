@@ -33,6 +33,7 @@ mod stacked;
 mod store;
 mod stored_tensors;
 mod tensor_id;
+mod text_index;
 pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults, TensorInfo};

@@ -208,6 +208,11 @@ impl Metadata {
         }
     }
 
+    /// Frees the value of a key that is read.
+    pub(crate) fn remove(&mut self, key: &str) {
+        self.values.remove(key);
+    }
+
     /// A token id or a list of them; empty if the key is absent.
     pub(crate) fn tokens(&self, key: &str) -> Result<Vec<u32>, Error> {
         match self.values.get(key) {

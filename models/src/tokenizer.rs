@@ -5,6 +5,7 @@
 //! accepted, and nothing in them can make the crate panic. Second, text decoded token by token
 //! ([`StreamDecoder`]) equals that of [`Tokenizer::decode`].
 
+mod bpe;
 mod check;
 mod cuts;
 mod file;
@@ -22,7 +23,7 @@ use tokenizers::Model;
 use crate::Error;
 pub use crate::special::Around;
 use cuts::Cuts;
-use file::File;
+use file::{File, Inner};
 use least::Least;
 pub use pieces::Encoder;
 pub use stream::StreamDecoder;
@@ -30,7 +31,7 @@ pub use stream::StreamDecoder;
 /// A tokenizer read from `tokenizer.json` text. Cheap to share by reference between threads.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
     decoding: check::Decoding,
     special: HashSet<u32>,
     around: Around,

@@ -123,6 +123,7 @@ pub(crate) fn open_file(path: &Path, part: Part) -> Result<Option<Box<dyn Checkp
     let tokenizer_json = vocab
         .to_tokenizer_json()
         .map_err(|error| in_file(path, error))?;
+    drop(vocab);
     let around = SpecialTokens::parse(path, &tokenizer_json)?.around;
     if let Some(&leading) = around.before.first() {
         (config.bos, config.add_bos) = (Some(leading), true);
@@ -316,6 +317,7 @@ fn vocabulary(metadata: &mut Metadata) -> Result<GgufVocab, Error> {
                 &format!("one value for each of {} tokens", tokens.len()),
             ));
         }
+        metadata.remove(key);
     }
     Ok(GgufVocab {
         model: metadata.need_text("tokenizer.ggml.model")?,

@@ -16,9 +16,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use fancy_regex::Regex;
 use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
-use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer};
+use tokenizers::{AddedToken, Model, NormalizedString, Normalizer};
 
+use super::bpe::Bpe;
 use super::check::{byte_level_char, kind_of, literal, steps_of};
+use super::file::Inner;
 use super::follow::Follow;
 
 /// The pattern of `ByteLevel`.
@@ -92,7 +94,7 @@ enum Step {
 
 impl Cuts {
     /// The rules of `tokenizer`; `None` if it has a component that is not analysed.
-    pub fn of(tokenizer: &tokenizers::Tokenizer, size: u32) -> Option<Self> {
+    pub fn of(tokenizer: &Inner, size: u32) -> Option<Self> {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let normalizers = steps_of(Some(&normalizer), "normalizer", "normalizers").ok()?;
         let splitter = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
@@ -101,9 +103,6 @@ impl Cuts {
         for (place, step) in splitters.into_iter().enumerate() {
             steps.extend(Step::of(step, place)?);
         }
-        let ModelWrapper::BPE(model) = tokenizer.get_model() else {
-            return None;
-        };
         Some(Self {
             added: Added::of(tokenizer)?,
             normalizers: normalizers
@@ -111,7 +110,7 @@ impl Cuts {
                 .map(Norm::of)
                 .collect::<Option<_>>()?,
             steps,
-            ignores_merges: model.ignore_merges,
+            ignores_merges: tokenizer.get_model().settings.ignore_merges,
             size,
             judged: Mutex::default(),
             before: Mutex::default(),
@@ -119,7 +118,7 @@ impl Cuts {
     }
 
     /// The last cut inside `text`, from byte `from` on.
-    pub fn last(&self, model: &ModelWrapper, text: &str, from: usize) -> Option<usize> {
+    pub fn last(&self, model: &Bpe, text: &str, from: usize) -> Option<usize> {
         let mut after = None;
         for (at, x) in text.char_indices().rev() {
             let place = at + x.len_utf8();
@@ -135,7 +134,7 @@ impl Cuts {
         None
     }
 
-    fn between(&self, model: &ModelWrapper, x: char, y: char) -> bool {
+    fn between(&self, model: &Bpe, x: char, y: char) -> bool {
         // most positions are inside a word
         if x.is_whitespace() || (y.is_alphanumeric() && x.is_numeric() == y.is_numeric()) {
             return false;
@@ -148,7 +147,7 @@ impl Cuts {
     }
 
     /// Whether there is a cut between `x` and `y`; `None` if unknown.
-    fn judge(&self, model: &ModelWrapper, raw_x: char, raw_y: char) -> Option<bool> {
+    fn judge(&self, model: &Bpe, raw_x: char, raw_y: char) -> Option<bool> {
         let (mut x, mut y) = (raw_x, raw_y);
         if self.added.may_meet(x, y) {
             return Some(false);
@@ -177,7 +176,7 @@ impl Cuts {
         Some(!may_be_kept_whole && !self.in_a_token(model, x, y))
     }
 
-    fn in_a_token(&self, model: &ModelWrapper, x: char, y: char) -> bool {
+    fn in_a_token(&self, model: &Bpe, x: char, y: char) -> bool {
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         let before = before.entry(y).or_insert_with(|| {
             let mut found = HashSet::new();
@@ -193,7 +192,7 @@ impl Cuts {
 }
 
 impl Added {
-    fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
+    fn of(tokenizer: &Inner) -> Option<Self> {
         let mut added = Self::default();
         for token in tokenizer.get_added_tokens_decoder().values() {
             added.take(token, &token.content);

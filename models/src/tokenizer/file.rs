@@ -1,19 +1,30 @@
 //! Parses a `tokenizer.json` and builds the tokenizer.
 //!
-//! `tokenizers` deserialises a model through two intermediate trees, which take 250 MB for 262,144 tokens. Here vocabulary and
-//! merges borrow from the text and go straight into the crate's builder.
+//! Large vocabularies must not be copied often: tokens borrow from the text, and merges are read one by one.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, Deserializer, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use tokenizers::AddedToken;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use serde_json::value::RawValue;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl,
+};
 
+use super::bpe::{Bpe, Settings};
 use crate::Error;
+
+/// The crate's tokenizer, with our model.
+pub(super) type Inner = TokenizerImpl<
+    Bpe,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
 
 #[derive(Deserialize)]
 struct KindOnly<'a> {
@@ -32,7 +43,7 @@ struct KindOfModel<'a> {
 pub(super) struct File<'a> {
     version: Option<String>,
     #[serde(borrow)]
-    pub model: Bpe<'a>,
+    pub model: StoredBpe<'a>,
     #[serde(default)]
     pub added_tokens: Vec<Added>,
     pub normalizer: Option<Value>,
@@ -43,7 +54,7 @@ pub(super) struct File<'a> {
 
 /// The model.
 #[derive(Deserialize)]
-pub(super) struct Bpe<'a> {
+pub(super) struct StoredBpe<'a> {
     pub dropout: Option<f64>,
     pub continuing_subword_prefix: Option<String>,
     pub end_of_word_suffix: Option<String>,
@@ -52,9 +63,9 @@ pub(super) struct Bpe<'a> {
     byte_fallback: Option<bool>,
     ignore_merges: Option<bool>,
     #[serde(borrow)]
-    pub vocab: HashMap<Text<'a>, u32>,
+    pub vocab: Vocab<'a>,
     #[serde(borrow)]
-    pub merges: Vec<Merge<'a>>,
+    merges: &'a RawValue,
 }
 
 /// An added token and its id.
@@ -66,19 +77,40 @@ pub(super) struct Added {
 }
 
 /// Borrowed if the JSON has no escapes, so a large vocabulary is not copied.
-#[derive(PartialEq, Eq, Hash)]
-pub(super) struct Text<'a>(pub Cow<'a, str>);
+#[derive(Deserialize)]
+pub(super) struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+impl AsRef<str> for Text<'_> {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Tokens and their ids.
+pub(super) struct Vocab<'a>(pub Vec<(Text<'a>, u32)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Borrowed<'b>(#[serde(borrow)] Cow<'b, str>);
-        Borrowed::deserialize(deserializer).map(|text| Self(text.0))
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Vocab<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the ids of tokens")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let entries = std::iter::from_fn(|| map.next_entry().transpose());
+                entries.collect::<Result<_, _>>().map(Vocab)
+            }
+        }
+        deserializer.deserialize_map(Entries)
     }
 }
 
 /// `["a", "b"]`, or `"a b"` in older files.
-pub(super) struct Merge<'a>(pub Cow<'a, str>, pub Cow<'a, str>);
+struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -142,16 +174,16 @@ impl<'a> File<'a> {
     }
 
     /// Builds the tokenizer. The parts must have been checked.
-    pub fn into_tokenizer(self) -> Result<tokenizers::Tokenizer, Error> {
+    pub fn into_tokenizer(self) -> Result<Inner, Error> {
         let failed =
             |error: tokenizers::Error| bad("tokenizer.json", error, "the format of tokenizers 0.x");
-        let mut tokenizer = tokenizers::Tokenizer::new(self.model.build().map_err(failed)?);
-        let normalizer = part::<tokenizers::NormalizerWrapper>(self.normalizer)?;
+        let mut tokenizer = Inner::new(self.model.build()?);
+        let normalizer = part::<NormalizerWrapper>(self.normalizer)?;
         tokenizer.with_normalizer(normalizer).map_err(failed)?;
-        tokenizer.with_pre_tokenizer(part::<tokenizers::PreTokenizerWrapper>(self.pre_tokenizer)?);
-        let processor = part::<tokenizers::PostProcessorWrapper>(self.post_processor)?;
+        tokenizer.with_pre_tokenizer(part::<PreTokenizerWrapper>(self.pre_tokenizer)?);
+        let processor = part::<PostProcessorWrapper>(self.post_processor)?;
         tokenizer.with_post_processor(processor);
-        tokenizer.with_decoder(part::<tokenizers::DecoderWrapper>(self.decoder)?);
+        tokenizer.with_decoder(part::<DecoderWrapper>(self.decoder)?);
         let added = self.added_tokens.into_iter().map(|added| added.token);
         tokenizer.add_tokens(added).map_err(failed)?;
         Ok(tokenizer)
@@ -164,26 +196,45 @@ fn part<T: DeserializeOwned>(of: Option<Value>) -> Result<Option<T>, Error> {
     read.map_err(|error| bad("tokenizer.json", error, "the format of tokenizers 0.x"))
 }
 
-impl Bpe<'_> {
+impl StoredBpe<'_> {
     /// The model; its dropout, prefix and suffix are none.
-    fn build(self) -> tokenizers::Result<BPE> {
-        let vocab = self.vocab.into_iter();
-        let vocab: Vocab = vocab
-            .map(|(token, id)| (token.0.into_owned(), id))
-            .collect();
-        let merges = self.merges.into_iter();
-        let merges: Merges = merges
-            .map(|of| (of.0.into_owned(), of.1.into_owned()))
-            .collect();
-        let mut builder = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .fuse_unk(self.fuse_unk.unwrap_or(false))
-            .byte_fallback(self.byte_fallback.unwrap_or(false))
-            .ignore_merges(self.ignore_merges.unwrap_or(false));
-        if let Some(token) = self.unk_token {
-            builder = builder.unk_token(token);
+    fn build(self) -> Result<Bpe, Error> {
+        let settings = Settings {
+            unknown: self.unk_token,
+            fuse_unknown: self.fuse_unk.unwrap_or(false),
+            byte_fallback: self.byte_fallback.unwrap_or(false),
+            ignore_merges: self.ignore_merges.unwrap_or(false),
+        };
+        let mut model = Bpe::new(self.vocab.0, settings).map_err(|found| {
+            let expected = "one token for each id, and one id for each token";
+            bad("model.vocab", found, expected)
+        })?;
+        let mut merges = serde_json::Deserializer::from_str(self.merges.get());
+        let added = merges.deserialize_seq(Merges(&mut model));
+        let expected = "pairs of tokens that are one token together";
+        added.map_err(|error| bad("model.merges", error, expected))?;
+        Ok(model)
+    }
+}
+
+/// Adds a list of merges to a model.
+struct Merges<'a>(&'a mut Bpe);
+
+impl<'de> Visitor<'de> for Merges<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of merges")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(Merge(left, right)) = seq.next_element::<Merge<'de>>()? {
+            self.0.add_merge(&left, &right).map_err(|missing| {
+                let what = format!("no token {missing:?} for the merge ({left:?}, {right:?})");
+                serde::de::Error::custom(what)
+            })?;
         }
-        builder.build()
+        Ok(())
     }
 }
 

@@ -72,10 +72,7 @@ fn longest(tokenizer: &Tokenizer, byte_level: bool) -> [usize; 256] {
 fn known(tokenizer: &Tokenizer, byte: u8, byte_level: bool) -> bool {
     let has = |token: &str| tokenizer.token_to_id(token).is_some();
     let falls_back = |byte: u8| has(&format!("<{byte:#04X}>"));
-    let fallback = match tokenizer.inner.get_model() {
-        tokenizers::ModelWrapper::BPE(model) => model.byte_fallback,
-        _ => false,
-    };
+    let fallback = tokenizer.inner.get_model().settings.byte_fallback;
     if byte_level {
         has(byte_level_char(byte).encode_utf8(&mut [0; 4]))
     } else if byte.is_ascii() {
