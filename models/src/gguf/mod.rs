@@ -395,6 +395,7 @@ fn identify(
             .unwrap_or(Layout::AsIs),
     };
     let whole = Found {
+        packed: None,
         id,
         name: raw.name,
         shape: shape_of(id.role, raw.shape, config),
