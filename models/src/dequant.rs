@@ -17,6 +17,12 @@ pub(crate) fn e4m3(byte: u8) -> f32 {
 /// The values of four-bit floats (e2m1), doubled.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// A four-bit float (e2m1) in the low bits.
+pub(crate) fn e2m1(nibble: u8) -> f32 {
+    let value = 0.5 * f32::from(E2M1[usize::from(nibble & 15)]);
+    if nibble & 15 == 8 { -value } else { value }
+}
+
 /// A four-bit float times 2^(exponent − 127), exact. The exponent 255 stands for NaN.
 fn four_bits(nibble: u8, exponent: u8) -> f32 {
     // half of the power, as the values are doubled

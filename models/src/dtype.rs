@@ -22,6 +22,14 @@ pub(crate) enum DType {
     I32,
     /// Eight-bit floats, with scales stored separately.
     F8E4M3,
+    /// Integers of eight bits, with scales stored separately.
+    I8,
+    /// Codes of so many bits with a scale for each group, and a zero point or a bias.
+    Affine(u8),
+    /// Codes of four bits less 8 with a scale for each group of a multiple of 32 columns.
+    Int4,
+    /// Four-bit floats with an eight-bit float for each 16.
+    Nvfp4,
 }
 
 impl DType {
@@ -37,6 +45,17 @@ impl DType {
             Self::E8M0 => "F8_E8M0",
             Self::I64 => "I64",
             Self::I32 => "I32",
+            Self::I8 => "INT8",
+            Self::Affine(bits) => match bits {
+                2 => "AFFINE2",
+                3 => "AFFINE3",
+                4 => "AFFINE4",
+                5 => "AFFINE5",
+                6 => "AFFINE6",
+                _ => "AFFINE8",
+            },
+            Self::Int4 => "INT4",
+            Self::Nvfp4 => "NVFP4",
         }
     }
 
@@ -49,7 +68,15 @@ impl DType {
             Self::F16 => Format::F16,
             Self::Bf16 => Format::BF16,
             Self::Block(block) => Format::Block(block),
-            Self::Mxfp4Pairs | Self::E8M0 | Self::I64 | Self::I32 | Self::F8E4M3 => return None,
+            Self::Mxfp4Pairs
+            | Self::E8M0
+            | Self::I64
+            | Self::I32
+            | Self::F8E4M3
+            | Self::I8
+            | Self::Affine(_)
+            | Self::Int4
+            | Self::Nvfp4 => return None,
         })
     }
 
@@ -59,7 +86,10 @@ impl DType {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
             Self::F8E4M3 => (1, 1),
-            Self::E8M0 => (1, 1),
+            Self::E8M0 | Self::I8 => (1, 1),
+            // 8 codes
+            Self::Affine(bits) => (8, usize::from(bits)),
+            Self::Int4 | Self::Nvfp4 => (2, 1),
             Self::I64 => (1, 8),
             Self::I32 => (1, 4),
             Self::Block(block) => (block.elements(), block.bytes()),
@@ -94,8 +124,9 @@ impl DType {
             Self::E8M0 => decode_scalars(raw, out, |[byte]| dequant::e8m0(byte)),
             Self::I64 => decode_scalars(raw, out, |b| i64::from_le_bytes(b) as f32),
             Self::I32 => decode_scalars(raw, out, |b| i32::from_le_bytes(b) as f32),
-            // without its exponents
-            Self::Mxfp4Pairs => out.fill(f32::NAN),
+            Self::I8 => decode_scalars(raw, out, |b| f32::from(i8::from_le_bytes(b))),
+            // without its scales
+            Self::Mxfp4Pairs | Self::Affine(_) | Self::Int4 | Self::Nvfp4 => out.fill(f32::NAN),
         }
     }
 }

@@ -72,7 +72,13 @@ pub(crate) fn split(
                 layout: Layout::AsIs,
                 // past the end of the file, if it overflows
                 offset: whole.offset.saturating_add((before * row_bytes) as u64),
-                scales: whole.scales.map(|scales| scales.after_rows(before)),
+                scales: whole
+                    .scales
+                    .map(|scales| scales.after_rows(before, before * row_bytes / 16)),
+                packed: whole
+                    .packed
+                    .as_ref()
+                    .map(|packed| packed.after_rows(before)),
                 ..whole.clone()
             },
         }

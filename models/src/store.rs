@@ -3,16 +3,22 @@
 //! A reader parses its format's headers into [`Found`] tensors; [`Store::new`] checks them against
 //! the configuration; rows are then read by position.
 
+mod bands;
 mod found;
 mod identity;
 mod inverse;
 mod joined;
+mod packed;
 mod read;
 mod stored;
+mod table;
+mod tied;
 
 pub(crate) use self::found::{
     Found, Gains, Layout, RotaryHeads, RowGroups, ScaleKind, Scales, rotary_order,
 };
+pub(crate) use self::packed::{Common, Groups, Offsets, Packed, Parts};
+pub(crate) use self::table::{Elements, Table};
 
 use emberflow_kernels::Block;
 use std::collections::{BTreeMap, HashMap};
@@ -63,6 +69,10 @@ pub(crate) struct Store {
     transposed: Mutex<Option<([usize; 2], Vec<f32>)>>,
     /// The last scales of a row of blocks, by the tensor's index in `infos` and the row.
     scales: Mutex<Option<([usize; 2], Vec<f32>)>>,
+    /// The last rows of a packed matrix that is stored transposed.
+    band: Mutex<Option<packed::Band>>,
+    /// Most bytes of these.
+    band_bytes: usize,
     raw: Mutex<Vec<u8>>,
 }
 
@@ -87,6 +97,8 @@ struct Place {
     /// Bytes of a stored row.
     row_bytes: usize,
     scales: Option<Scales>,
+    /// The parts of a packed matrix.
+    packed: Option<Packed>,
     /// For a tensor stored as several.
     rest: Vec<LaterRows>,
     /// Factors of its presented rows.
@@ -121,6 +133,8 @@ impl Store {
             fingerprint: 0,
             transposed: Mutex::new(None),
             scales: Mutex::new(None),
+            band: Mutex::new(None),
+            band_bytes: packed::BAND_BYTES,
             raw: Mutex::new(Vec::new()),
             about,
             files,
@@ -183,6 +197,10 @@ impl Store {
             _ => (stored[0], stored[1]),
         };
         let row_bytes = check_extent(&self.files[tensor.file], &tensor, stored_rows, stored_cols)?;
+        let source_bytes = match &tensor.packed {
+            Some(packed) => packed.bytes(stored_rows),
+            None => source_bytes(tensor.dtype, rows, cols),
+        };
         self.index.insert(id, self.infos.len());
         self.places.push(Place {
             file: tensor.file,
@@ -192,6 +210,7 @@ impl Store {
             cols: stored_cols,
             row_bytes,
             scales: tensor.scales,
+            packed: tensor.packed,
             rest,
             gains: tensor.gains,
         });
@@ -201,7 +220,7 @@ impl Store {
             rows,
             cols,
             source_dtype: tensor.dtype.name().to_owned(),
-            source_bytes: source_bytes(tensor.dtype, rows, cols),
+            source_bytes,
         });
         Ok(())
     }
@@ -248,54 +267,6 @@ impl Store {
                 },
                 spell,
             )?;
-        }
-        Ok(())
-    }
-
-    /// Compares a stored head with the embedding it is tied to. If they differ, programs disagree
-    /// on which one counts, so reject the checkpoint.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if they differ, or an error of reading.
-    pub(crate) fn expect_the_embedding(&self, head: &Found) -> Result<(), Error> {
-        let config = &self.about.config;
-        let (rows, cols) = (config.vocab as usize, config.d_model as usize);
-        let file = &self.files[head.file];
-        if head.shape != [rows, cols] {
-            return Err(Error::WrongShape {
-                path: file.path.clone(),
-                tensor: head.name.clone(),
-                found: shape_text(&head.shape),
-                expected: shape_text(&[rows, cols]),
-            });
-        }
-        let row_bytes = check_extent(file, head, rows, cols)?;
-        let at_once = (READ_BYTES / row_bytes).max(1);
-        let (mut raw, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-        for first in (0..rows).step_by(at_once) {
-            let count = at_once.min(rows - first);
-            raw.resize(count * row_bytes, 0);
-            ours.resize(count * cols, 0.0);
-            theirs.resize(count * cols, 0.0);
-            let offset = head.offset + (first * row_bytes) as u64;
-            file.read_at(&mut raw, offset, &|| format!("tensor {}", head.name))?;
-            head.dtype.decode(&raw, &mut theirs);
-            self.read_stored(self.index[&TensorId::global(Role::Embed)], first, &mut ours)?;
-            let bits = |x: &f32| x.to_bits();
-            let differs = |(a, b): (&f32, &f32)| bits(a) != bits(b);
-            if let Some(at) = ours.iter().zip(&theirs).position(differs) {
-                return Err(Error::Unsupported {
-                    path: file.path.clone(),
-                    key: "tie_word_embeddings".into(),
-                    found: "true".into(),
-                    why: format!(
-                        "{} is stored too and differs from the embedding in row {}; set the key to \
-                         false to use it, or delete the tensor",
-                        head.name,
-                        first + at / cols
-                    ),
-                });
-            }
         }
         Ok(())
     }
@@ -550,6 +521,18 @@ fn lock<T>(buffer: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Checks that a tensor's rows are whole blocks inside its file; returns the bytes of a row.
 fn check_extent(file: &DataFile, tensor: &Found, rows: usize, cols: usize) -> Result<usize, Error> {
+    if let Some(packed) = &tensor.packed {
+        // Its parts are inside their files.
+        return match packed.holds(rows, cols) {
+            true => Ok(cols),
+            false => Err(Error::WrongShape {
+                path: file.path.clone(),
+                tensor: tensor.name.clone(),
+                found: shape_text(&packed.parts.shape),
+                expected: shape_text(&[rows, cols]),
+            }),
+        };
+    }
     let (Some(row_bytes), Some(bytes)) =
         (tensor.dtype.row_bytes(cols), tensor.dtype.bytes(rows, cols))
     else {

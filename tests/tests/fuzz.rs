@@ -199,7 +199,7 @@ macro_rules! fuzz {
 
 fuzz! {
     container model stats stats_json predictor trace
-    gguf unpacked safetensors blocks config tokenizer tokenizer_config generation_config index
+    gguf unpacked safetensors blocks quantized config tokenizer tokenizer_config generation_config index
 }
 
 #[test]

@@ -397,6 +397,7 @@ fn identify(
             .unwrap_or(Layout::AsIs),
     };
     let whole = Found {
+        packed: None,
         id,
         name: raw.name,
         shape: shape_of(id.role, raw.shape, config),

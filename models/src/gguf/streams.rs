@@ -106,6 +106,7 @@ pub(super) fn split(
         });
     };
     let one = |number: u32| Found {
+        packed: None,
         id: TensorId::numbered(role, number),
         shape: vec![d, d],
         // past the end of the file, if it overflows

@@ -14,6 +14,7 @@ use super::form;
 use super::gemma4;
 use super::latent;
 use super::lfm2::adjusted_ffn;
+use super::quant;
 use super::rope::ropes;
 use super::scales;
 use super::text_part::text_part;
@@ -262,10 +263,10 @@ fn refuse_unsupported(keys: &Keys, family: &Family) -> Result<(), Error> {
     let blocks = family.experts.is_some_and(|experts| experts.blocks)
         && (keys.object("quantization_config", "quantization_config.")?)
             .is_some_and(|object| object.get("quant_method") == Some(&"mxfp4".into()));
-    let known = blocks || scales::block_of(keys)?.is_some();
+    let known = blocks || scales::block_of(keys)?.is_some() || quant::method(keys)?.is_some();
     for key in ["quantization_config", "compression_config"] {
         if keys.get(key).is_some() && !(known && key == "quantization_config") {
-            return Err(keys.unsupported(key, "take the unquantised checkpoint, or a gguf file"));
+            return Err(keys.unsupported(key, quant::SUPPORTED));
         }
     }
     foreign::refuse(keys, family)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::text_part::text_part;
-use super::{config, model_name};
+use super::{config, model_name, quant};
 use crate::checkpoint::TensorInfo;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
@@ -30,6 +30,8 @@ struct Types {
     experts: DType,
     /// Those of shared experts and of dense FFNs.
     others: DType,
+    /// Bits per weight with scales, in eighths, if they do not follow from the type.
+    eighths: Option<u64>,
 }
 
 impl Description {
@@ -46,7 +48,13 @@ impl Description {
                 rows: t.rows,
                 cols: t.cols,
                 source_dtype: dtype.name().into(),
-                source_bytes: source_bytes(dtype, t.rows, t.cols),
+                source_bytes: match self.types.eighths.filter(|_| dtype == self.types.experts) {
+                    Some(eighths) => (t.rows as u64)
+                        .saturating_mul(t.cols as u64)
+                        .saturating_mul(eighths)
+                        .div_ceil(64),
+                    None => source_bytes(dtype, t.rows, t.cols),
+                },
             }
         })
         .collect()
@@ -69,10 +77,19 @@ impl Types {
     const FLOATS: Self = Self {
         experts: DType::Bf16,
         others: DType::Bf16,
+        eighths: None,
     };
 
     /// The types that `quantization_config` names. Only methods that are read get here.
     fn read(keys: &Keys) -> Result<Self, Error> {
+        if let Some(method) = quant::method(keys)? {
+            let (dtype, eighths) = method.usual();
+            return Ok(Self {
+                experts: dtype,
+                others: dtype,
+                eighths: Some(eighths),
+            });
+        }
         let Some(how) = keys.object("quantization_config", "quantization_config.")? else {
             return Ok(Self::FLOATS);
         };
@@ -84,6 +101,7 @@ impl Types {
             (Some("fp8"), Some("fp4")) => Self {
                 experts: DType::Mxfp4Pairs,
                 others: DType::F8E4M3,
+                eighths: None,
             },
             (Some("fp8"), Some(other)) if other != "fp8" => {
                 return Err(keys.unsupported("expert_dtype", "experts in FP8 or FP4 are read"));
@@ -91,10 +109,12 @@ impl Types {
             (Some("fp8"), _) => Self {
                 experts: DType::F8E4M3,
                 others: DType::F8E4M3,
+                eighths: None,
             },
             (Some("mxfp4"), _) => Self {
                 experts: DType::Mxfp4Pairs,
                 others: DType::Bf16,
+                eighths: None,
             },
             _ => Self::FLOATS,
         })

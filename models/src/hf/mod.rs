@@ -14,6 +14,7 @@ mod latent;
 mod lfm2;
 mod ngrams;
 mod olmo_hybrid;
+mod quant;
 mod rope;
 mod safetensors;
 mod scales;
@@ -107,6 +108,9 @@ fn open_with(
     let value = json::parse(&config_path, &text)?;
     let mut config = config::model_config(&config_path, &value, model_name(folder))?;
     let mut shards = shards()?;
+    if let Some(method) = quant::method_of(&config_path, &value)? {
+        quant::join(&mut shards, method.as_ref(), &config.family)?;
+    }
     let mut names = shards.iter().flat_map(|(_, header)| header);
     if part == Part::MtpHead && !names.any(|raw| may_be_head(&raw.name)) {
         return Ok(None);
@@ -231,6 +235,10 @@ fn identify(
         });
     };
     let dtype = match raw.dtype.as_str() {
+        _ if raw.packed.is_some() => raw
+            .packed
+            .as_ref()
+            .map_or(DType::F32, |packed| packed.parts.dtype),
         "F32" => DType::F32,
         "F16" => DType::F16,
         "BF16" => DType::Bf16,
@@ -268,6 +276,7 @@ fn identify(
         file: index,
         offset: raw.offset,
         scales,
+        packed: raw.packed,
         gains: Vec::new(),
     };
     match named {

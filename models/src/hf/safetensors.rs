@@ -15,10 +15,11 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use crate::error::Error;
 use crate::file::{DataFile, read_text};
 use crate::json::json_error;
-use crate::store::shape_text;
+use crate::store::{Packed, shape_text};
 
 /// The supported element types.
-pub(super) const DTYPES: &str = "F32, F16, BF16, and F8_E4M3 with scales for blocks";
+pub(super) const DTYPES: &str =
+    "F32, F16, BF16, F8_E4M3 with scales for blocks, and codes of a quantization_config";
 
 /// Longest header, the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
@@ -35,6 +36,10 @@ pub(super) struct Raw {
     pub(super) shape: Vec<usize>,
     /// From the start of the file.
     pub(super) offset: u64,
+    /// The parts of a matrix that was joined from several tensors.
+    pub(super) packed: Option<Packed>,
+    /// File and position of the exponents of such a matrix in MXFP4.
+    pub(super) powers: Option<(usize, u64)>,
 }
 
 #[derive(serde::Deserialize)]
@@ -72,7 +77,7 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 /// Bytes per element of the format's types, supported or not.
-fn element_bytes(dtype: &str) -> Option<u64> {
+pub(super) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),
         "I16" | "U16" | "F16" | "BF16" => Some(2),
@@ -129,6 +134,8 @@ pub(super) fn read_header(file: &DataFile) -> Result<Vec<Raw>, Error> {
             dtype: entry.dtype.clone(),
             shape: entry.shape.clone(),
             offset: data_start + entry.data_offsets.0,
+            packed: None,
+            powers: None,
         });
         if end_before > file.len - data_start {
             return Err(truncated(

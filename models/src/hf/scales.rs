@@ -1,12 +1,13 @@
 //! Separately stored scales: exponents of four-bit blocks (gpt-oss), and numbers for blocks of eight-bit
 //! floats, as in DeepSeek-V3 and other releases (`W = W8 · scale` over blocks of `weight_block_size`), or for
-//! whole matrices (Ministral 3).
+//! whole matrices (Ministral 3), or for rows (compressed-tensors).
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
 
+use super::quant;
 use super::safetensors::Raw;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
@@ -74,6 +75,16 @@ impl ScaleTensors {
     /// # Errors
     /// Scales that are missing, or whose number is not one per block.
     pub(super) fn of(&mut self, raw: &Raw, file: &DataFile) -> Result<Option<Scales>, Error> {
+        if raw.packed.is_some() {
+            return Ok(None);
+        }
+        if let Some((file, offset)) = raw.powers {
+            return Ok(Some(Scales {
+                file,
+                offset,
+                kind: ScaleKind::Exponents,
+            }));
+        }
         if let (Some(_), "I8", [rows, half]) = (self.block, &raw.dtype[..], &raw.shape[..]) {
             return self.of_pairs(raw, file, [*rows, half.saturating_mul(2)]);
         }
@@ -87,6 +98,7 @@ impl ScaleTensors {
                 expected: "a matrix, in eight-bit floats with scales".into(),
             });
         }
+        let eight = eight.map(|block| self.block_of(raw, block));
         let (name, blocks) = match (four, eight) {
             (Some(name), _) => {
                 let blocks = &raw.shape[..raw.shape.len().saturating_sub(1)];
@@ -141,6 +153,16 @@ impl ScaleTensors {
             offset: scales.offset,
             kind,
         }))
+    }
+
+    /// Rows and columns of a block of `raw`: a row, if there is a scale for each, else `block`.
+    fn block_of(&self, raw: &Raw, block: [usize; 2]) -> [usize; 2] {
+        let scales = self.found.get(&self.name_of(&raw.name));
+        let by_row = scales.is_some_and(|scales| match scales.1.shape[..] {
+            [rows, 1] => rows > 1 && raw.shape.first() == Some(&rows),
+            _ => false,
+        });
+        if by_row { [1, usize::MAX] } else { block }
     }
 
     /// The name of the scales of eight-bit floats.
@@ -238,8 +260,11 @@ pub(super) fn block_of(keys: &Keys) -> Result<Option<[usize; 2]>, Error> {
     let Some(object) = keys.object("quantization_config", "quantization_config.")? else {
         return Ok(None);
     };
-    if object.str("quant_method")? != Some("fp8") {
-        return Ok(None);
+    match object.str("quant_method")? {
+        Some("fp8") => {}
+        Some("compressed-tensors") => return quant::eight_bits(&object),
+        Some("modelopt") => return Ok(Some(WHOLE)),
+        _ => return Ok(None),
     }
     if (object.str("fmt")?).is_some_and(|fmt| !matches!(fmt, "e4m3" | "float8_e4m3fn")) {
         return Err(object.unsupported("fmt", "implemented: e4m3, float8_e4m3fn"));
@@ -306,6 +331,8 @@ mod tests {
             dtype: dtype.into(),
             shape: shape.to_vec(),
             offset: 0,
+            packed: None,
+            powers: None,
         };
         for (block, size, fits) in [
             ([128, 128], 4096, false),

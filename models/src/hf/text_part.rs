@@ -10,11 +10,12 @@ use crate::families::{self, Preset, Quirk};
 use crate::json::Keys;
 
 /// Keys that a text model inherits from the outer object.
-const SHARED: [&str; 5] = [
+const SHARED: [&str; 6] = [
     "bos_token_id",
     "eos_token_id",
     "tie_word_embeddings",
     "quantization_config",
+    "quantization",
     "compression_config",
 ];
 

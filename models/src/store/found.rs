@@ -1,5 +1,6 @@
 //! Tensors as found by a reader: location and conversion to the presented form.
 
+use super::packed::Packed;
 use crate::config::ModelConfig;
 use crate::dtype::DType;
 use crate::families;
@@ -115,6 +116,8 @@ pub(crate) struct Found {
     pub(crate) offset: u64,
     /// Location of separately stored scales.
     pub(crate) scales: Option<Scales>,
+    /// The parts of a packed matrix; offset and file are then those of its codes.
+    pub(crate) packed: Option<Packed>,
     /// Factors of its presented rows.
     pub(crate) gains: Gains,
 }
@@ -153,10 +156,13 @@ pub(crate) enum ScaleKind {
 }
 
 impl Scales {
-    /// The scales of the rows from `rows` on.
-    pub(crate) fn after_rows(self, rows: usize) -> Self {
+    /// The scales of the rows from `rows` on, after so many blocks.
+    pub(crate) fn after_rows(self, rows: usize, blocks: usize) -> Self {
         match self.kind {
-            ScaleKind::Exponents => self,
+            ScaleKind::Exponents => Self {
+                offset: self.offset.saturating_add(blocks as u64),
+                ..self
+            },
             ScaleKind::Grid {
                 dtype,
                 block,

@@ -30,7 +30,8 @@ impl Store {
         while let Some(next) = numbers.next().and_then(|number| by_id.remove(&at(number))) {
             let of_one =
                 |tensor: &Found| (tensor.dtype, tensor.shape.len(), tensor.scales.is_none());
-            let alike = of_one(&next) == (first.dtype, dims, true) && first.scales.is_none();
+            let plain = first.scales.is_none() && first.packed.is_none() && next.packed.is_none();
+            let alike = of_one(&next) == (first.dtype, dims, true) && plain;
             let file = &self.files[next.file];
             if !(alike && first.shape.len() == dims && next.shape.last().copied() == width) {
                 return Err(Error::WrongShape {

@@ -60,6 +60,9 @@ impl Store {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let place = &self.places[at];
+        if let Some(packed) = &place.packed {
+            return self.read_packed(at, packed, first, out);
+        }
         let rows_at_once = (READ_BYTES / place.row_bytes).max(1);
         let mut raw = lock(&self.raw);
         let (mut row, mut left) = (first, out);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use emberflow_kernels::DType;
 use half::{bf16, f16};
 
-use super::{Layout, READ_BYTES, Store};
+use super::{Layout, Packed, READ_BYTES, Store};
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::file::DataFile;
@@ -58,7 +58,8 @@ impl StoredTensors for Stored {
         }
         let place = &self.store.places[tensor];
         let later = place.rest.iter().map(|part| part.file);
-        let mut files = later.chain([place.file]);
+        let packed = place.packed.iter().flat_map(Packed::files);
+        let mut files = later.chain([place.file]).chain(packed);
         files.try_for_each(|file| self.store.files[file].check_unchanged())
     }
 
@@ -97,6 +98,7 @@ fn is_multiplied(role: Role) -> bool {
 impl Store {
     /// Its tensors alone.
     pub(super) fn into_rows(mut self) -> Box<dyn StoredTensors> {
+        self.band_bytes = 4 * READ_BYTES;
         let about = &mut self.about;
         about.tokenizer_json = String::new();
         (about.chat_template, about.tool_template) = (None, None);

@@ -95,6 +95,22 @@ pub(super) fn blocks() -> Target {
     folders(&models, "model.safetensors", SAFETENSORS)
 }
 
+/// Matrices in codes of a few bits, with scales and zero points in tensors of their own.
+pub(super) fn quantized() -> Target {
+    let models = [
+        "../quantized/awq",
+        "../quantized/compressed_mixed",
+        "../quantized/compressed_int8",
+        "../quantized/compressed_nvfp4",
+        "../quantized/compressed_mxfp4",
+        "../quantized/gptq",
+        "../quantized/gptq_order",
+        "../quantized/mlx",
+        "../quantized/modelopt",
+    ];
+    folders(&models, "model.safetensors", SAFETENSORS)
+}
+
 const SAFETENSORS: Form = Form {
     json: |bytes| {
         let len = u64::from_le_bytes(*bytes.first_chunk()?);
@@ -130,6 +146,10 @@ pub(super) fn config() -> Target {
         "llama4",
         "mistral4",
         "hy_v3",
+        "../quantized/awq",
+        "../quantized/compressed_mixed",
+        "../quantized/gptq",
+        "../quantized/mlx",
     ];
     folders(&models, "config.json", Form::JSON)
 }

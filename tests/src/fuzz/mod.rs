@@ -78,6 +78,7 @@ pub const TARGETS: &[Named] = &[
     ("unpacked", files::unpacked),
     ("safetensors", files::safetensors),
     ("blocks", files::blocks),
+    ("quantized", files::quantized),
     ("config", files::config),
     ("tokenizer", files::tokenizer),
     ("tokenizer_config", files::tokenizer_config),

@@ -26,6 +26,7 @@ mod observe;
 mod powerinfer;
 mod predicted;
 mod pruned;
+mod quantized;
 mod same_bits;
 mod saved_state;
 mod several_devices;

@@ -2,8 +2,9 @@
 //!
 //! | source | container |
 //! |---|---|
-//! | Q4_0 | q4, an exact copy |
+//! | Q4_0, symmetric INT4 in groups of a multiple of 32 | q4, an exact copy (of INT4: if f16 holds the scales) |
 //! | Q4_K, Q2_K, Q3_K, all IQ and TQ formats, Q1_0, Q2_0 | q4k |
+//! | integers of safetensors with zero points or biases, scales counted: up to 4.5 bits | q4k |
 //! | MXFP4 neurons | mxfp4 if they can be copied unchanged |
 //! | floats, if the whole source is floats | q4k; embedding and head q8 |
 //! | all others | q8 |
@@ -80,9 +81,10 @@ fn ffn_format(
 /// The format of one matrix. `floats`: whether all matrices of the source are floats.
 fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
     let format = match tensor.source_dtype.as_str() {
-        "Q4_0" => DType::Q4,
+        "Q4_0" | "INT4" => DType::Q4,
         "Q4_K" | "Q2_K" | "Q3_K" | "Q1_0" | "Q2_0" => DType::Q4k,
         name if name.starts_with("IQ") || name.starts_with("TQ") => DType::Q4k,
+        "AFFINE2" | "AFFINE3" | "AFFINE4" if bits_of(tensor) <= 4.5 => DType::Q4k,
         "F32" | "F16" | "BF16" if floats => DType::Q4k,
         _ => DType::Q8,
     };
@@ -91,4 +93,9 @@ fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
     } else {
         DType::Q8
     }
+}
+
+/// Bits of a weight in the source, with its scales.
+fn bits_of(tensor: &TensorInfo) -> f64 {
+    8.0 * tensor.source_bytes as f64 / (tensor.rows * tensor.cols).max(1) as f64
 }

@@ -83,6 +83,10 @@ impl<'a> Labelled<'a> {
                 1 => "F32".into(),
                 _ => name(t).into(),
             },
+            source_bytes: match BITS.iter().find(|(of, _)| *of == name(t)) {
+                Some((_, bits)) => (bits * (t.rows * t.cols) as f64 / 8.0) as u64,
+                None => t.source_bytes,
+            },
             ..t.clone()
         };
         Self {
@@ -275,7 +279,7 @@ fn sizes_are_met_or_refused_with_the_nearest_ones() {
 }
 
 /// Bits per weight of ggml's block formats (`ggml-common.h` in llama.cpp: block bytes · 8 / weights).
-const BITS: [(&str, f64); 27] = [
+const BITS: [(&str, f64); 34] = [
     ("Q4_0", 4.5),
     ("Q4_1", 5.0),
     ("Q5_0", 5.5),
@@ -300,6 +304,14 @@ const BITS: [(&str, f64); 27] = [
     ("Q1_0", 1.125),
     ("Q2_0", 2.25),
     ("MXFP4", 4.25),
+    // of safetensors, with a scale and a bias of 16 bits for 64 weights, or a scale alone
+    ("INT4", 4.5),
+    ("AFFINE2", 2.5),
+    ("AFFINE3", 3.5),
+    ("AFFINE4", 4.5),
+    ("AFFINE6", 6.5),
+    ("AFFINE8", 8.5),
+    ("NVFP4", 4.5),
     ("F16", 16.0),
     ("BF16", 16.0),
     ("F32", 32.0),
@@ -325,8 +337,8 @@ fn no_matrix_gets_fewer_bits_than_the_source_has() {
             let has = 8.0 * dtype.row_bytes(256) as f64 / 256.0;
             let float = bits >= 16.0;
             let expected = match (name, mix::is_embedding(tensor.id.role)) {
-                ("Q4_0", _) => DType::Q4,
-                (_, _) if bits <= 4.5 && name != "MXFP4" => DType::Q4k,
+                ("Q4_0" | "INT4", _) => DType::Q4,
+                (_, _) if bits <= 4.5 && !name.ends_with("FP4") => DType::Q4k,
                 (_, false) if float => DType::Q4k,
                 _ => DType::Q8,
             };

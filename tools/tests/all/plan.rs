@@ -246,10 +246,24 @@ fn a_description_has_the_formats_of_its_weights() {
         let ratio = full(name, Some(quantization)) / full(name, None);
         assert!((1.7..1.9).contains(&ratio), "{name}: {ratio}");
     }
+    // experts have 4.5 bits as those of floats, the other matrices q8
+    for quantization in [
+        json!({"quant_method": "awq", "bits": 4, "group_size": 128}),
+        json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights":
+            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}}}),
+    ] {
+        let name = "qwen3.6-35b-a3b";
+        let ratio = full(name, Some(quantization)) / full(name, None);
+        assert!((0.95..1.1).contains(&ratio), "{ratio}");
+    }
     for (name, quantization) in [
         ("minimax-m2", json!({"quant_method": "mxfp4"})),
-        ("qwen3.6-35b-a3b", json!({"quant_method": "awq", "bits": 4})),
+        (
+            "qwen3.6-35b-a3b",
+            json!({"quant_method": "awq", "bits": 3, "group_size": 128}),
+        ),
         ("minimax-m2", json!({"quant_method": "compressed-tensors"})),
+        ("minimax-m2", json!({"quant_method": "hqq"})),
         (
             "deepseek-v2-lite",
             json!({"quant_method": "fp8", "fmt": "e5m2"}),

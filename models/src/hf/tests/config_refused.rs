@@ -337,7 +337,10 @@ fn an_unknown_activation_is_never_guessed() {
 #[test]
 fn features_that_would_change_the_output() {
     let cases = [
-        ("quantization_config", json!({"quant_method": "gptq"})),
+        (
+            "quantization_config",
+            json!({"quant_method": "bitsandbytes"}),
+        ),
         ("rope_scaling", json!({"type": "su-like", "factor": 2.0})),
         (
             "rope_scaling",

@@ -17,6 +17,7 @@ mod config_refused;
 mod dense;
 mod experts;
 mod llama4;
+mod quantized;
 mod tensors_refused;
 mod write;
 

@@ -95,6 +95,8 @@ fn entries(
             dtype: dtype.into(),
             shape,
             offset: end,
+            packed: None,
+            powers: None,
         };
         all.push(FileTensor { raw, len });
         end = next;
