@@ -11,7 +11,11 @@
 //! weight   scale × (2 × step + 1) × (entry ± 1/8), here as eighths
 //! ```
 
-use super::{Block, Blocks, Format, Group, Vector, codebooks::IQ1, iq1_s::delta};
+use super::{
+    Block, Blocks, Format, Group, Vector,
+    codebooks::{IQ1, entry},
+    iq1_s::delta,
+};
 use crate::{
     groups::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
     math::f16_to_f32,
@@ -38,7 +42,7 @@ impl BlockIq1M {
     #[inline(always)]
     fn entry(&self, g: usize, i: usize) -> u64 {
         let high = usize::from(self.high(g, i) & 7);
-        IQ1[usize::from(self.low[g][i]) | high << 8]
+        entry(&IQ1, usize::from(self.low[g][i]) | high << 8)
     }
 
     /// The scale, in f16.

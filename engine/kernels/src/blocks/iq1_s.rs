@@ -10,7 +10,10 @@
 //! weight   scale × (2 × scale of the group + 1) × (entry ± 1/8), here as eighths
 //! ```
 
-use super::{Block, Blocks, Format, Group, Vector, codebooks::IQ1};
+use super::{
+    Block, Blocks, Format, Group, Vector,
+    codebooks::{IQ1, entry},
+};
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
     math::f16_to_f32,
@@ -46,7 +49,7 @@ impl BlockIq1S {
     #[inline(always)]
     fn entry(&self, g: usize, i: usize) -> u64 {
         let high = usize::from(self.high(g) >> (3 * i) & 7);
-        IQ1[usize::from(self.low[g][i]) | high << 8]
+        entry(&IQ1, usize::from(self.low[g][i]) | high << 8)
     }
 
     /// The scale of group `g`, an odd number.

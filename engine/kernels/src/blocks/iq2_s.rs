@@ -12,7 +12,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ2_S, odd_steps},
+    codebooks::{IQ2_S, entry, odd_steps},
 };
 use crate::{
     groups::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
@@ -36,7 +36,7 @@ impl BlockIq2S {
     #[inline(always)]
     fn entry(&self, g: usize, i: usize) -> u64 {
         let high = usize::from(self.high[g] >> (2 * i) & 3);
-        IQ2_S[usize::from(self.low[g][i]) | high << 8]
+        entry(&IQ2_S, usize::from(self.low[g][i]) | high << 8)
     }
 
     /// The steps of its halves of groups.

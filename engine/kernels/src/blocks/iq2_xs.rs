@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ2_XS, even_signs, odd_steps},
+    codebooks::{IQ2_XS, entry, even_signs, odd_steps},
 };
 use crate::{
     groups::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
@@ -55,7 +55,7 @@ impl Format for BlockIq2Xs {
         let quants = self.quants(g);
         let quant = |i: usize| {
             let (index, seven) = (quants[i / 8] & 511, quants[i / 8] >> 9);
-            let magnitude = IQ2_XS[usize::from(index)].to_le_bytes()[i % 8].cast_signed();
+            let magnitude = entry(&IQ2_XS, usize::from(index)).to_le_bytes()[i % 8].cast_signed();
             let negative = match i % 8 {
                 7 => seven.count_ones() % 2,
                 bit => u32::from(seven >> bit & 1),
@@ -79,7 +79,7 @@ impl Format for BlockIq2Xs {
         unsafe {
             let magnitudes = V::words(|lane| {
                 let quants = block.quants(g + lane);
-                [0, 1].map(|i| IQ2_XS[usize::from(quants[2 * half + i] & 511)])
+                [0, 1].map(|i| entry(&IQ2_XS, usize::from(quants[2 * half + i] & 511)))
             });
             let signs = V::spread(
                 |lane| {

@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ2_XXS, even_signs},
+    codebooks::{IQ2_XXS, entry, even_signs},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -55,7 +55,8 @@ impl Format for BlockIq2Xxs {
     fn group(&self, g: usize) -> Group {
         let (indices, signs) = self.parts(g);
         let quant = |i: usize| {
-            let magnitude = IQ2_XXS[usize::from(indices[i / 8])].to_le_bytes()[i % 8].cast_signed();
+            let magnitude =
+                entry(&IQ2_XXS, usize::from(indices[i / 8])).to_le_bytes()[i % 8].cast_signed();
             let seven = signs >> (7 * (i / 8)) & 127;
             let negative = match i % 8 {
                 7 => seven.count_ones() % 2,
@@ -80,7 +81,7 @@ impl Format for BlockIq2Xxs {
         unsafe {
             let magnitudes = V::words(|lane| {
                 let (indices, _) = block.parts(g + lane);
-                [0, 1].map(|i| IQ2_XXS[usize::from(indices[2 * half + i])])
+                [0, 1].map(|i| entry(&IQ2_XXS, usize::from(indices[2 * half + i])))
             });
             let signs = V::spread(|lane| even_signs(block.parts(g + lane).1), half);
             V::negate(magnitudes, signs)

@@ -12,7 +12,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ3_S, joined},
+    codebooks::{IQ3_S, entry, joined},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -36,7 +36,7 @@ impl BlockIq3S {
     #[inline(always)]
     fn entry(&self, g: usize, i: usize) -> u64 {
         let high = usize::from(self.high[g] >> i & 1);
-        IQ3_S[usize::from(self.low[g][i]) | high << 8]
+        entry(&IQ3_S, usize::from(self.low[g][i]) | high << 8)
     }
 
     /// The scale of group `g`, an odd number.
@@ -80,8 +80,8 @@ impl Format for BlockIq3S {
         // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let magnitudes = V::words(|lane| {
-                let entry = |i| block.entry(g + lane, 4 * half + i);
-                [joined(entry(0), entry(1)), joined(entry(2), entry(3))]
+                let four = |i| block.entry(g + lane, 4 * half + i);
+                [joined(four(0), four(1)), joined(four(2), four(3))]
             });
             let signs = V::spread(|lane| u32::from_le_bytes(block.signs[g + lane]), half);
             V::negate(magnitudes, signs)

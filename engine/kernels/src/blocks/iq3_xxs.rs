@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ3_XXS, even_signs, joined},
+    codebooks::{IQ3_XXS, entry, even_signs, joined},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -32,7 +32,7 @@ impl BlockIq3Xxs {
     /// Entry `i` of group `g`.
     #[inline(always)]
     fn entry(&self, g: usize, i: usize) -> u64 {
-        IQ3_XXS[usize::from(self.quants[g][i])]
+        entry(&IQ3_XXS, usize::from(self.quants[g][i]))
     }
 
     /// The signs and the scale of group `g`.
@@ -84,8 +84,8 @@ impl Format for BlockIq3Xxs {
         // SAFETY: the caller guarantees the instruction set.
         unsafe {
             let magnitudes = V::words(|lane| {
-                let entry = |i| block.entry(g + lane, 4 * half + i);
-                [joined(entry(0), entry(1)), joined(entry(2), entry(3))]
+                let four = |i| block.entry(g + lane, 4 * half + i);
+                [joined(four(0), four(1)), joined(four(2), four(3))]
             });
             let signs = V::spread(|lane| even_signs(block.signs(g + lane)), half);
             V::negate(magnitudes, signs)
