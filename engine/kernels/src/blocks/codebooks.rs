@@ -55,20 +55,21 @@ pub(super) fn entry<const N: usize>(table: &'static [u64; N], index: usize) -> u
     unsafe { std::ptr::read_volatile(&raw const table[index]) }
 }
 
-/// Sign bits of 32 weights, from four fields of seven bits each: the eighth bit of each byte makes the number
-/// of its negative weights even.
-#[inline(always)]
-pub(super) const fn even_signs(fields: u32) -> u32 {
-    let sevens = fields & 0x7f
-        | (fields & 0x7f << 7) << 1
-        | (fields & 0x7f << 14) << 2
-        | (fields & 0x7f << 21) << 3;
-    // The parity of each byte, in its lowest bit.
-    let parity = sevens ^ sevens >> 4;
-    let parity = parity ^ parity >> 2;
-    let parity = parity ^ parity >> 1;
-    sevens | (parity & 0x0101_0101) << 7
-}
+/// For seven signs, eight bytes: 255 where a weight is negative. The eighth makes the number of these even.
+pub(super) static EVEN_SIGNS: [u64; 128] = {
+    let mut masks = [0; 128];
+    let mut seven = 0;
+    while seven < masks.len() {
+        let signs = seven | (seven.count_ones() as usize % 2) << 7;
+        let mut j = 0;
+        while j < 8 {
+            masks[seven] |= ((signs as u64 >> j & 1) * 255) << (8 * j);
+            j += 1;
+        }
+        seven += 1;
+    }
+    masks
+};
 
 /// Entry `i` of a group whose entries are four weights each, joined with the next one.
 #[inline(always)]
@@ -76,10 +77,17 @@ pub(super) const fn joined(low: u64, high: u64) -> u64 {
     low | high << 32
 }
 
-/// Scales in four bits for each half of a group, as odd steps: `2 × nibble + 1`.
+/// Scales in four bits for each half of the groups of a block, as odd steps: `2 × nibble + 1`.
 #[inline(always)]
-pub(super) fn odd_steps<const N: usize>(nibbles: impl Fn(usize) -> u8) -> [i8; N] {
-    std::array::from_fn(|s| (2 * (nibbles(s / 2) >> (4 * (s % 2)) & 15) + 1).cast_signed())
+pub(super) fn odd_steps(nibbles: [u8; 8]) -> [i8; 16] {
+    let mut steps = [0; 16];
+    for (steps, nibbles) in steps.as_chunks_mut::<2>().0.iter_mut().zip(nibbles) {
+        *steps = [
+            (2 * (nibbles & 15) + 1) as i8,
+            (2 * (nibbles >> 4) + 1) as i8,
+        ];
+    }
+    steps
 }
 
 #[cfg(test)]
@@ -88,12 +96,12 @@ mod tests {
 
     #[test]
     fn signs_are_even_in_number() {
-        for field in 0u32..128 {
-            let signs = even_signs(field | (127 - field) << 7 | 5 << 14 | 4 << 21).to_le_bytes();
-            assert_eq!(signs[0] & 127, field as u8);
-            assert_eq!(signs[1] & 127, 127 - field as u8);
-            assert_eq!(signs[2..], [5, 0x84]);
-            assert!(signs.iter().all(|byte| byte.count_ones() % 2 == 0));
+        for (seven, mask) in EVEN_SIGNS.into_iter().enumerate() {
+            let bytes = mask.to_le_bytes();
+            assert!(bytes.iter().all(|byte| matches!(byte, 0 | 255)));
+            assert_eq!(mask.count_ones() % 16, 0);
+            let bits = (0..7).fold(0, |bits, j| bits | usize::from(bytes[j] & 1) << j);
+            assert_eq!(bits, seven);
         }
     }
 

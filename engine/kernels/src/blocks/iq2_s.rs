@@ -42,7 +42,7 @@ impl BlockIq2S {
     /// The steps of its halves of groups.
     #[inline(always)]
     fn steps(&self) -> [i8; CHUNK_GROUPS] {
-        odd_steps(|g| self.steps[g])
+        odd_steps(self.steps)
     }
 }
 

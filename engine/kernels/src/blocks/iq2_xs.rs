@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ2_XS, entry, even_signs, odd_steps},
+    codebooks::{EVEN_SIGNS, IQ2_XS, entry, odd_steps},
 };
 use crate::{
     groups::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
@@ -23,22 +23,34 @@ use crate::{
 #[repr(C)]
 pub(crate) struct BlockIq2Xs {
     scale: [u8; 2],
-    quants: [[[u8; 2]; 4]; SUPER_GROUPS],
+    quants: [[u8; 8]; SUPER_GROUPS],
     steps: [u8; SUPER_GROUPS],
 }
 const _: () = assert!(size_of::<BlockIq2Xs>() == 74 && align_of::<BlockIq2Xs>() == 1);
 
 impl BlockIq2Xs {
-    /// The quants of group `g`.
+    /// The quants of group `g`, 16 bits each.
     #[inline(always)]
-    fn quants(&self, g: usize) -> [u16; 4] {
-        self.quants[g].map(u16::from_le_bytes)
+    fn quants(&self, g: usize) -> u64 {
+        u64::from_le_bytes(self.quants[g])
+    }
+
+    /// Entry `i` of group `g`.
+    #[inline(always)]
+    fn entry(&self, g: usize, i: usize) -> u64 {
+        entry(&IQ2_XS, (self.quants(g) >> (16 * i) & 511) as usize)
+    }
+
+    /// The signs of the weights of entry `i`, as masks.
+    #[inline(always)]
+    fn signs(&self, g: usize, i: usize) -> u64 {
+        entry(&EVEN_SIGNS, (self.quants(g) >> (16 * i + 9) & 127) as usize)
     }
 
     /// The steps of its halves of groups.
     #[inline(always)]
     fn steps(&self) -> [i8; CHUNK_GROUPS] {
-        odd_steps(|g| self.steps[g])
+        odd_steps(self.steps)
     }
 }
 
@@ -52,15 +64,14 @@ impl Format for BlockIq2Xs {
     const STEPS: bool = true;
 
     fn group(&self, g: usize) -> Group {
-        let quants = self.quants(g);
         let quant = |i: usize| {
-            let (index, seven) = (quants[i / 8] & 511, quants[i / 8] >> 9);
-            let magnitude = entry(&IQ2_XS, usize::from(index)).to_le_bytes()[i % 8].cast_signed();
+            let seven = self.quants(g) >> (16 * (i / 8) + 9) & 127;
+            let magnitude = self.entry(g, i / 8).to_le_bytes()[i % 8].cast_signed();
             let negative = match i % 8 {
-                7 => seven.count_ones() % 2,
-                bit => u32::from(seven >> bit & 1),
+                7 => seven.count_ones() % 2 == 1,
+                bit => seven >> bit & 1 == 1,
             };
-            if negative == 1 { -magnitude } else { magnitude }
+            if negative { -magnitude } else { magnitude }
         };
         let steps = self.steps();
         Group {
@@ -77,17 +88,8 @@ impl Format for BlockIq2Xs {
         let (block, g) = chunk.of_group(first);
         // SAFETY: the caller guarantees the instruction set.
         unsafe {
-            let magnitudes = V::words(|lane| {
-                let quants = block.quants(g + lane);
-                [0, 1].map(|i| entry(&IQ2_XS, usize::from(quants[2 * half + i] & 511)))
-            });
-            let signs = V::spread(
-                |lane| {
-                    let [a, b, c, d] = block.quants(g + lane).map(|quant| u32::from(quant >> 9));
-                    even_signs(a | b << 7 | c << 14 | d << 21)
-                },
-                half,
-            );
+            let magnitudes = V::words(|lane| [0, 1].map(|i| block.entry(g + lane, 2 * half + i)));
+            let signs = V::words(|lane| [0, 1].map(|i| block.signs(g + lane, 2 * half + i)));
             V::negate(magnitudes, signs)
         }
     }

@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ2_XXS, entry, even_signs},
+    codebooks::{EVEN_SIGNS, IQ2_XXS, entry},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -83,7 +83,11 @@ impl Format for BlockIq2Xxs {
                 let (indices, _) = block.parts(g + lane);
                 [0, 1].map(|i| entry(&IQ2_XXS, usize::from(indices[2 * half + i])))
             });
-            let signs = V::spread(|lane| even_signs(block.parts(g + lane).1), half);
+            let signs = V::words(|lane| {
+                let (_, signs) = block.parts(g + lane);
+                let seven = |i: usize| (signs >> (7 * (2 * half + i)) & 127) as usize;
+                [0, 1].map(|i| entry(&EVEN_SIGNS, seven(i)))
+            });
             V::negate(magnitudes, signs)
         }
     }

@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{IQ3_XXS, entry, even_signs, joined},
+    codebooks::{EVEN_SIGNS, IQ3_XXS, entry, joined},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -87,7 +87,11 @@ impl Format for BlockIq3Xxs {
                 let four = |i| block.entry(g + lane, 4 * half + i);
                 [joined(four(0), four(1)), joined(four(2), four(3))]
             });
-            let signs = V::spread(|lane| even_signs(block.signs(g + lane)), half);
+            let signs = V::words(|lane| {
+                let signs = block.signs(g + lane);
+                let seven = |i: usize| (signs >> (7 * (2 * half + i)) & 127) as usize;
+                [0, 1].map(|i| entry(&EVEN_SIGNS, seven(i)))
+            });
             V::negate(magnitudes, signs)
         }
     }

@@ -311,8 +311,11 @@ impl<'a, F: Format> Blocks<'a, F> {
         of: impl Fn(&F) -> [T; CHUNK_GROUPS],
     ) -> [T; 2 * CHUNK_GROUPS] {
         const { assert!(Self::COUNT == 2) };
-        let all = [0, 1].map(|i| of(self.at(i)));
-        std::array::from_fn(|i| all[i / CHUNK_GROUPS][i % CHUNK_GROUPS])
+        let (first, second) = (of(self.at(0)), of(self.at(1)));
+        let mut all = [first[0]; 2 * CHUNK_GROUPS];
+        all[..CHUNK_GROUPS].copy_from_slice(&first);
+        all[CHUNK_GROUPS..].copy_from_slice(&second);
+        all
     }
 }
 
