@@ -134,7 +134,8 @@ pub trait Checkpoint {
     /// Reads rows `[first, first + count)` as f32 into `out`, which holds `count · cols` numbers.
     ///
     /// Needs only a small bounded buffer beyond `out`, except for a `Down` stored untransposed,
-    /// which takes one matrix. It stays cached until another layer's is read.
+    /// which takes one matrix and stays cached until another layer's is read, and for packed matrices that are stored
+    /// transposed (GPTQ, AWQ), of which at most 256 MiB of rows are decoded at once.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`] and [`Error::RowRange`] for wrong arguments, [`Error::NotFinite`]

@@ -69,8 +69,8 @@ pub(crate) struct Store {
     transposed: Mutex<Option<([usize; 2], Vec<f32>)>>,
     /// The last scales of a row of blocks, by the tensor's index in `infos` and the row.
     scales: Mutex<Option<([usize; 2], Vec<f32>)>>,
-    /// The last rows of a packed matrix that is stored transposed.
-    band: Mutex<Option<packed::Band>>,
+    /// Rows of packed matrices that are stored transposed, the last used at the end.
+    bands: Mutex<Vec<packed::Band>>,
     /// Most bytes of these.
     band_bytes: usize,
     raw: Mutex<Vec<u8>>,
@@ -133,7 +133,7 @@ impl Store {
             fingerprint: 0,
             transposed: Mutex::new(None),
             scales: Mutex::new(None),
-            band: Mutex::new(None),
+            bands: Mutex::default(),
             band_bytes: packed::BAND_BYTES,
             raw: Mutex::new(Vec::new()),
             about,
@@ -312,6 +312,9 @@ impl Store {
             for other in &place.rest {
                 part(&(other.file as u64).to_le_bytes());
                 part(&other.offset.to_le_bytes());
+            }
+            if let Some(packed) = &place.packed {
+                part(format!("{:?}", packed.parts).as_bytes());
             }
             for (row, gain) in &place.gains {
                 part(&(*row as u64).to_le_bytes());

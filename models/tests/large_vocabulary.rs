@@ -1,5 +1,7 @@
 //! Memory of a large vocabulary. A program of its own: its peak is that of the process.
 
+#![cfg(target_os = "linux")]
+
 use std::fs;
 
 use emberflow_models::gguf_vocab::GgufVocab;
@@ -38,7 +40,6 @@ fn vocabulary() -> GgufVocab {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn a_tokenizer_of_262144_tokens_is_built_in_80_mib() {
     let vocab = vocabulary();
     let json = vocab.to_tokenizer_json().unwrap();

@@ -4,9 +4,12 @@ use super::packed::{From, Packed};
 use super::{READ_BYTES, Store, lock};
 use crate::error::Error;
 
+/// Bands that are kept: of Gate, Up and Down.
+const BANDS: usize = 3;
+
 impl Store {
     /// Reads rows of tensor `at`, which is `packed`, from its row `first` on. A matrix that is stored transposed is
-    /// decoded in bands of rows, of which the last one is kept.
+    /// decoded in bands of rows. The last ones of a few tensors are kept, as FFNs read Gate, Up and Down in turns.
     pub(super) fn read_packed(
         &self,
         at: usize,
@@ -31,20 +34,26 @@ impl Store {
             }
             return Ok(());
         }
-        let of_band = (self.band_bytes / (4 * cols)).clamp(1, rows);
-        let mut cache = lock(&self.band);
+        let of_band = (self.band_bytes / BANDS / (4 * cols)).clamp(1, rows);
+        let mut bands = lock(&self.bands);
         for out in out.chunks_exact_mut(cols) {
             let band = row / of_band * of_band;
-            if cache.as_ref().is_none_or(|(key, _)| *key != [at, band]) {
-                let mut values = cache.take().map_or_else(Vec::new, |(_, values)| values);
-                let end = (band + of_band).min(rows);
-                values.resize((end - band) * cols, 0.0);
-                parts.decode(of, band..end, &mut values)?;
-                *cache = Some(([at, band], values));
-            }
-            if let Some((_, values)) = cache.as_ref() {
-                out.copy_from_slice(&values[(row - band) * cols..][..cols]);
-            }
+            let known = bands.iter().position(|(key, _)| *key == [at, band]);
+            let values = match known {
+                Some(known) => bands.remove(known).1,
+                None => {
+                    let of_tensor = bands.iter().position(|(key, _)| key[0] == at);
+                    let oldest = (bands.len() == BANDS).then_some(0);
+                    let replaced = of_tensor.or(oldest).map(|place| bands.remove(place).1);
+                    let mut values = replaced.unwrap_or_default();
+                    let end = (band + of_band).min(rows);
+                    values.resize((end - band) * cols, 0.0);
+                    parts.decode(of, band..end, &mut values)?;
+                    values
+                }
+            };
+            out.copy_from_slice(&values[(row - band) * cols..][..cols]);
+            bands.push(([at, band], values));
             row += 1;
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::file::DataFile;
 
-/// Most bytes of decoded rows of a matrix that is stored transposed, which are decoded together; few in tests, whose
+/// Most bytes of decoded rows of matrices that are stored transposed, which are decoded together; few in tests, whose
 /// matrices then have several bands.
 pub(super) const BAND_BYTES: usize = if cfg!(test) { 5000 } else { 256 << 20 };
 /// Stored rows of a matrix that is stored transposed, which are read together.
@@ -74,7 +74,7 @@ pub(crate) struct Packed {
     pub(crate) first: usize,
 }
 
-/// Rows that weredecoded together: those of a tensor, by its index, from this row on.
+/// Rows that were decoded together: those of a tensor, by its index, from this row on.
 pub(super) type Band = ([usize; 2], Vec<f32>);
 
 impl Packed {

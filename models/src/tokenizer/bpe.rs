@@ -167,6 +167,11 @@ impl Bpe {
         Ok(())
     }
 
+    /// Number of merges.
+    pub fn merges(&self) -> usize {
+        self.merges.len()
+    }
+
     /// The rank of a pair.
     fn rank(&self, pair: [u32; 2]) -> Option<u32> {
         let same = |rank: &u32| self.merges[*rank as usize].pair == pair;
@@ -186,8 +191,8 @@ impl Bpe {
                 continue;
             }
             let byte = |byte: u8| self.token_to_id(&format!("<0x{byte:02X}>"));
-            let bytes: Option<Vec<u32>> = c.bytes().map(byte).collect();
-            if let Some(bytes) = bytes.filter(|_| of.byte_fallback) {
+            let bytes = || c.bytes().map(byte).collect::<Option<Vec<u32>>>();
+            if let Some(bytes) = of.byte_fallback.then(bytes).flatten() {
                 // As in the crate, an unknown character before them comes after them.
                 ids.extend(bytes);
                 continue;
@@ -232,6 +237,9 @@ impl Model for Bpe {
 
     /// The tokens of a piece, without their texts and places, which nobody reads.
     fn tokenize(&self, piece: &str) -> tokenizers::Result<Vec<Token>> {
+        if piece.is_empty() {
+            return Ok(Vec::new());
+        }
         let token = |id| Token::new(id, String::new(), (0, 0));
         if self.settings.ignore_merges
             && let Some(id) = self.token_to_id(piece)

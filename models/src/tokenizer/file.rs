@@ -229,8 +229,9 @@ impl<'de> Visitor<'de> for Merges<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         while let Some(Merge(left, right)) = seq.next_element::<Merge<'de>>()? {
+            let rank = self.0.merges();
             self.0.add_merge(&left, &right).map_err(|missing| {
-                let what = format!("no token {missing:?} for the merge ({left:?}, {right:?})");
+                let what = format!("no token {missing:?} for merge {rank}, ({left:?}, {right:?})");
                 serde::de::Error::custom(what)
             })?;
         }

@@ -81,7 +81,8 @@ fn ffn_format(
 /// The format of one matrix. `floats`: whether all matrices of the source are floats.
 fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
     let format = match tensor.source_dtype.as_str() {
-        "Q4_0" | "INT4" => DType::Q4,
+        "Q4_0" => DType::Q4,
+        "INT4" if bits_of(tensor) <= 4.5 => DType::Q4,
         "Q4_K" | "Q2_K" | "Q3_K" | "Q1_0" | "Q2_0" => DType::Q4k,
         name if name.starts_with("IQ") || name.starts_with("TQ") => DType::Q4k,
         "AFFINE2" | "AFFINE3" | "AFFINE4" if bits_of(tensor) <= 4.5 => DType::Q4k,

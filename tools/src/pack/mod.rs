@@ -1,7 +1,7 @@
 //! `emberflow pack`: converts a checkpoint to a container.
 //!
-//! Everything streams: rows are read, quantized and written in batches; only one transposed Down matrix is held at a
-//! time. The output depends on the checkpoint, the options and the sector size alone. Without `--sector` the sector
+//! Everything streams: rows are read, quantized and written in batches; only one transposed Down matrix and, of GPTQ and AWQ,
+//! 256 MiB of decoded rows are held at a time. The output depends on the checkpoint, the options and the sector size alone. Without `--sector` the sector
 //! size is what direct I/O needs on the output's file system (`sector.rs`). An interrupted pack can be resumed.
 
 mod by_source;

@@ -231,7 +231,7 @@ fn a_plan_precedes_the_download() {
         .position(|w| w == b"attn_q.weig")
         .unwrap();
     let place = (at..).find(|&at| strange[at..at + 3] == *b"ght").unwrap() + 3;
-    strange[place + 20..place + 24].copy_from_slice(&16u32.to_le_bytes());
+    strange[place + 20..place + 24].copy_from_slice(&40u32.to_le_bytes());
     files.push(("demo-Q4_K_M.gguf".to_owned(), strange));
     let files: Vec<(&str, &[u8])> = files
         .iter()
@@ -251,7 +251,7 @@ fn a_plan_precedes_the_download() {
         .as_str()
         .unwrap();
     assert!(
-        why.contains("demo-Q4_K_M.gguf") && why.contains("IQ2_XXS") && !why.contains("preview"),
+        why.contains("demo-Q4_K_M.gguf") && why.contains("NVFP4") && !why.contains("preview"),
         "{why}"
     );
     assert_eq!(plan["chosen"], "demo-Q4_0");
@@ -313,7 +313,7 @@ fn a_plan_precedes_the_download() {
         .unwrap();
     assert_eq!(told(&unsupported).matches("emberflow:").count(), 1);
     assert!(
-        told(&unsupported).contains("IQ2_XXS"),
+        told(&unsupported).contains("NVFP4"),
         "{}",
         told(&unsupported)
     );

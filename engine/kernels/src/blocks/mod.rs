@@ -203,6 +203,8 @@ pub(crate) trait Format: bytemuck::Pod {
     const LIKE: Block = Self::BLOCK;
     /// Weights of a block.
     const ELEMENTS: usize;
+    /// Whether a weight is a float of four bits, unpacked as twice its value.
+    const FLOATS: bool = false;
     /// Whether unpacked weights are signed bytes; otherwise unsigned ones.
     const SIGNED: bool;
     /// Largest magnitude of an unpacked weight.
@@ -329,8 +331,7 @@ mod tests {
     /// What a product of packed panels depends on.
     fn facts(block: Block) -> (bool, u8, [bool; 3], bool) {
         with_block!(block, F => {
-            let floats = F::SIGNED && F::MOST == 12;
-            (F::SIGNED, F::RAISED, [F::MINS, F::STEPS, F::MIN_STEPS], floats)
+            (F::SIGNED, F::RAISED, [F::MINS, F::STEPS, F::MIN_STEPS], F::FLOATS)
         })
     }
 
@@ -343,6 +344,7 @@ mod tests {
             assert!(CHUNK / elements * bytes <= MAX_CHUNK_BYTES);
             let like = with_block!(block, F => F::LIKE);
             assert_eq!(facts(block), facts(like), "{}", block.name());
+            assert_eq!(with_like!(block, L => L::BLOCK), like);
             assert!(with_block!(block, F => F::MOST) <= with_block!(like, F => F::MOST));
         }
     }

@@ -22,6 +22,7 @@ const _: () = assert!(size_of::<BlockMxfp4>() == 17 && align_of::<BlockMxfp4>() 
 impl Format for BlockMxfp4 {
     const BLOCK: Block = Block::Mxfp4;
     const ELEMENTS: usize = GROUP;
+    const FLOATS: bool = true;
     const SIGNED: bool = true;
     const MOST: u8 = 12;
     const RAISED: u8 = 0;

@@ -79,10 +79,8 @@ impl Format for BlockTq1_0 {
     #[inline(always)]
     unsafe fn unpack<V: Vector>(chunk: Blocks<'_, Self>, first: usize, half: usize) -> V::Bytes {
         let (block, g) = chunk.of_group(first);
-        let halves: [_; 4] = std::array::from_fn(|lane| match lane < V::LANES {
-            true => block.half(2 * (g + lane) + half),
-            false => [0; HALF],
-        });
+        let of = |lane: usize| block.half(2 * (g + lane) + half);
+        let halves = [of(0), of(V::LANES - 1)];
         // SAFETY: the caller guarantees the instruction set.
         unsafe { V::load(|lane| &halves[lane]) }
     }

@@ -8,7 +8,7 @@ pub(crate) trait Vector {
     type Bytes: Copy;
     /// 16 floats, one for each group of a chunk.
     type Values: Copy;
-    /// Lanes of a vector: 1, 2 or 4.
+    /// Lanes of a vector: 1 or 2.
     const LANES: usize;
 
     /// 16 bytes in each lane.

@@ -365,8 +365,6 @@ fn dimensions_that_no_tensor_has() {
 #[test]
 fn element_types_that_are_not_read() {
     for (kind, name) in [
-        (16, "IQ2_XXS"),
-        (29, "IQ1_M"),
         (26, "I32"),
         (4, "Q4_2 (removed"),
         (40, "NVFP4"),

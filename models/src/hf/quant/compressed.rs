@@ -1,7 +1,8 @@
 //! compressed-tensors. The tensors of a module `m`, by format:
 //!
 //! - `pack-quantized`: `m.weight_packed` I32, a stream of codes along each row; `m.weight_scale`;
-//!   `m.weight_zero_point` of an asymmetric scheme, packed along the rows; `m.weight_shape`; `m.weight_g_idx` where groups are not consecutive
+//!   `m.weight_zero_point` of an asymmetric scheme, packed along the rows; `m.weight_shape`; `m.weight_g_idx` where
+//!   groups are not consecutive
 //! - `int-quantized`: `m.weight` I8, `m.weight_scale`
 //! - `nvfp4-pack-quantized`: `m.weight_packed` U8, `m.weight_scale` F8_E4M3 for each 16 columns, divided by
 //!   `m.weight_global_scale`

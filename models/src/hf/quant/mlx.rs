@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::hf::safetensors::Raw;
 use crate::json::Keys;
+use crate::limits::MAX_COUNT;
 use crate::store::{Elements, Groups, Offsets, Parts};
 
 /// The key of `config.json`.
@@ -82,7 +83,9 @@ impl Method for Mlx {
             .unwrap_or(self.usual);
         let (experts, [rows, words]) = match *module.codes().1 {
             [rows, words] => (1, [rows, words]),
-            [experts, rows, words] if module.name.contains(EXPERTS) => (experts, [rows, words]),
+            [experts @ ..=MAX_EXPERTS, rows, words] if module.name.contains(EXPERTS) => {
+                (experts, [rows, words])
+            }
             _ => return Err(module.wrong_codes("a matrix, or a matrix for each expert")),
         };
         // whole groups, of which each is whole words or not
@@ -134,6 +137,9 @@ impl Method for Mlx {
         )
     }
 }
+
+/// Most experts of a matrix for each: every one gets a name.
+const MAX_EXPERTS: usize = MAX_COUNT as usize;
 
 /// The name of one expert's matrix, as in the folder that was converted.
 pub(super) fn expert_name(module: &str, expert: usize) -> String {

@@ -70,23 +70,27 @@ pub(super) fn join(
     family: &str,
 ) -> Result<(), Error> {
     let mut modules: BTreeMap<String, Modules> = BTreeMap::new();
-    for (file, (_, header)) in shards.iter_mut().enumerate() {
+    for (file, (of, header)) in shards.iter_mut().enumerate() {
         header.retain(|raw| !method.unread().iter().any(|end| raw.name.ends_with(end)));
         for raw in header.extract_if(.., |raw| method.module(raw).is_some()) {
             let name = method.module(&raw).unwrap_or_default().to_owned();
             let others = HashMap::new();
-            modules.insert(name, ((file, raw), others));
+            if let Some(((_, before), _)) = modules.insert(name, ((file, raw), others)) {
+                return Err(twice(of, before));
+            }
         }
     }
-    for (file, (_, header)) in shards.iter_mut().enumerate() {
+    for (file, (path, header)) in shards.iter_mut().enumerate() {
         for &end in method.ends() {
             let module = |raw: &Raw| raw.name.strip_suffix(end).map(str::to_owned);
             let is_one =
                 |raw: &mut Raw| module(raw).is_some_and(|name| modules.contains_key(&name));
             for raw in header.extract_if(.., is_one).collect::<Vec<_>>() {
                 let of = module(&raw).and_then(|name| modules.get_mut(&name));
-                if let Some((_, others)) = of {
-                    others.insert(end, (file, raw));
+                if let Some((_, others)) = of
+                    && let Some((_, before)) = others.insert(end, (file, raw))
+                {
+                    return Err(twice(path, before));
                 }
             }
         }
@@ -111,6 +115,15 @@ pub(super) fn join(
         shards[file].1.extend(joined);
     }
     Ok(())
+}
+
+/// A module has two tensors of one kind.
+fn twice(file: &DataFile, raw: Raw) -> Error {
+    Error::Duplicate {
+        path: file.path.clone(),
+        what: "tensor of a matrix",
+        name: raw.name,
+    }
 }
 
 /// The tensor of codes and the others of a module.

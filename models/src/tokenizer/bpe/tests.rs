@@ -44,8 +44,8 @@ fn grown(singles: &[&str], joins: &[(Index, Index)]) -> (Vec<String>, Vec<[Strin
     (tokens, merges)
 }
 
-const SINGLES: [&str; 9] = [
-    "a", "b", "c", "é", "▁", "<0xC3>", "<0xA9>", "<0x64>", "<unk>",
+const SINGLES: [&str; 10] = [
+    "", "a", "b", "c", "é", "▁", "<0xC3>", "<0xA9>", "<0x64>", "<unk>",
 ];
 
 proptest! {

@@ -114,7 +114,7 @@ impl<B: Format> Form for Of<B> {
     const DTYPE: DType = DType::Block(B::BLOCK);
     const NIBBLES: bool = B::MOST <= 15 && !B::STEPS && (!B::SIGNED || Self::FLOATS);
     const CENTRED: bool = B::RAISED == 8;
-    const FLOATS: bool = B::SIGNED && B::MOST == 12;
+    const FLOATS: bool = B::FLOATS;
     const MINS: bool = B::MINS;
     const CHANNEL: bool = false;
     const STEPS: bool = B::STEPS;
@@ -131,7 +131,8 @@ impl<B: Format> Form for Of<B> {
     const RUN: usize = match B::MOST {
         most if B::STEPS => match most - B::RAISED {
             0..=32 => 4,
-            _ => 2,
+            33..=64 => 2,
+            _ => 1,
         },
         0..=15 => 8,
         16..=32 => 4,
