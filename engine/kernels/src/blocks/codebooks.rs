@@ -71,6 +71,14 @@ pub(super) static EVEN_SIGNS: [u64; 128] = {
     masks
 };
 
+/// Whether weight `i` of eight is negative, by their seven signs: the reference of [`EVEN_SIGNS`].
+pub(super) fn is_negative(seven: u32, i: usize) -> bool {
+    match i {
+        7 => seven.count_ones() % 2 == 1,
+        i => seven >> i & 1 == 1,
+    }
+}
+
 /// Two entries of four weights each, one after the other.
 #[inline(always)]
 pub(super) const fn joined(low: u64, high: u64) -> u64 {

@@ -81,8 +81,7 @@ impl Format for BlockIq1M {
             quants: std::array::from_fn(quant),
             scale: f16_to_f32(self.scale()) * 0.125,
             steps: [steps[2 * g], steps[2 * g + 1]],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

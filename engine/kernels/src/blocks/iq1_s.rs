@@ -76,9 +76,7 @@ impl Format for BlockIq1S {
         Group {
             quants: std::array::from_fn(quant),
             scale: scale * f32::from(self.step(g)) * 0.125,
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{EVEN_SIGNS, IQ2_XS, entry, odd_steps},
+    codebooks::{EVEN_SIGNS, IQ2_XS, entry, is_negative, odd_steps},
 };
 use crate::{
     groups::{CHUNK_GROUPS, GROUP, SUPER_GROUPS},
@@ -67,19 +67,18 @@ impl Format for BlockIq2Xs {
         let quant = |i: usize| {
             let seven = self.quants(g) >> (16 * (i / 8) + 9) & 127;
             let magnitude = self.entry(g, i / 8).to_le_bytes()[i % 8].cast_signed();
-            let negative = match i % 8 {
-                7 => seven.count_ones() % 2 == 1,
-                bit => seven >> bit & 1 == 1,
-            };
-            if negative { -magnitude } else { magnitude }
+            if is_negative(seven as u32, i % 8) {
+                -magnitude
+            } else {
+                magnitude
+            }
         };
         let steps = self.steps();
         Group {
             quants: std::array::from_fn(quant),
             scale: f16_to_f32(u16::from_le_bytes(self.scale)) * 0.125,
             steps: [steps[2 * g], steps[2 * g + 1]],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

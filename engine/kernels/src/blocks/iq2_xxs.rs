@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{EVEN_SIGNS, IQ2_XXS, entry},
+    codebooks::{EVEN_SIGNS, IQ2_XXS, entry, is_negative},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -58,19 +58,17 @@ impl Format for BlockIq2Xxs {
             let magnitude =
                 entry(&IQ2_XXS, usize::from(indices[i / 8])).to_le_bytes()[i % 8].cast_signed();
             let seven = signs >> (7 * (i / 8)) & 127;
-            let negative = match i % 8 {
-                7 => seven.count_ones() % 2,
-                bit => seven >> bit & 1,
-            };
-            if negative == 1 { -magnitude } else { magnitude }
+            if is_negative(seven, i % 8) {
+                -magnitude
+            } else {
+                magnitude
+            }
         };
         let scale = f16_to_f32(u16::from_le_bytes(self.scale));
         Group {
             quants: std::array::from_fn(quant),
             scale: scale * f32::from(self.step(g)) * 0.125,
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

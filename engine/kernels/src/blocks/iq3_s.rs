@@ -68,9 +68,7 @@ impl Format for BlockIq3S {
         Group {
             quants: std::array::from_fn(quant),
             scale: scale * f32::from(self.step(g)),
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

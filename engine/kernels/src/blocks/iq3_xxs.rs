@@ -11,7 +11,7 @@
 
 use super::{
     Block, Blocks, Format, Group, Vector,
-    codebooks::{EVEN_SIGNS, IQ3_XXS, entry, joined},
+    codebooks::{EVEN_SIGNS, IQ3_XXS, entry, is_negative, joined},
 };
 use crate::{
     groups::{GROUP, SUPER_GROUPS},
@@ -62,19 +62,17 @@ impl Format for BlockIq3Xxs {
         let quant = |i: usize| {
             let magnitude = self.entry(g, i / 4).to_le_bytes()[i % 4].cast_signed();
             let seven = self.signs(g) >> (7 * (i / 8)) & 127;
-            let negative = match i % 8 {
-                7 => seven.count_ones() % 2,
-                bit => seven >> bit & 1,
-            };
-            if negative == 1 { -magnitude } else { magnitude }
+            if is_negative(seven, i % 8) {
+                -magnitude
+            } else {
+                magnitude
+            }
         };
         let scale = f16_to_f32(u16::from_le_bytes(self.scale));
         Group {
             quants: std::array::from_fn(quant),
             scale: scale * f32::from(self.step(g)) * 0.25,
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

@@ -66,9 +66,7 @@ impl Format for BlockIq4Xs {
         Group {
             quants: std::array::from_fn(quant),
             scale: f16_to_f32(u16::from_le_bytes(self.scale)) * f32::from(self.scales()[g]),
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

@@ -179,6 +179,15 @@ pub struct Group {
 }
 
 impl Group {
+    /// Without further factors and minimums; the rest is to be filled in.
+    const PLAIN: Group = Group {
+        quants: [0; GROUP],
+        scale: 0.0,
+        steps: [1; 2],
+        minimum: 0.0,
+        min_steps: [1; 2],
+    };
+
     /// Its weights.
     pub fn decode(&self, out: &mut [f32; GROUP]) {
         let halves = out.as_chunks_mut::<HALF>().0.iter_mut();

@@ -37,9 +37,7 @@ impl Format for BlockMxfp4 {
         Group {
             quants: std::array::from_fn(quant),
             scale: MXFP4_SCALES[usize::from(self.exponent)],
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

@@ -65,8 +65,7 @@ impl Format for BlockQ3K {
             quants: std::array::from_fn(quant),
             scale: f16_to_f32(u16::from_le_bytes(self.scale)),
             steps: [steps[2 * g], steps[2 * g + 1]],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

@@ -44,9 +44,8 @@ impl Format for BlockQ4_1 {
         Group {
             quants: std::array::from_fn(quant),
             scale: f16_to_f32(u16::from_le_bytes(self.scale)),
-            steps: [1; 2],
             minimum: -f16_to_f32(u16::from_le_bytes(self.offset)),
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

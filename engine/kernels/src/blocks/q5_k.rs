@@ -49,9 +49,8 @@ impl Format for BlockQ5K {
         Group {
             quants: std::array::from_fn(quant),
             scale: unit(self.scale) * f32::from(scales[g]),
-            steps: [1; 2],
             minimum: unit(self.minimum) * f32::from(mins[g]),
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

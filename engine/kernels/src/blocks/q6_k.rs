@@ -48,8 +48,7 @@ impl Format for BlockQ6K {
             quants: std::array::from_fn(quant),
             scale: f16_to_f32(u16::from_le_bytes(self.scale)),
             steps: [self.steps[2 * g], self.steps[2 * g + 1]],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 

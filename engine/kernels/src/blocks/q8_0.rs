@@ -32,9 +32,7 @@ impl Format for BlockQ8_0 {
         Group {
             quants: self.quants.map(u8::cast_signed),
             scale: f16_to_f32(u16::from_le_bytes(self.scale)),
-            steps: [1; 2],
-            minimum: 0.0,
-            min_steps: [1; 2],
+            ..Group::PLAIN
         }
     }
 
