@@ -232,8 +232,7 @@ pub enum Error {
     },
     /// A feature that needs neurons in bundles.
     #[error(
-        "{}: {what} needs a packed model: emberflow pack {} -o model.ember",
-        path.display(),
+        "{}: {what} needs neurons in bundles: emberflow pack CHECKPOINT -o model.ember --quant q4k (or q8)",
         path.display()
     )]
     Unpacked {

@@ -164,4 +164,4 @@ pub use sampler::{Bias, Sampler, Sampling};
 pub use state::{Restored, Sequence, Span};
 pub use store::Foreseen;
 pub use store::LayerResidency;
-pub use unpacked::unpacked;
+pub use unpacked::{unpacked, unpacked_geometry};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
+use emberflow_models::names::Role;
 use emberflow_models::{Checkpoint, TextRules};
 use serde::{Deserialize, Serialize};
 
@@ -64,10 +65,41 @@ pub struct Quant {
     /// Whether some of these matrices have other formats; the fields name the most frequent ones.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mixed: bool,
-    /// Of a checkpoint that is not packed: its quantizer's name for all of them, such as `Q4_K_M`, or the most frequent
+    /// Of a model without neurons in bundles: its quantizer's name for all of them, such as `Q4_K_M`, or the most frequent
     /// format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<String>,
+}
+
+impl Quant {
+    /// The most frequent formats by weight class, by bytes, of matrices of these roles, formats and bytes. `stated`: the
+    /// quantizer's name for all of them.
+    pub fn of_matrices(
+        matrices: impl Iterator<Item = (Role, DType, u64)>,
+        stated: Option<&str>,
+    ) -> Self {
+        let matrices: Vec<_> = matrices.collect();
+        let most = |of: &dyn Fn(Role) -> bool| {
+            let mut bytes = BTreeMap::<DType, u64>::new();
+            for &(_, dtype, len) in matrices.iter().filter(|(role, ..)| of(*role)) {
+                *bytes.entry(dtype).or_default() += len;
+            }
+            let most = bytes.iter().max_by_key(|(_, bytes)| **bytes);
+            let most = most.map_or(DType::F32, |(dtype, _)| *dtype);
+            (most.name().to_owned(), bytes.len() > 1)
+        };
+        let (ffn, first) = most(&Role::is_bundled);
+        let (attention, second) = most(&Role::is_projection);
+        let (embedding, third) = most(&|role| matches!(role, Role::Embed | Role::Head));
+        let whole = stated.map_or_else(|| most(&|_| true).0.to_uppercase(), str::to_owned);
+        Self {
+            ffn,
+            attention,
+            embedding,
+            mixed: first || second || third,
+            whole: Some(whole),
+        }
+    }
 }
 
 /// Order of the neurons in a bank.

@@ -24,12 +24,12 @@ impl SparsityChoice {
     /// Of a model whose matrices lie by rows: no neuron is skipped.
     pub fn unpacked(c: &ModelConfig) -> Self {
         let gain = match c.has_zeros() {
-            true => "; a packed one reads and multiplies only neurons that fire",
+            true => "; once packed, only neurons that fire are read and multiplied",
             false => "",
         };
         Self {
             sparsity: Sparsity::Dense,
-            reason: format!("an unpacked model's matrices are computed whole{gain}"),
+            reason: format!("matrices that lie by rows are computed whole{gain}"),
         }
     }
 }

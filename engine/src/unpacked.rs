@@ -1,13 +1,11 @@
 //! A checkpoint as a model, without packing: matrices are read from its files and multiplied in its own block formats.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::names::Role;
 use emberflow_models::{Checkpoint, StoredTensor, StoredTensors};
 use emberflow_storage::container::{
     BundleGeometry, Container, Outside, OutsideTensors, Prefer, TensorSpec,
@@ -65,7 +63,8 @@ pub fn unpacked(path: &Path) -> Result<Container, Error> {
 /// A container of the tensors of a checkpoint, and the formats of its weights.
 fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, Quant), Error> {
     let c = source.config().clone();
-    let mut meta = ContainerMeta::of(source.as_ref(), no_formats());
+    let unknown = Quant::of_matrices(std::iter::empty(), None);
+    let mut meta = ContainerMeta::of(source.as_ref(), unknown);
     let quantization = source.quantization();
     let Some(tensors) = source.into_stored() else {
         return Err(Error::Unpacked {
@@ -73,7 +72,9 @@ fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, 
             what: "a description without weights",
         });
     };
-    let quant = formats(tensors.tensors(), quantization);
+    let formats = tensors.tensors().iter();
+    let formats = formats.map(|of| (of.id.role, of.dtype, of.bytes()));
+    let quant = Quant::of_matrices(formats, quantization);
     meta.quant = quant.clone();
     // Room for the tokenizer with its quotes escaped: while a buffer grows, it may be in memory twice.
     let mut json = Vec::with_capacity(meta.tokenizer.len() / 4 * 5);
@@ -88,11 +89,12 @@ fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, 
     let tensors: Arc<dyn StoredTensors> = tensors.into();
     let specs = tensors.tensors().iter().enumerate();
     let specs = specs.map(|(number, of)| (spec(of), tensors.place(number)));
+    let (geometry, bundle_dtype) = unpacked_geometry(&c, path)?;
     let container = Container::outside(Outside {
         path: path.to_path_buf(),
         meta: json,
-        geometry: geometry(&c, path)?,
-        bundle_dtype: NO_BUNDLES.code(),
+        geometry,
+        bundle_dtype,
         files,
         tensors: specs.collect(),
         reader: Arc::new(Unpacked(Arc::clone(&tensors))),
@@ -107,8 +109,8 @@ fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, 
 struct Unpacked(Arc<dyn StoredTensors>);
 
 impl OutsideTensors for Unpacked {
-    fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()> {
-        self.0.read(tensor, 0, dst).map_err(io::Error::other)
+    fn read(&self, tensor: usize, first: usize, dst: &mut [u8]) -> io::Result<()> {
+        self.0.read(tensor, first, dst).map_err(io::Error::other)
     }
 }
 
@@ -121,52 +123,20 @@ fn spec(of: &StoredTensor) -> TensorSpec {
     }
 }
 
-/// The most frequent formats by weight class, by bytes. The whole has the name that the checkpoint states.
-fn formats(tensors: &[StoredTensor], stated: Option<&str>) -> Quant {
-    let most = |of: &dyn Fn(Role) -> bool| {
-        let mut bytes = BTreeMap::<DType, u64>::new();
-        for tensor in tensors.iter().filter(|tensor| of(tensor.id.role)) {
-            *bytes.entry(tensor.dtype).or_default() += tensor.bytes();
-        }
-        let most = bytes.iter().max_by_key(|(_, bytes)| **bytes);
-        let most = most.map_or(DType::F32, |(dtype, _)| *dtype);
-        (most.name().to_owned(), bytes.len() > 1)
-    };
-    let (ffn, first) = most(&Role::is_bundled);
-    let (attention, second) = most(&Role::is_projection);
-    let (embedding, third) = most(&|role| matches!(role, Role::Embed | Role::Head));
-    let whole = stated.map_or_else(|| most(&|_| true).0.to_uppercase(), str::to_owned);
-    Quant {
-        ffn,
-        attention,
-        embedding,
-        mixed: first || second || third,
-        whole: Some(whole),
-    }
-}
-
-/// What [`formats`] replaces once the tensors are known.
-fn no_formats() -> Quant {
-    Quant {
-        ffn: String::new(),
-        attention: String::new(),
-        embedding: String::new(),
-        mixed: false,
-        whole: None,
-    }
-}
-
-/// Geometry of bundles that do not exist, which every container states.
-fn geometry(c: &ModelConfig, path: &Path) -> Result<BundleGeometry, Error> {
+/// Geometry and format of bundles that do not exist, which every container states.
+///
+/// # Errors
+/// A model that is too wide for bundles.
+pub fn unpacked_geometry(c: &ModelConfig, path: &Path) -> Result<(BundleGeometry, u32), Error> {
     let d = c.bundle_width() as usize;
     let rest = 2 - u32::from(c.ffn_kind.ungated);
     let [q, s] = [NO_BUNDLES.quants_bytes(d), NO_BUNDLES.scales_bytes(d)];
     let [q, s] = [q, s].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
     let (rest_q, rest_s) = (q.saturating_mul(rest), s.saturating_mul(rest));
-    BundleGeometry::choose(q, s, rest_q, rest_s, 4096, Prefer::Inline).map_err(|source| {
-        Error::from(emberflow_storage::Error::Layout {
-            path: path.to_path_buf(),
-            source,
-        })
-    })
+    let geometry = BundleGeometry::choose(q, s, rest_q, rest_s, 4096, Prefer::Inline);
+    let geometry = geometry.map_err(|source| emberflow_storage::Error::Layout {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    Ok((geometry, NO_BUNDLES.code()))
 }

@@ -111,7 +111,14 @@ pub fn export(
             Ok(())
         };
         for &want in &tensors {
-            if !want.id.role.is_bundled() {
+            let by_rows = packed.is_by_rows();
+            if by_rows && want.id.role == Role::Down {
+                let (rows, cols) = (want.cols, want.rows);
+                let columns = packed.columns(Required { rows, cols, ..want })?;
+                for row in columns.chunks_exact(rows) {
+                    sink(want.id, row)?;
+                }
+            } else if by_rows || !want.id.role.is_bundled() {
                 packed.rows(want, &mut |_, _, row| Ok(sink(want.id, row)?))?;
             }
         }

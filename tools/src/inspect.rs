@@ -151,7 +151,7 @@ fn inspect(
         file: container.path().display().to_string(),
         bytes: container.file_len(),
         meta: shown,
-        bundle: (!container.is_outside()).then(|| Bundle::of(container.geometry())),
+        bundle: (!container.banks().is_empty()).then(|| Bundle::of(container.geometry())),
         sections: container
             .section_sizes()
             .iter()

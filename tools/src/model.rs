@@ -82,7 +82,7 @@ fn what_else(path: &Path) -> String {
 /// [`open_container`] for a command that changes or converts neurons in bundles.
 pub fn open_packed(arg: &ModelArg) -> Result<Container, Failure> {
     let container = open_container(arg)?;
-    if container.is_outside() {
+    if container.banks().is_empty() {
         let (path, what) = (container.path().to_path_buf(), "this command");
         return Err(emberflow_engine::Error::Unpacked { path, what }.into());
     }

@@ -26,7 +26,8 @@ pub struct Packed<'a> {
     container: &'a Container,
     /// Metadata.
     pub meta: ContainerMeta,
-    format: NeuronFormat,
+    /// The format of its bundles; `None` if matrices lie by rows.
+    bundles: Option<NeuronFormat>,
     cpu: Cpu,
 }
 
@@ -63,19 +64,39 @@ impl<'a> Packed<'a> {
     /// Metadata that do not parse or do not match the container.
     pub fn new(container: &'a Container) -> Result<Self, Failure> {
         let meta = ContainerMeta::parse(container.meta(), container.path())?;
-        let format = NeuronFormat::of(container, &meta)?;
-        check_banks(container, &meta.config)?;
+        let bundles = match container.banks().is_empty() {
+            true => None,
+            false => {
+                check_banks(container, &meta.config)?;
+                Some(NeuronFormat::of(container, &meta)?)
+            }
+        };
         Ok(Self {
             container,
             meta,
-            format,
+            bundles,
             cpu: Cpu::detect(),
         })
     }
 
-    /// The FFN's block format.
-    pub fn ffn_dtype(&self) -> DType {
-        self.format.dtype
+    /// Whether there are no bundles: the matrices of FFNs lie by rows, as all others.
+    pub fn is_by_rows(&self) -> bool {
+        self.bundles.is_none()
+    }
+
+    /// The block format of the bundles.
+    ///
+    /// # Errors
+    /// A container without bundles.
+    pub fn ffn_dtype(&self) -> Result<DType, Failure> {
+        self.format().map(|format| format.dtype)
+    }
+
+    fn format(&self) -> Result<NeuronFormat, Failure> {
+        self.bundles.ok_or_else(|| {
+            let path = self.container.path().display();
+            Failure::Fault(format!("{path}: it has no neurons in bundles"))
+        })
     }
 
     /// The model's configuration.
@@ -117,6 +138,20 @@ impl<'a> Packed<'a> {
             )));
         };
         self.stream(entry, dtype, cols, stride, f)
+    }
+
+    /// Columns of the tensor `want` as rows: `[cols × rows]`.
+    ///
+    /// # Errors
+    /// As [`Packed::rows`].
+    pub fn columns(&self, want: Required) -> Result<Vec<f32>, Failure> {
+        let mut columns = vec![0.0; want.rows * want.cols];
+        self.rows(want, &mut |r, _, row| {
+            let places = columns[r..].iter_mut().step_by(want.rows);
+            places.zip(row).for_each(|(place, value)| *place = *value);
+            Ok(())
+        })?;
+        Ok(columns)
     }
 
     fn stream(
@@ -195,26 +230,26 @@ impl<'a> Packed<'a> {
     /// Calls `f` with every neuron of a bank, in packed order.
     ///
     /// # Errors
-    /// A read error, a damaged bundle, and errors of `f`.
+    /// No bundles, a read error, a damaged bundle, and errors of `f`.
     pub fn neurons(
         &self,
         bank: usize,
         f: &mut dyn FnMut(usize, &Neuron) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let g = self.container.geometry();
+        let (g, format) = (self.container.geometry(), self.format()?);
         let (stride, span) = (g.stride as usize, g.gate_span as usize);
         let neurons = self.container.banks()[bank].neurons as usize;
-        let per_neuron = self.format.resident_scales();
+        let per_neuron = format.resident_scales();
         let mut scales = vec![0; neurons * per_neuron];
         if per_neuron > 0 {
             self.container.read_scales(bank, &mut scales)?;
         }
         let mut bundle = vec![0; stride];
         let mut downs = Vec::new();
-        let row = vec![0.0; self.format.d];
+        let row = vec![0.0; format.d];
         let mut neuron = Neuron {
             gate: row.clone(),
-            up: if self.format.ungated {
+            up: if format.ungated {
                 Vec::new()
             } else {
                 row.clone()
@@ -229,8 +264,7 @@ impl<'a> Packed<'a> {
             self.container.check_gate(bank, n as u32, gate)?;
             self.container.check_rest(bank, n as u32, rest)?;
             let scales = &scales[n * per_neuron..(n + 1) * per_neuron];
-            let (up, down) = self.format.split_rest(rest);
-            let format = self.format;
+            let (up, down) = format.split_rest(rest);
             let keep = |row: Row<'_>, stored: &mut Vec<u8>| {
                 stored.clear();
                 stored.extend_from_slice(row.quants());
@@ -263,8 +297,9 @@ impl<'a> Packed<'a> {
     /// Down vectors of the neurons from `first` on, for formats whose blocks span neurons.
     fn downs_across(&self, bank: usize, first: usize, out: &mut Vec<f32>) -> Result<(), Failure> {
         let (g, count) = (self.container.geometry(), across::NEURONS);
+        let format = self.format()?;
         let (stride, span) = (g.stride as usize, g.gate_span as usize);
-        let per_neuron = self.format.resident_scales();
+        let per_neuron = format.resident_scales();
         let mut bundles = vec![0; count * stride];
         let offset = self.container.neuron_offset(bank, first as u32);
         self.read(Some(offset), &mut bundles)?;
@@ -275,11 +310,11 @@ impl<'a> Packed<'a> {
         }
         let rows = bundles.chunks_exact(stride).enumerate().map(|(i, bundle)| {
             let scales = &scales[(first + i) * per_neuron..][..per_neuron];
-            let (_, down) = self.format.split_rest(&bundle[span..]);
-            self.format.down(down, scales)
+            let (_, down) = format.split_rest(&bundle[span..]);
+            format.down(down, scales)
         });
         let rows: Vec<Row<'_>> = rows.collect();
-        out.resize(count * self.format.d, 0.0);
+        out.resize(count * format.d, 0.0);
         across::decode(self.cpu, &rows, out);
         Ok(())
     }

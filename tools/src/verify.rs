@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 
-use emberflow_kernels::{DType, error_bound};
+use emberflow_engine::unpacked;
+use emberflow_kernels::{Cpu, DType, Row, error_bound};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Required, TensorId};
 use emberflow_models::{Checkpoint, TensorInfo};
@@ -121,10 +122,14 @@ fn check(args: &VerifyArgs, result: &mut VerifyResult) -> Result<(), Failure> {
     if let Some(checkpoint) = &args.source {
         let source = emberflow_models::open(checkpoint)?;
         let bar = progress::steps("comparing weights", 0);
-        let outcome = compare(&container, &packed, source.as_ref(), &mut |done, total| {
+        let mut tell = |done, total| {
             bar.set_length(total);
             bar.set_position(done);
-        });
+        };
+        let outcome = match packed.is_by_rows() {
+            true => compare_rows(&container, &packed, source.as_ref(), &mut tell),
+            false => compare(&container, &packed, source.as_ref(), &mut tell),
+        };
         bar.finish_and_clear();
         result.source = Some(outcome?);
     }
@@ -242,6 +247,7 @@ pub fn compare(
             check.row(info.id, original, stored.dtype(), row)
         })?;
     }
+    let dtype = packed.ffn_dtype()?;
     for (b, bank) in container.banks().iter().enumerate() {
         packed.neurons(b, &mut |n, neuron| {
             let original = orders.original(b, n);
@@ -251,13 +257,56 @@ pub fn compare(
                     layer: bank.layer,
                     expert: bank.expert,
                 };
-                check.row(id, original, packed.ffn_dtype(), row)?;
+                check.row(id, original, dtype, row)?;
             }
             Ok(())
         })?;
     }
     check.finish()
 }
+
+/// [`compare`] for a container whose matrices lie by rows: a row in the checkpoint's own format must have the same bytes.
+fn compare_rows(
+    container: &Container,
+    packed: &Packed<'_>,
+    source: &dyn Checkpoint,
+    tell: &mut dyn FnMut(u64, u64),
+) -> Result<SourceResult, Failure> {
+    same_model(container, packed, source)?;
+    let from = unpacked(source.path())?;
+    let mut check = Comparison::new(source, false, tell);
+    let (cpu, mut batch, mut want) = (Cpu::detect(), Vec::new(), Vec::new());
+    for entry in from.tensors() {
+        let (Ok(id), &[rows, cols]) = (entry.name.parse::<TensorId>(), entry.dims()) else {
+            continue;
+        };
+        let (rows, cols) = (rows as usize, cols as usize);
+        let own = DType::from_code(entry.dtype).unwrap_or(DType::F32);
+        let row_bytes = own.row_bytes(cols);
+        let at_once = (SOURCE_BATCH / row_bytes.max(1)).clamp(1, rows);
+        want.resize(cols, 0.0);
+        packed.rows(Required { id, rows, cols }, &mut |r, stored, row| {
+            let place = r % at_once;
+            if place == 0 {
+                batch.resize(at_once.min(rows - r) * row_bytes, 0);
+                from.read_tensor_rows(entry, r, &mut batch)?;
+            }
+            let bytes = &batch[place * row_bytes..][..row_bytes];
+            let same =
+                stored.dtype() == own && [stored.quants(), stored.scales()].concat() == bytes;
+            if same {
+                check.count(cols);
+                return Ok(());
+            }
+            cpu.dequantize(Row::inline(own, cols, bytes), &mut want);
+            check.values(id, r, stored.dtype(), &want, row)
+        })?;
+    }
+    check.finish()
+}
+
+/// Bytes of a checkpoint that are read at once.
+const SOURCE_BATCH: usize = 64 << 20;
 
 /// Non-FFN tensors of a checkpoint.
 fn dense_tensors(source: &dyn Checkpoint) -> impl Iterator<Item = &TensorInfo> {
@@ -292,10 +341,14 @@ fn same_model(
             source.path().display()
         )));
     }
-    let (found, expected) = (container.tensors().len(), dense_tensors(source).count());
+    let expected = match packed.is_by_rows() {
+        true => source.tensors().len(),
+        false => dense_tensors(source).count(),
+    };
+    let found = container.tensors().len();
     if found != expected {
         return Err(Failure::Fault(format!(
-            "{path} has {found} tensors outside the FFN, {} has {expected}",
+            "{path} has {found} tensors that are not in bundles, {} has {expected}",
             source.path().display()
         )));
     }
@@ -365,13 +418,28 @@ impl<'a> Comparison<'a> {
         dtype: DType,
         found: &[f32],
     ) -> Result<(), Failure> {
-        self.buffer.resize(found.len(), 0.0);
-        self.source.read_rows(id, row, 1, &mut self.buffer)?;
+        let mut want = std::mem::take(&mut self.buffer);
+        want.resize(found.len(), 0.0);
+        self.source.read_rows(id, row, 1, &mut want)?;
+        let outcome = self.values(id, row, dtype, &want, found);
+        self.buffer = want;
+        outcome
+    }
+
+    /// Compares a row with the values that it should have.
+    fn values(
+        &mut self,
+        id: TensorId,
+        row: usize,
+        dtype: DType,
+        expected: &[f32],
+        found: &[f32],
+    ) -> Result<(), Failure> {
         if let Some(calibrated) = &mut self.calibrated
             && calibrate::is_calibrated(self.source.config(), id.role, dtype)
         {
             let sums = calibrated.entry(id).or_default();
-            for (w, h) in self.buffer.iter().zip(found) {
+            for (w, h) in expected.iter().zip(found) {
                 let (w, h) = (f64::from(*w), f64::from(*h));
                 sums[0] += (w - h) * (w - h);
                 sums[1] += w * w;
@@ -381,7 +449,7 @@ impl<'a> Comparison<'a> {
         }
         // For float formats, the bound over 32 elements is tight enough.
         let span = dtype.span().max(32);
-        for (group, (want, have)) in self.buffer.chunks(span).zip(found.chunks(span)).enumerate() {
+        for (group, (want, have)) in expected.chunks(span).zip(found.chunks(span)).enumerate() {
             let max = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
             let bound = error_bound(dtype, max);
             for (i, (w, h)) in want.iter().zip(have).enumerate() {

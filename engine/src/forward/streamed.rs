@@ -1,4 +1,4 @@
-//! The matrices that can be read for every pass: projections and the output head of a checkpoint that is not packed.
+//! The matrices that can be read for every pass: projections and the output head of a model without neurons in bundles.
 
 use std::sync::Arc;
 
@@ -73,9 +73,6 @@ impl Streamed {
         memory: ArenaOptions,
     ) -> Result<Arc<MatrixStream>, Error> {
         let container = &layout.container;
-        let Some(source) = container.outside_source() else {
-            unreachable!("its matrices lie in files of another format");
-        };
         let cover = |place: FileRange| {
             let cover = layout.cover_of(place.offset, place.len);
             FileRange {
@@ -84,12 +81,14 @@ impl Streamed {
             }
         };
         let file = StreamFile {
-            source,
+            source: layout.source()?,
             io,
             core,
             cover: &cover,
             slot: &|len| layout.piece(len),
             memory,
+            checksums: container.stripe_checksums(),
+            path: container.path().to_path_buf(),
         };
         MatrixStream::open(self.0, file)
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use emberflow_kernels::DType;
-use emberflow_storage::container::{Container, TensorEntry};
+use emberflow_storage::container::{Container, Stripes, TensorEntry};
 
 /// Rows per work item.
 pub(crate) const ROWS_PER_CHUNK: usize = 32;
@@ -27,23 +27,27 @@ pub(crate) struct TiledMatrix {
     pub rows_of_tile: usize,
     /// Number of its first tile among those of several matrices.
     pub first: u32,
+    /// How its checksums divide it, if it has some; a tile is whole stripes.
+    pub stripes: Option<Stripes>,
 }
 
 impl TiledMatrix {
-    /// The matrix of a tensor whose rows lie one after another in the file that the user has, as they are multiplied; `None` for
-    /// others.
+    /// The matrix of a tensor whose rows lie one after another in the file, as they are multiplied, of a model without neurons in
+    /// bundles; `None` for others.
     pub fn of(container: &Container, entry: &TensorEntry) -> Option<Self> {
         let &[rows, cols] = entry.dims() else {
             return None;
         };
         let dtype = DType::from_code(entry.dtype)?;
         let bytes = (dtype.row_bytes(cols as usize) as u64).checked_mul(rows)?;
-        let lies = container.is_outside() && container.has_rows(entry);
-        (lies && bytes > 0 && bytes == entry.len)
-            .then(|| Self::whole(dtype, rows as usize, cols as usize, entry.offset))
+        let lies = container.banks().is_empty() && container.has_rows(entry);
+        (lies && bytes > 0 && bytes == entry.len).then(|| Self {
+            stripes: container.stripes(entry),
+            ..Self::whole(dtype, rows as usize, cols as usize, entry.offset)
+        })
     }
 
-    /// A matrix of one tile.
+    /// A matrix of one tile, without checksums.
     pub fn whole(dtype: DType, rows: usize, cols: usize, offset: u64) -> Self {
         Self {
             dtype,
@@ -52,13 +56,19 @@ impl TiledMatrix {
             offset,
             rows_of_tile: rows,
             first: 0,
+            stripes: None,
         }
     }
 
-    /// The same in tiles of at most `room` bytes, or of one row. The first one has the number `first`.
+    /// Fewest rows of a tile but the last.
+    pub fn least_rows(&self) -> usize {
+        self.stripes.map_or(1, |stripes| stripes.rows())
+    }
+
+    /// The same in tiles of at most `room` bytes, or of the fewest rows. The first one has the number `first`.
     pub fn cut(self, room: usize, first: u32) -> Self {
         Self {
-            rows_of_tile: rows_of_tile(self.rows, self.row_bytes(), room),
+            rows_of_tile: rows_of_tile(self.rows, self.row_bytes(), self.least_rows(), room),
             first,
             ..self
         }
@@ -97,6 +107,12 @@ impl TiledMatrix {
         first..self.rows.min(first + self.rows_of_tile)
     }
 
+    /// Number of the first stripe of tile `tile`, and how the matrix is divided, if it has checksums.
+    pub fn stripes_of(&self, tile: u32) -> Option<(Stripes, u64)> {
+        let stripes = self.stripes?;
+        Some((stripes, (self.rows_of(tile).start / stripes.rows()) as u64))
+    }
+
     /// Bytes of tile `tile` of the matrix.
     pub fn place_of(&self, tile: u32) -> FileRange {
         let rows = self.rows_of(tile);
@@ -108,13 +124,14 @@ impl TiledMatrix {
 }
 
 /// Rows of each tile of a matrix of `rows` rows of `row_bytes` bytes, in slots that hold `room` bytes: about equally many,
-/// and whole units of work if one fits.
-pub(crate) fn rows_of_tile(rows: usize, row_bytes: usize, room: usize) -> usize {
-    let unit = ROWS_PER_CHUNK;
-    let (unit, most) = match room / row_bytes.max(1) {
-        few if few < unit => (1, few.max(1)),
-        many => (unit, many / unit * unit),
+/// whole units of work if one fits, and a multiple of `least`, a power of two.
+pub(crate) fn rows_of_tile(rows: usize, row_bytes: usize, least: usize, room: usize) -> usize {
+    let many = room / row_bytes.max(1);
+    let unit = match ROWS_PER_CHUNK.max(least) {
+        unit if many < unit => least,
+        unit => unit,
     };
+    let most = (many / unit * unit).max(unit);
     let equal = rows.div_ceil(rows.div_ceil(most).max(1));
     equal.next_multiple_of(unit).min(most)
 }
@@ -134,8 +151,18 @@ mod tests {
             let cols = 32 * random.usize(1..200);
             let dtype = *random.choice(&[DType::F32, DType::F16, DType::Q8]).unwrap();
             let row_bytes = dtype.row_bytes(cols);
-            let room = row_bytes.max(random.usize(1..600 << 10));
-            let matrix = TiledMatrix::whole(dtype, rows, cols, 1000).cut(room, 3);
+            let least = if random.bool() {
+                1
+            } else {
+                1 << random.usize(0..8)
+            };
+            let room = (least * row_bytes).max(random.usize(1..600 << 10));
+            let whole = TiledMatrix::whole(dtype, rows, cols, 1000);
+            let matrix = TiledMatrix {
+                rows_of_tile: rows_of_tile(rows, row_bytes, least, room),
+                ..whole.cut(room, 3)
+            };
+            assert!(matrix.rows_of_tile.is_multiple_of(least));
             assert_eq!(matrix.first, 3);
             let mut end = 1000;
             let mut units = 0;
@@ -154,11 +181,12 @@ mod tests {
             assert_eq!(units as usize, rows.div_ceil(matrix.unit()));
             // As few as whole units allow.
             let most = room / row_bytes;
-            let most = if most < ROWS_PER_CHUNK {
-                most
+            let unit = if most < ROWS_PER_CHUNK.max(least) {
+                least
             } else {
-                most / ROWS_PER_CHUNK * ROWS_PER_CHUNK
+                ROWS_PER_CHUNK.max(least)
             };
+            let most = most / unit * unit;
             assert!(matrix.tiles() as usize <= rows.div_ceil(most));
         }
     }

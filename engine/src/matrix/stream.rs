@@ -10,9 +10,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
+use emberflow_storage::container::StripeChecksums;
 use emberflow_storage::io::{
     Completion, FileSource, IoChoice, IoError, IoOptions, IoStats, IoThread, Read,
 };
@@ -44,6 +46,9 @@ pub(crate) struct StreamFile<'a> {
     /// (Length, alignment) of a slot for a number of bytes at any offset.
     pub slot: &'a dyn Fn(usize) -> (usize, usize),
     pub memory: ArenaOptions,
+    /// Of the container at `path`.
+    pub checksums: StripeChecksums,
+    pub path: PathBuf,
 }
 
 /// An aligned read that covers a tile, which begins `shift` bytes after it.
@@ -79,6 +84,8 @@ pub(crate) struct MatrixStream {
     /// An offset in each of their files.
     files: Vec<u64>,
     window: Mutex<Window>,
+    checksums: StripeChecksums,
+    path: PathBuf,
 }
 
 /// What is in memory.
@@ -155,6 +162,8 @@ impl MatrixStream {
             files,
             names: names.into_iter().zip(0..).collect(),
             window: Mutex::new(window),
+            checksums: file.checksums,
+            path: file.path,
         }))
     }
 
@@ -203,6 +212,21 @@ impl MatrixStream {
     /// Counts of its reads.
     pub fn stats(&self) -> IoStats {
         self.lock().io.stats()
+    }
+
+    /// Checks a tile of a matrix.
+    fn check_tile(&self, of: TileOf, bytes: &[u8]) -> Result<(), Error> {
+        let matrix = &self.matrices[of.matrix as usize];
+        let Some((stripes, first)) = matrix.stripes_of(of.tile) else {
+            return Ok(());
+        };
+        let checked = self.checksums.check(stripes, first, bytes);
+        checked.map_err(|damaged| {
+            let name = self.names.iter().find(|(_, n)| **n == of.matrix);
+            let name = name.map_or("", |(name, _)| name);
+            let begin = matrix.place_of(0).offset;
+            emberflow_storage::Error::from(damaged.of(&self.path, name, begin)).into()
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Window> {
@@ -297,7 +321,7 @@ impl StreamedRows {
         self.stream.matrices[self.number as usize]
     }
 
-    /// Calls `multiply` with all rows, tile by tile; after a failed read, not with all of them ([`MatrixStream::check`]).
+    /// Calls `multiply` with all rows, tile by tile; after a failed read or a damaged tile, not with all of them ([`MatrixStream::check`]).
     pub fn each(&self, multiply: &mut dyn FnMut(Range<usize>, &[u8])) {
         let (all, matrix) = (&self.stream.matrices, self.number);
         let of = &all[matrix as usize];
@@ -316,11 +340,14 @@ impl StreamedRows {
                 }
             };
             let (slot, shift) = taken;
-            let len = of.place_of(tile).len;
-            multiply(of.rows_of(tile), &slot.as_slice()[shift as usize..][..len]);
+            let bytes = &slot.as_slice()[shift as usize..][..of.place_of(tile).len];
+            let checked = self.stream.check_tile(TileOf { matrix, tile }, bytes);
+            if checked.is_ok() {
+                multiply(of.rows_of(tile), bytes);
+            }
             let mut window = self.stream.lock();
             window.free.push(slot);
-            if let Err(error) = window.fill(all) {
+            if let Err(error) = checked.and(window.fill(all)) {
                 window.failed.get_or_insert(error);
             }
         }

@@ -95,6 +95,14 @@ impl Layout {
         Ok((layout, source))
     }
 
+    /// The container's files, opened once more.
+    ///
+    /// # Errors
+    /// A file that cannot be reopened.
+    pub fn source(&self) -> Result<FileSource, Error> {
+        open_source(&self.container).map(|(source, _)| source)
+    }
+
     /// As [`Banks::set_visited`].
     pub fn set_visited(&mut self, chosen: usize, shared: bool) {
         Arc::make_mut(&mut self.banks).set_visited(chosen, shared);

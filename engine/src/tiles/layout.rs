@@ -120,12 +120,17 @@ impl TileLayout {
         self.banks[bank as usize].tiles
     }
 
-    /// Bytes of tile `tile` of a bank.
-    pub fn place_of(&self, bank: u32, tile: u32) -> FileRange {
+    /// The matrix that tile `tile` of a bank is of, and the number of the tile in it.
+    pub fn tile_of(&self, bank: u32, tile: u32) -> Option<(&TiledMatrix, u32)> {
         let matrices = self.banks[bank as usize].matrices.iter().flatten();
         let of = matrices.rev().find(|matrix| matrix.first <= tile);
-        let place = of.map(|matrix| matrix.place_of(tile - matrix.first));
-        place.unwrap_or_default()
+        of.map(|matrix| (matrix, tile - matrix.first))
+    }
+
+    /// Bytes of tile `tile` of a bank.
+    pub fn place_of(&self, bank: u32, tile: u32) -> FileRange {
+        let of = self.tile_of(bank, tile);
+        of.map_or_else(FileRange::default, |(of, tile)| of.place_of(tile))
     }
 
     /// Number of tiles.
@@ -233,22 +238,25 @@ fn room_of(layout: &Layout, len: usize) -> usize {
 
 /// Size and alignment of slots: the largest size with little padding, otherwise the one with least.
 fn slot(layout: &Layout, banks: &[TiledBank], largest: usize) -> (usize, usize) {
-    let mut kinds = BTreeMap::<[usize; 2], usize>::new();
+    let mut kinds = BTreeMap::<[usize; 3], usize>::new();
     let mut widest = 1;
     for matrix in banks.iter().flat_map(|bank| &bank.matrices).flatten() {
-        *kinds.entry([matrix.rows, matrix.row_bytes()]).or_default() += 1;
-        widest = widest.max(matrix.row_bytes());
+        let [row_bytes, least] = [matrix.row_bytes(), matrix.least_rows()];
+        *kinds.entry([matrix.rows, row_bytes, least]).or_default() += 1;
+        widest = widest.max(row_bytes * least.min(matrix.rows));
     }
     let (least, align) = layout.piece(widest);
     let least = least.next_multiple_of(STEP);
     let largest = least.max(largest);
     let weights: usize = kinds
         .iter()
-        .map(|([rows, bytes], n)| rows * bytes * n)
+        .map(|([rows, bytes, _], n)| rows * bytes * n)
         .sum();
     let memory = |len: usize| {
         let room = room_of(layout, len);
-        let tiles = |&[rows, bytes]: &[usize; 2]| rows.div_ceil(rows_of_tile(rows, bytes, room));
+        let tiles = |&[rows, bytes, least]: &[usize; 3]| {
+            rows.div_ceil(rows_of_tile(rows, bytes, least, room))
+        };
         kinds
             .iter()
             .map(|(kind, n)| tiles(kind) * n * len)

@@ -366,10 +366,11 @@ impl TileStore {
 
     fn admit(&mut self, io: &NeuronStore, bank: u32, tile: u32, slot: Slot) -> Result<(), Error> {
         let key = Key::new(bank, tile);
-        let place = self.layout.place_of(bank, tile);
-        if let Err(changed) = io.check_file(place.offset) {
+        let checked = self.layout.tile_of(bank, tile);
+        let checked = checked.map_or(Ok(()), |(of, tile)| io.check_tile(of, tile, &slot));
+        if let Err(damaged) = checked {
             self.cache.abandon(key, slot);
-            return Err(changed);
+            return Err(damaged);
         }
         let id = self.cache.admit(key, slot);
         let passes = self.is_transient(bank, tile);

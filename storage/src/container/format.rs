@@ -9,7 +9,8 @@
 //!   TENSORS               tensor records
 //!   BANKS                 bank records
 //!   CHECKSUMS             per neuron, banks in order: crc32 of [0, gate_span) u32,
-//!                         crc32 of [gate_span, stride) u32, padding included
+//!                         crc32 of [gate_span, stride) u32, padding included;
+//!                         per stripe, tensors in order: crc32 of its bytes u32
 //!   SCALES                per bank: neurons × scales_per_neuron bytes; empty when inline
 //!   STATS                 opaque, may be empty
 //!   PREDICTOR             opaque, may be empty
@@ -20,7 +21,7 @@
 //!
 //! superblock
 //!    0    8  magic                 "EMBRFLOW"
-//!    8    4  version               1
+//!    8    4  version               2
 //!   12    4  superblock_len        4096
 //!   16    8  file_len              bytes of the whole file
 //!   24    4  sector                512, 1024, 2048 or 4096
@@ -59,7 +60,7 @@ use super::parts::{BankPlace, BankSpec, Extent, TensorSpec};
 /// First eight bytes of every container.
 pub const MAGIC: [u8; 8] = *b"EMBRFLOW";
 /// Version of the format that this code writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the superblock.
 pub const SUPERBLOCK_LEN: usize = 4096;
 /// Bytes of a tensor record.

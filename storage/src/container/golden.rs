@@ -1,6 +1,6 @@
 //! The golden header: keeps the diagram, the constants and the encoded bytes in agreement.
 //!
-//! `tests/fixtures/header-v1.bin` is a superblock, a tensor record and a bank record, made from the
+//! `tests/fixtures/header-v2.bin` is a superblock, a tensor record and a bank record, made from the
 //! DATA LAYOUT diagram alone with another implementation of xxh3. It never changes.
 
 use super::format::{
@@ -9,7 +9,7 @@ use super::format::{
 use super::geometry::{BundleGeometry, Placement};
 use super::layout::Extent;
 
-const HEADER: &[u8] = include_bytes!("../../tests/fixtures/header-v1.bin");
+const HEADER: &[u8] = include_bytes!("../../tests/fixtures/header-v2.bin");
 
 #[test]
 fn superblock_decodes_and_encodes_byte_equal() {

@@ -13,6 +13,7 @@ use super::limits::{
     MAX_BANKS, MAX_DIMS, MAX_EXPERTS, MAX_FILE, MAX_LAYERS, MAX_META, MAX_NAME, MAX_NEURONS,
     MAX_PREDICTOR, MAX_STATS, MAX_TENSORS, MAX_TOTAL_NEURONS, SECTION_ALIGN, TENSOR_ALIGN,
 };
+use super::stripes::{STRIPE_CHECKSUM, Stripes};
 
 /// Everything known before the first weight is written.
 ///
@@ -76,6 +77,8 @@ pub struct Layout {
     pub sections: [Extent; Section::COUNT],
     /// Dense tensors in file order.
     pub tensors: Vec<Extent>,
+    /// Their stripes.
+    pub stripes: Vec<Stripes>,
     /// Banks in file order.
     pub banks: Vec<BankPlace>,
     /// Bytes of the container, a multiple of 4096.
@@ -100,6 +103,7 @@ impl Layout {
         // Tensor and bank places are first relative to their section.
         let mut dense = Cursor::new("dense tensors");
         let mut tensors = place_tensors(counts.tensors, &mut dense)?;
+        let (stripes, stripe_count) = stripes_of(counts.tensors);
         let mut bundles = Cursor::new("bundles");
         let mut scales = Cursor::new("scales");
         let mut banks = place_banks(&counts, &mut bundles, &mut scales)?;
@@ -115,7 +119,9 @@ impl Layout {
                 Section::Meta => counts.meta_len,
                 Section::Tensors => tensor_count * TENSOR_RECORD as u64,
                 Section::Banks => bank_count * BANK_RECORD as u64,
-                Section::Checksums => neurons * CHECKSUM_RECORD as u64,
+                Section::Checksums => {
+                    neurons * CHECKSUM_RECORD as u64 + stripe_count * STRIPE_CHECKSUM as u64
+                }
                 Section::Scales => scales.at,
                 Section::Stats => counts.stats_len,
                 Section::Predictor => counts.predictor_len,
@@ -136,6 +142,7 @@ impl Layout {
         Ok(Self {
             sections,
             tensors,
+            stripes,
             banks,
             file_len: file.at,
         })
@@ -156,6 +163,17 @@ fn place_tensors(tensors: &[TensorSpec], dense: &mut Cursor) -> Result<Vec<Exten
         places.push(dense.take(tensor.len)?);
     }
     Ok(places)
+}
+
+/// The stripes of all tensors, and their number. Each tensor has at most one for 8 KiB, so that no sum overflows.
+fn stripes_of(tensors: &[TensorSpec]) -> (Vec<Stripes>, u64) {
+    let mut count = 0;
+    let stripes = tensors.iter().map(|tensor| {
+        let stripes = Stripes::new(&tensor.dims, tensor.len, count);
+        count += stripes.count();
+        stripes
+    });
+    (stripes.collect(), count)
 }
 
 /// Places the bundles and the scales of banks, each kind one after the other, and counts their

@@ -13,8 +13,8 @@ pub const MAX_META: u64 = 256 << 20;
 pub const MAX_STATS: u64 = 1 << 30;
 /// Predictor weights in bytes; the largest published predictor set is below 30 GB.
 pub const MAX_PREDICTOR: u64 = 1 << 36;
-/// Dense tensors; real models stay below a few thousand.
-pub const MAX_TENSORS: u64 = 1 << 16;
+/// Dense tensors. Each matrix of an expert may be one: Kimi K2 has about 70 000.
+pub const MAX_TENSORS: u64 = 1 << 18;
 /// Bytes of a tensor name, fixed in the record.
 pub const MAX_NAME: usize = 64;
 /// Dimensions of a tensor, fixed in the record.

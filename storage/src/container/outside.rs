@@ -30,7 +30,7 @@ pub struct Outside {
     pub files: Vec<(PathBuf, Arc<File>)>,
     /// Every tensor, and the file and byte at which it begins; `None` if its rows are not stored one after another.
     pub tensors: Vec<(TensorSpec, Option<(usize, u64)>)>,
-    /// Reads whole tensors.
+    /// Reads rows of tensors.
     pub reader: Arc<dyn OutsideTensors>,
 }
 

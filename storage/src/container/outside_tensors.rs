@@ -9,13 +9,13 @@ use std::time::SystemTime;
 use super::error::{Error, Result};
 use crate::io::FileSource;
 
-/// Reads tensors that lie in other files.
+/// Reads rows of tensors that lie in other files.
 pub trait OutsideTensors: std::fmt::Debug + Send + Sync {
-    /// Fills `dst` with tensor number `tensor`.
+    /// Fills `dst` with rows of tensor number `tensor`, from row `first` on.
     ///
     /// # Errors
     /// If the files cannot be read, or have changed.
-    fn read(&self, tensor: usize, dst: &mut [u8]) -> io::Result<()>;
+    fn read(&self, tensor: usize, first: usize, dst: &mut [u8]) -> io::Result<()>;
 }
 
 /// What a container knows of such files.

@@ -14,6 +14,7 @@ use super::layout::{BankSpec, Extent, Layout, Spec, TensorSpec};
 use super::outside_tensors::{OutsideFile, OutsideFiles};
 use super::prove::{prove_layout, read_banks, read_section, read_superblock, read_tensors};
 use super::source::Source;
+use super::stripes::{StripeChecksums, Stripes};
 use crate::io::FileSource;
 
 /// An open container: directories, metadata and checksums in RAM, data on flash.
@@ -36,6 +37,8 @@ pub struct Container {
     banks: Vec<BankEntry>,
     /// crc32 of Gate part and Up/Down part, all neurons of all banks in order.
     checksums: Vec<[u32; 2]>,
+    /// crc32 of each stripe of all tensors in order.
+    stripes: StripeChecksums,
     /// The files of the tensors, if they lie in others.
     outside: Option<OutsideFiles>,
 }
@@ -111,15 +114,16 @@ impl Container {
         let layout = prove_layout(label, &superblock, &tensors, &banks)?;
 
         let meta = read_section(source, &superblock, Section::Meta)?;
-        let checksums = read_section(source, &superblock, Section::Checksums)?
-            .chunks_exact(CHECKSUM_RECORD)
-            .map(|r| {
-                [
-                    u32::from_le_bytes([r[0], r[1], r[2], r[3]]),
-                    u32::from_le_bytes([r[4], r[5], r[6], r[7]]),
-                ]
-            })
-            .collect();
+        let checksums = read_section(source, &superblock, Section::Checksums)?;
+        let neurons: u64 = banks.iter().map(|bank| u64::from(bank.neurons)).sum();
+        // The layout has checked that the section has the checksums of all neurons.
+        let (neurons, stripes) = checksums.split_at(neurons as usize * CHECKSUM_RECORD);
+        let sums = |bytes: &[u8]| -> Vec<u32> {
+            let (sums, _) = bytes.as_chunks();
+            sums.iter().map(|sum| u32::from_le_bytes(*sum)).collect()
+        };
+        let stripes = StripeChecksums::new(sums(stripes));
+        let checksums = sums(neurons).as_chunks().0.to_vec();
         let path = path();
         Ok(Self {
             file: Arc::new(file),
@@ -132,6 +136,7 @@ impl Container {
             tensors,
             banks,
             checksums,
+            stripes,
             outside: None,
         })
     }
@@ -157,6 +162,7 @@ impl Container {
             tensors,
             banks: Vec::new(),
             checksums: Vec::new(),
+            stripes: StripeChecksums::new(Vec::new()),
             outside: Some(outside),
         }
     }
@@ -300,6 +306,39 @@ impl Container {
         }
     }
 
+    /// The stripes of tensor `entry`, to check some of its rows; none if it lies in a file of another format.
+    #[must_use]
+    pub fn stripes(&self, entry: &TensorEntry) -> Option<Stripes> {
+        let number = *self.by_name.get(&entry.name)?;
+        self.layout.stripes.get(number).copied()
+    }
+
+    /// The checksum of stripe `index` of all tensors.
+    pub(super) fn stripe_checksum(&self, index: u64) -> Option<u32> {
+        self.stripes.get(index)
+    }
+
+    /// Checks `bytes`, which are whole stripes of a tensor, the first of which is number `first`.
+    ///
+    /// # Errors
+    /// The first one that is damaged.
+    pub fn check_stripes(&self, stripes: Stripes, first: u64, bytes: &[u8]) -> Result<()> {
+        let checked = self.stripes.check(stripes, first, bytes);
+        checked.map_err(|damaged| {
+            let before = |of: &Stripes| of.first <= stripes.first;
+            let number = self.layout.stripes.partition_point(before);
+            let entry = number.checked_sub(1).and_then(|n| self.tensors.get(n));
+            let (name, begin) = entry.map_or(("", 0), |of| (of.name(), of.offset));
+            damaged.of(&self.path, name, begin)
+        })
+    }
+
+    /// The checksums of stripes, to be used without the container.
+    #[must_use]
+    pub fn stripe_checksums(&self) -> StripeChecksums {
+        self.stripes.clone()
+    }
+
     /// Reads a dense tensor and checks it.
     ///
     /// # Errors
@@ -307,7 +346,10 @@ impl Container {
     pub fn read_tensor(&self, entry: &TensorEntry, dst: &mut [u8]) -> Result<()> {
         let what = || format!("tensor {}", entry.name);
         if let Some(outside) = &self.outside {
-            return self.read_outside(outside, entry, dst);
+            return match dst.len() as u64 == entry.len {
+                true => self.read_outside(outside, entry, 0, dst),
+                false => Err(self.tensor_length(entry, dst)),
+            };
         }
         self.read_exact_len(
             what,
@@ -330,30 +372,47 @@ impl Container {
         Ok(())
     }
 
+    /// Reads rows of a tensor that lies in a file of another format, from row `first` on.
+    ///
+    /// # Errors
+    /// If it does not have these rows, reading fails, or the file has changed.
+    pub fn read_tensor_rows(
+        &self,
+        entry: &TensorEntry,
+        first: usize,
+        dst: &mut [u8],
+    ) -> Result<()> {
+        match &self.outside {
+            Some(outside) => self.read_outside(outside, entry, first, dst),
+            None => Err(self.tensor_length(entry, dst)),
+        }
+    }
+
     fn read_outside(
         &self,
         outside: &OutsideFiles,
         entry: &TensorEntry,
+        first: usize,
         dst: &mut [u8],
     ) -> Result<()> {
-        let number = self.by_name.get(&entry.name).copied();
-        let right = dst.len() as u64 == entry.len;
-        let Some(number) = number.filter(|_| right) else {
-            return Err(Error::Length {
-                path: self.path.clone(),
-                what: format!("tensor {}", entry.name),
-                expected: entry.len,
-                found: dst.len() as u64,
-            });
+        let Some(&number) = self.by_name.get(&entry.name) else {
+            return Err(self.tensor_length(entry, dst));
         };
-        outside
-            .reader
-            .read(number, dst)
-            .map_err(|source| Error::File {
-                path: self.path.clone(),
-                what: "read it",
-                source,
-            })
+        let read = outside.reader.read(number, first, dst);
+        read.map_err(|source| Error::File {
+            path: self.path.clone(),
+            what: "read it",
+            source,
+        })
+    }
+
+    fn tensor_length(&self, entry: &TensorEntry, dst: &[u8]) -> Error {
+        Error::Length {
+            path: self.path.clone(),
+            what: format!("tensor {}", entry.name),
+            expected: entry.len,
+            found: dst.len() as u64,
+        }
     }
 
     /// Reads the resident scales of a bank, `neurons × scales_per_neuron` bytes, and checks them.
@@ -592,7 +651,8 @@ impl Container {
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         let records = self.tensors.len() * 2 * TENSOR_RECORD + self.banks.len() * 2 * BANK_RECORD;
-        (self.meta.capacity() + records + self.checksums.len() * CHECKSUM_RECORD) as u64
+        let checksums = self.checksums.len() * CHECKSUM_RECORD + self.stripes.bytes();
+        (self.meta.capacity() + records + checksums) as u64
     }
 
     /// The layout.

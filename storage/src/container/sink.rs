@@ -6,8 +6,9 @@ use super::error::{Error, Result};
 use super::journal::Sums;
 use super::layout::Extent;
 use super::limits::WRITE_BUFFER;
+use super::stripes::StripeSums;
 use super::unit::Unit;
-use super::writer::{Writer, set_checksums};
+use super::writer::{Writer, set_checksums, set_stripe};
 
 impl Writer {
     /// Starts dense tensor `index`; the sink takes its bytes in pieces of any size.
@@ -74,11 +75,17 @@ pub struct ByteSink<'a> {
     writer: &'a mut Writer,
     unit: Unit,
     stream: Stream,
+    /// Of a tensor.
+    stripes: Option<StripeSums>,
+    /// Byte of the checksum table at which those of stripes begin.
+    first_stripe: usize,
 }
 
 impl<'a> ByteSink<'a> {
     pub(super) fn new(writer: &'a mut Writer, unit: Unit, place: Extent) -> Self {
         Self {
+            stripes: writer.stripe_sums(unit),
+            first_stripe: writer.first_stripe(),
             writer,
             unit,
             stream: Stream::new(place),
@@ -93,6 +100,10 @@ impl<'a> ByteSink<'a> {
         let total = self.stream.end().saturating_add(bytes.len() as u64);
         if total > self.stream.place.end() {
             return Err(self.length(total));
+        }
+        if let Some(stripes) = &mut self.stripes {
+            let (table, first) = (&mut self.writer.checksums, self.first_stripe);
+            stripes.update(bytes, |index, sum| set_stripe(table, first, index, sum));
         }
         while !bytes.is_empty() {
             let (head, rest) = bytes.split_at(bytes.len().min(WRITE_BUFFER));

@@ -25,6 +25,7 @@ use super::format::{
 use super::journal::{Journal, Sums};
 use super::layout::{Extent, Layout, Spec};
 use super::source::Source;
+use super::stripes::{STRIPE_CHECKSUM, StripeSums};
 use super::unit::Unit;
 use crate::durable;
 
@@ -105,12 +106,12 @@ impl Writer {
                 return Err(write_error(&partial, layout.file_len, "create it", e));
             }
         };
-        let neurons = layout.section(Section::Checksums).len as usize;
+        let checksums = layout.section(Section::Checksums).len as usize;
         let mut writer = Self {
             predictor: None,
             tensors: vec![None; spec.tensors.len()],
             banks: vec![None; spec.banks.len()],
-            checksums: vec![0; neurons],
+            checksums: vec![0; checksums],
             pending: Vec::new(),
             pending_bytes: 0,
             replaces: target.symlink_metadata().is_ok(),
@@ -149,7 +150,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Checksums of a unit as it is on disk. Fills in a bank's part of the checksum table.
+    /// Checksums of a unit as it is on disk. Fills in its part of the checksum table.
     fn read_back(&mut self, unit: Unit) -> Result<Option<Sums>> {
         let Ok((data, scales)) = self.places(unit) else {
             return Ok(None);
@@ -160,6 +161,8 @@ impl Writer {
             path: &self.partial,
             base: 0,
         };
+        let mut stripes = self.stripe_sums(unit);
+        let first_stripe = self.first_stripe();
         let (g, checksums) = (&self.spec.geometry, &mut self.checksums);
         let mut hash = Xxh3::new();
         let mut buf = Vec::new();
@@ -170,6 +173,11 @@ impl Writer {
                     set_checksums(checksums, row, bundle, g.gate_span as usize);
                     row += 1;
                 }
+            }
+            if let Some(stripes) = &mut stripes {
+                stripes.update(piece, |index, sum| {
+                    set_stripe(checksums, first_stripe, index, sum)
+                });
             }
             Ok(())
         })?;
@@ -220,6 +228,18 @@ impl Writer {
                 .map_or(0, |b| b.first_checksum as usize),
             _ => 0,
         }
+    }
+
+    /// For the checksums of a tensor's stripes.
+    pub(super) fn stripe_sums(&self, unit: Unit) -> Option<StripeSums> {
+        let Unit::Tensor(i) = unit else { return None };
+        self.layout.stripes.get(i).copied().map(StripeSums::new)
+    }
+
+    /// Byte of the checksum table at which those of stripes begin.
+    pub(super) fn first_stripe(&self) -> usize {
+        let stripes: u64 = self.layout.stripes.iter().map(|of| of.count()).sum();
+        self.checksums.len() - stripes as usize * STRIPE_CHECKSUM
     }
 
     pub(super) fn slot(&mut self, unit: Unit) -> Option<&mut Option<Sums>> {
@@ -418,6 +438,14 @@ pub(super) fn set_checksums(table: &mut [u8], row: usize, bundle: &[u8], gate_sp
     if let Some(record) = table.get_mut(at..at + CHECKSUM_RECORD) {
         record[..4].copy_from_slice(&super::checksum(gate).to_le_bytes());
         record[4..].copy_from_slice(&super::checksum(rest).to_le_bytes());
+    }
+}
+
+/// Sets the crc32 of stripe `index`; those of stripes begin at byte `first` of the checksum table.
+pub(super) fn set_stripe(table: &mut [u8], first: usize, index: u64, sum: u32) {
+    let at = first + index as usize * STRIPE_CHECKSUM;
+    if let Some(record) = table.get_mut(at..at + STRIPE_CHECKSUM) {
+        record.copy_from_slice(&sum.to_le_bytes());
     }
 }
 

@@ -1,6 +1,7 @@
 //! Engine, goldens and code rules. One binary, because linking many takes longer than running them.
 
 mod batch;
+mod by_rows;
 mod calibrated;
 mod dense_device;
 mod device_streams;

@@ -62,8 +62,8 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         [] => &SHARES,
         shares => shares,
     };
-    let unpacked = open_container(&bench.model)?.is_outside();
-    let policies = match unpacked {
+    let by_rows = open_container(&bench.model)?.banks().is_empty();
+    let policies = match by_rows {
         true => &[Ablation::Full],
         false => &args.policies[..],
     };
@@ -76,9 +76,9 @@ pub fn command(args: &BenchSweepArgs) -> Result<(), Failure> {
         child,
     } = Setup::new(bench, &args.io)?;
     let mut notes = Vec::new();
-    if unpacked {
+    if by_rows {
         notes.push(
-            "unpacked model: policies apply to packed neurons, so only `full` was run".into(),
+            "matrices by rows: policies apply to neurons in bundles, so only `full` was run".into(),
         );
     }
     let mut cap_said = None;

@@ -32,6 +32,8 @@ pub enum QuantArg {
 pub enum PackQuant {
     /// Per matrix, a format with at least as many bits as the source.
     AsSource,
+    /// All formats of the source.
+    Keep,
     /// One format for all matrices.
     One(QuantArg),
     /// A mix of formats that gives a container of about this many bytes.
@@ -68,6 +70,9 @@ pub fn parse_quant(text: &str) -> Result<PackQuant, String> {
     if text == "auto" {
         return Ok(PackQuant::AsSource);
     }
+    if text == "keep" {
+        return Ok(PackQuant::Keep);
+    }
     if let Some(size) = text.strip_prefix("auto:") {
         return size::parse(size).map(PackQuant::Size);
     }
@@ -76,8 +81,8 @@ pub fn parse_quant(text: &str) -> Result<PackQuant, String> {
         if let Some(ours) = of_llama_cpp(text) {
             return format!("{text:?} is a name of llama.cpp: here it is {ours}");
         }
-        let near = did_you_mean(text, ["auto", "q4", "q4k", "q4c", "q8", "q8c", "f16", "f32"]);
-        format!("{text:?} is not one of auto, q4, q4k, q4c, q8, q8c, f16, f32 or auto:SIZE (such as auto:2GiB){near}")
+        let near = did_you_mean(text, ["auto", "keep", "q4", "q4k", "q4c", "q8", "q8c", "f16", "f32"]);
+        format!("{text:?} is not one of auto, keep, q4, q4k, q4c, q8, q8c, f16, f32 or auto:SIZE (such as auto:2GiB){near}")
     })
 }
 
@@ -97,8 +102,10 @@ pub struct PackArgs {
     /// Container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (q4k for formats of up
-    /// to 4.5 bits and float checkpoints, q8 for everything else). q4, q4k, q8, f16, f32: this format for all. q4c,
+    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (its own blocks if every
+    /// neuron is active, as with SiLU; else q4k for formats of up to 4.5 bits, q8 for everything else; q4k for
+    /// float checkpoints). keep: all formats of the checkpoint, whatever the model, and no neuron is skipped.
+    /// Other values put neurons in bundles. q4, q4k, q8, f16, f32: this format for all. q4c,
     /// q8c: likewise, with one scale per row, for NPUs; use q4c with --calibrate. auto:SIZE: a container of about
     /// this size, with more bits where they reduce the error most. auto, q4, q4k and q4c leave MXFP4 experts
     /// unchanged.

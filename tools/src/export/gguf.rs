@@ -47,14 +47,19 @@ pub fn export(
             put(&bytes)
         };
         match tensor.id.role {
+            Role::Gate | Role::Up | Role::Down if packed.is_by_rows() => {
+                packed.rows(required(&tensor), &mut |_, stored, values| {
+                    row(Some(stored), values)
+                })?;
+            }
             Role::Gate | Role::Up => {
-                let bank = bank_of(container, &tensor)?;
+                let (bank, dtype) = (bank_of(container, &tensor)?, packed.ffn_dtype()?);
                 packed.neurons(bank, &mut |_, neuron| {
                     let (values, stored) = match tensor.id.role {
                         Role::Gate => (&neuron.gate, &neuron.stored[0]),
                         _ => (&neuron.up, &neuron.stored[1]),
                     };
-                    let stored = Row::inline(packed.ffn_dtype(), values.len(), stored);
+                    let stored = Row::inline(dtype, values.len(), stored);
                     row(Some(stored), values)
                 })?;
             }
@@ -115,8 +120,8 @@ fn begin(container: &Container, packed: &Packed<'_>, path: &Path) -> Result<Gguf
 
 /// Whether a matrix is stored in q4k.
 fn is_q4k(container: &Container, packed: &Packed<'_>, id: TensorId) -> bool {
-    if id.role.is_bundled() {
-        packed.ffn_dtype() == DType::Q4k
+    if id.role.is_bundled() && !packed.is_by_rows() {
+        packed.ffn_dtype().is_ok_and(|dtype| dtype == DType::Q4k)
     } else {
         let entry = container.tensor(&id.to_string());
         entry.is_some_and(|entry| entry.dtype == DType::Q4k.code())

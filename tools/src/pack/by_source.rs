@@ -79,7 +79,7 @@ fn ffn_format(
 }
 
 /// The format of one matrix. `floats`: whether all matrices of the source are floats.
-fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
+pub(super) fn format_of(tensor: &TensorInfo, floats: bool) -> DType {
     let format = match tensor.source_dtype.as_str() {
         "Q4_0" => DType::Q4,
         "INT4" if bits_of(tensor) <= 4.5 => DType::Q4,

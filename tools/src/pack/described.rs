@@ -11,6 +11,7 @@ use emberflow_models::names::TensorId;
 use emberflow_models::{Checkpoint, Error, TensorInfo};
 use emberflow_storage::container::{Container, Options, Writer};
 
+use super::by_rows;
 use super::by_source::decided;
 use super::layout::PackLayout;
 use super::options::PackOptions;
@@ -87,9 +88,11 @@ pub fn described(config: &Path, options: &PackOptions) -> Result<Container, Fail
     let source = Described::open(config)?;
     let folder = tempfile::tempdir().map_err(Failure::file(&std::env::temp_dir()))?;
     let path = folder.path().join("described.ember");
-    let options = decided(&source, options);
-    let layout = PackLayout::new(&source, &path, &options, None)?;
-    let mut writer = Writer::create_with(&path, layout.spec, Options::default())?;
+    let spec = match by_rows::applies(&source, options) {
+        true => by_rows::described(&source, options)?,
+        false => PackLayout::new(&source, &path, &decided(&source, options), None)?.spec,
+    };
+    let mut writer = Writer::create_with(&path, spec, Options::default())?;
     writer.leave_empty();
     writer.finish()?;
     Ok(Container::open(&path)?)

@@ -267,7 +267,7 @@ pub(crate) fn state_of(path: &Path) -> u64 {
     hash.digest()
 }
 
-fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
+pub(super) fn to_json(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     Ok(serde_json::to_vec(value).map_err(std::io::Error::from)?)
 }
 

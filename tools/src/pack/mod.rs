@@ -4,6 +4,7 @@
 //! 256 MiB of decoded rows are held at a time. The output depends on the checkpoint, the options and the sector size alone. Without `--sector` the sector
 //! size is what direct I/O needs on the output's file system (`sector.rs`). An interrupted pack can be resumed.
 
+mod by_rows;
 mod by_source;
 pub mod calibrate;
 mod described;
@@ -70,6 +71,7 @@ impl From<PackQuant> for PackOptions {
     fn from(quant: PackQuant) -> Self {
         match quant {
             PackQuant::AsSource => Self::as_source(),
+            PackQuant::Keep => Self::keep(),
             PackQuant::One(quant) => Self::new(quant.into()),
             PackQuant::Size(bytes) => Self {
                 size: Some(bytes),
@@ -86,6 +88,11 @@ fn options_of(args: &PackArgs) -> Result<PackOptions, Failure> {
         return Err(Failure::usage(
             "--quant auto:SIZE chooses the format of every matrix: leave out --attention-quant \
              and --embedding-quant",
+        ));
+    }
+    if args.quant == PackQuant::Keep && (args.stats.is_some() || args.calibrate.is_some()) {
+        return Err(Failure::usage(
+            "--quant keep copies the checkpoint's formats and stores no neurons in bundles: leave out --stats and --calibrate",
         ));
     }
     let mut options = PackOptions::from(args.quant);
@@ -140,14 +147,24 @@ fn tell_growth(report: &PackReport, out: &mut impl Write) -> std::io::Result<()>
     Ok(())
 }
 
-/// Prints the report.
-fn tell(report: &PackReport) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
+/// Prints how the weights lie in the file.
+fn tell_layout(report: &PackReport, out: &mut impl Write) -> std::io::Result<()> {
+    let (output, bytes) = (&report.output, size::show(report.bytes));
+    let bits = format!(
+        "{:.2} bits per weight, {:.2} in the source",
+        report.bits_per_weight, report.source_bits_per_weight
+    );
+    if report.bundle_bytes == 0 {
+        writeln!(
+            out,
+            "{output}: {bytes}, matrices by rows, {:.1} s",
+            report.seconds
+        )?;
+        return writeln!(out, "{bits}");
+    }
     writeln!(
         out,
-        "{}: {}, {} neurons in bundles of {} bytes ({:.1} % padding), {} order, {:.1} s",
-        report.output,
-        size::show(report.bytes),
+        "{output}: {bytes}, {} neurons in bundles of {} bytes ({:.1} % padding), {} order, {:.1} s",
         report.neurons,
         report.bundle_bytes,
         100.0 * report.padding_share,
@@ -160,9 +177,15 @@ fn tell(report: &PackReport) -> Result<(), Failure> {
     )?;
     writeln!(
         out,
-        "{:.2} bits per weight, {:.2} in the source; sectors of {} bytes, {}",
-        report.bits_per_weight, report.source_bits_per_weight, report.sector, report.sector_why
-    )?;
+        "{bits}; sectors of {} bytes, {}",
+        report.sector, report.sector_why
+    )
+}
+
+/// Prints the report.
+fn tell(report: &PackReport) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    tell_layout(report, &mut out)?;
     if let Some(mixed) = &report.mixed {
         let others = mixed.others.iter();
         let others: Vec<_> = others
@@ -223,10 +246,15 @@ pub fn pack(
     let stats = options.stats.as_ref().map(|(path, _)| path.as_path());
     atomic::may_create(output, options.force, &[Some(checkpoint), stats])?;
     let source = emberflow_models::open(checkpoint)?;
-    pack_source(source.as_ref(), output, options, progress)
+    let source = source.as_ref();
+    if by_rows::applies(source, options) {
+        check_tokenizer(source)?;
+        return by_rows::write(checkpoint, source, output, options, progress);
+    }
+    pack_source(source, output, options, progress)
 }
 
-/// [`pack`] for an open checkpoint.
+/// [`pack`] for an open checkpoint, of neurons in bundles.
 fn pack_source(
     source: &dyn Checkpoint,
     output: &Path,

@@ -39,6 +39,8 @@ pub struct PackOptions {
     pub size: Option<u64>,
     /// Which formats follow the source.
     pub by_source: BySource,
+    /// Those are the source's own, also of floats, and no neuron is in a bundle.
+    pub keep: bool,
     /// Non-FFN matrices whose format differs from their role's.
     pub mix: BTreeMap<TensorId, DType>,
     /// Flush to disk, and record progress, after this many bytes.
@@ -94,6 +96,7 @@ impl PackOptions {
             threads: 0,
             size: None,
             by_source: BySource::default(),
+            keep: false,
             mix: BTreeMap::new(),
             durable_bytes: 8 << 20,
         }
@@ -104,6 +107,14 @@ impl PackOptions {
         Self {
             by_source: BySource::ALL,
             ..Self::new(DType::Q4k)
+        }
+    }
+
+    /// All formats of the source.
+    pub fn keep() -> Self {
+        Self {
+            keep: true,
+            ..Self::as_source()
         }
     }
 

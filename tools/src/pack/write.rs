@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use emberflow_engine::bundle::{NeuronFormat, across};
@@ -136,16 +137,13 @@ pub(crate) fn write(
         channels: BTreeMap::new(),
         errors: RoundingErrors::default(),
         step: 1,
-        done: 0,
-        total: layout.total_bytes(),
-        reported: Instant::now(),
-        progress,
+        progress: Progress::new(layout.total_bytes(), progress),
     };
     let mut resumed_units = 0;
     for (i, tensor) in layout.tensors.iter().enumerate() {
         if writer.is_done(Unit::Tensor(i)) {
             resumed_units += 1;
-            work.advance(layout.spec.tensors[i].len);
+            work.progress.advance(layout.spec.tensors[i].len);
         } else {
             work.tensor(&mut writer, i, tensor)?;
         }
@@ -153,7 +151,8 @@ pub(crate) fn write(
     for (i, bank) in layout.spec.banks.iter().enumerate() {
         if writer.is_done(Unit::Bank(i)) {
             resumed_units += 1;
-            work.advance(u64::from(bank.neurons) * u64::from(layout.spec.geometry.stride));
+            let neurons = u64::from(bank.neurons);
+            (work.progress).advance(neurons * u64::from(layout.spec.geometry.stride));
         } else {
             work.bank(&mut writer, i, bank)?;
         }
@@ -207,6 +206,35 @@ pub(super) fn round(
     }
 }
 
+/// Stores rows of a matrix into `out`: quants, then scales, row by row. `channels` as for [`round`].
+///
+/// # Errors
+/// The row of `rows` that the format cannot represent, and why.
+pub(super) fn encode_rows(
+    workers: &Workers,
+    dtype: DType,
+    cols: usize,
+    channels: Option<&Vec<u16>>,
+    rows: &[f32],
+    out: &mut Vec<u8>,
+) -> Result<(), String> {
+    let stride = dtype.row_bytes(cols);
+    out.resize(rows.len() / cols * stride, 0);
+    let failed = Mutex::new(Ok(()));
+    workers.for_each_chunk_mut(out, stride, &|_, i, out| {
+        let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
+        let row = &rows[i * cols..(i + 1) * cols];
+        if let Err(e) = round(dtype, row, channels, quants, scales)
+            && let Ok(mut failed) = failed.lock()
+            && failed.is_ok()
+        {
+            *failed = Err(format!("row {i} of a batch: {e}"));
+        }
+    });
+    let panicked = || Err("a worker thread panicked".to_owned());
+    failed.into_inner().unwrap_or_else(|_| panicked())
+}
+
 /// A running pack.
 struct Work<'a> {
     source: &'a dyn Checkpoint,
@@ -220,21 +248,39 @@ struct Work<'a> {
     errors: RoundingErrors,
     /// Distance of the rows whose rounding error is measured.
     step: usize,
+    progress: Progress<'a>,
+}
+
+/// Tells how far a pack is, ten times per second.
+pub(super) struct Progress<'a> {
     done: u64,
     total: u64,
     reported: Instant,
-    progress: &'a mut dyn FnMut(u64, u64),
+    tell: &'a mut dyn FnMut(u64, u64),
 }
 
-impl Work<'_> {
-    fn advance(&mut self, bytes: u64) {
-        self.done += bytes;
-        if self.reported.elapsed() > Duration::from_millis(100) || self.done == self.total {
-            self.reported = Instant::now();
-            (self.progress)(self.done, self.total);
+impl<'a> Progress<'a> {
+    /// Of `total` bytes.
+    pub fn new(total: u64, tell: &'a mut dyn FnMut(u64, u64)) -> Self {
+        Self {
+            done: 0,
+            total,
+            reported: Instant::now(),
+            tell,
         }
     }
 
+    /// Adds bytes that are done.
+    pub fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if self.reported.elapsed() > Duration::from_millis(100) || self.done == self.total {
+            self.reported = Instant::now();
+            (self.tell)(self.done, self.total);
+        }
+    }
+}
+
+impl Work<'_> {
     /// Reads rows into `self.rows`: for an FFN tensor the neurons with packed numbers `first..first + count`,
     /// otherwise rows in their order.
     fn read(
@@ -358,32 +404,16 @@ impl Work<'_> {
 
     /// Encodes `self.rows` into `self.encoded`: quants, then scales, row by row.
     fn encode(&mut self, id: TensorId, dtype: DType, cols: usize) -> Result<(), Failure> {
-        let stride = dtype.row_bytes(cols);
-        let count = self.rows.len() / cols;
-        self.encoded.resize(count * stride, 0);
-        let failed = std::sync::Mutex::new(None);
-        let (rows, channels) = (&self.rows, self.channels.get(&id));
-        self.workers
-            .for_each_chunk_mut(&mut self.encoded, stride, &|_, i, out| {
-                let (quants, scales) = out.split_at_mut(dtype.quants_bytes(cols));
-                let row = &rows[i * cols..(i + 1) * cols];
-                if let Err(e) = round(dtype, row, channels, quants, scales)
-                    && let Ok(mut failed) = failed.lock()
-                {
-                    failed.get_or_insert(format!("row {i} of a batch: {e}"));
-                }
-            });
-        match failed.into_inner() {
-            Ok(None) => Ok(()),
-            Ok(Some(reason)) => Err(Failure::Fault(format!(
+        let channels = self.channels.get(&id);
+        let (workers, rows) = (&self.workers, &self.rows);
+        let encoded = encode_rows(workers, dtype, cols, channels, rows, &mut self.encoded);
+        encoded.map_err(|reason| {
+            Failure::Fault(format!(
                 "{}: tensor {id} cannot be stored as {}: {reason}",
                 self.source.path().display(),
                 dtype.name()
-            ))),
-            Err(_) => Err(Failure::Fault(
-                "a worker thread panicked while quantizing".into(),
-            )),
-        }
+            ))
+        })
     }
 
     /// Encodes `self.rows`, the Down vectors of whole groups of neurons.
@@ -422,7 +452,7 @@ impl Work<'_> {
                 std::mem::swap(&mut rows, &mut self.encoded);
             }
             sink.append(&self.encoded)?;
-            self.advance(self.encoded.len() as u64);
+            self.progress.advance(self.encoded.len() as u64);
         }
         sink.finish()?;
         Ok(())
@@ -472,7 +502,7 @@ impl Work<'_> {
                 }
                 sink.append_neuron(&gate, &rest, &scales)?;
             }
-            self.advance(count as u64 * stride);
+            self.progress.advance(count as u64 * stride);
         }
         sink.finish()?;
         Ok(())

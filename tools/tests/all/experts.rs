@@ -116,7 +116,9 @@ fn experts_in_mxfp4_take_statistics() {
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/fixtures/models/gpt_oss"
     );
-    assert!(call(&["pack", folder, "-o", &plain]).status.success());
+    let bundles = ["--quant", "q4k"];
+    let packed = call(&[&["pack", folder, "-o", &plain][..], &bundles].concat());
+    assert!(packed.status.success());
     let limit = ["--limit", "400", "--json"];
     json(
         &[

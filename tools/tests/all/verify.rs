@@ -93,7 +93,7 @@ fn a_copy_verifies_and_missing_rows_tensors_and_neurons_do_not() {
     let cut = altered(&path, |spec| {
         spec.tensors.remove(1);
     });
-    expect_fault(&cut, Some("relu"), "tensors outside the FFN");
+    expect_fault(&cut, Some("relu"), "tensors that are not in bundles");
     let cut = altered(&path, |spec| spec.banks[1].neurons -= 1);
     expect_fault(&cut, None, "a bank has");
     let cut = altered(&path, |spec| {

@@ -4,7 +4,7 @@ use emberflow_storage::arena::Slot;
 
 use super::NeuronStore;
 use crate::error::Error;
-use crate::matrix::FileRange;
+use crate::matrix::{FileRange, TiledMatrix};
 use crate::store::reads::Tag;
 
 impl NeuronStore {
@@ -39,6 +39,17 @@ impl NeuronStore {
     /// Ends all passes with this error.
     pub fn fail(&self, first: String) -> Result<(), Error> {
         self.latch.keep(Err(Error::Failed { first }))
+    }
+
+    /// Fails, and ends all passes, if a tile that was read into `slot` is damaged, or its file has changed.
+    pub fn check_tile(&self, of: &TiledMatrix, tile: u32, slot: &Slot) -> Result<(), Error> {
+        let FileRange { offset, len } = of.place_of(tile);
+        let Some((stripes, first)) = of.stripes_of(tile) else {
+            return self.check_file(offset);
+        };
+        let bytes = &slot.as_slice()[self.layout.shift_of(offset)..][..len];
+        let checked = self.layout.container.check_stripes(stripes, first, bytes);
+        self.latch.keep(checked.map_err(Error::from))
     }
 
     /// Fails, and ends all passes, if the file that contains `offset` has changed.
