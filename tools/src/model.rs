@@ -79,8 +79,19 @@ fn what_else(path: &Path) -> String {
     what.to_owned()
 }
 
-/// [`open_container`] for a command that changes or converts neurons in bundles.
+/// [`open_container`] for a command that converts containers.
 pub fn open_packed(arg: &ModelArg) -> Result<Container, Failure> {
+    let container = open_container(arg)?;
+    if container.is_outside() {
+        let how = "this command needs a container: emberflow pack CHECKPOINT -o model.ember";
+        let refused = Failure::file(container.path());
+        return Err(refused(std::io::Error::other(how)));
+    }
+    Ok(container)
+}
+
+/// [`open_container`] for a command about neurons in bundles.
+pub fn open_bundles(arg: &ModelArg) -> Result<Container, Failure> {
     let container = open_container(arg)?;
     if container.banks().is_empty() {
         let (path, what) = (container.path().to_path_buf(), "this command");

@@ -145,6 +145,12 @@ impl<'a> Packed<'a> {
     /// # Errors
     /// As [`Packed::rows`].
     pub fn columns(&self, want: Required) -> Result<Vec<f32>, Failure> {
+        // The check of the shape comes before memory for it.
+        let entry = self.container.tensor(&want.id.to_string());
+        let weights = entry.map_or(0, |entry| entry.len.saturating_mul(8));
+        if (want.rows as u64).saturating_mul(want.cols as u64) > weights {
+            return Err(self.fault(want.id, "is missing or too short"));
+        }
         let mut columns = vec![0.0; want.rows * want.cols];
         self.rows(want, &mut |r, _, row| {
             let places = columns[r..].iter_mut().step_by(want.rows);

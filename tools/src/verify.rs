@@ -292,9 +292,13 @@ fn compare_rows(
                 from.read_tensor_rows(entry, r, &mut batch)?;
             }
             let bytes = &batch[place * row_bytes..][..row_bytes];
-            let same =
-                stored.dtype() == own && [stored.quants(), stored.scales()].concat() == bytes;
-            if same {
+            if stored.dtype() == own {
+                if [stored.quants(), stored.scales()].concat() != bytes {
+                    return Err(Failure::Fault(format!(
+                        "tensor {id} row {r}: other bytes than in {}",
+                        source.path().display()
+                    )));
+                }
                 check.count(cols);
                 return Ok(());
             }

@@ -18,7 +18,7 @@ use emberflow::bench::facts::Facts;
 use emberflow::bench::output::{Results, Rows, Table, may_write, percent};
 use emberflow::chart::{Labels, bars};
 use emberflow::inspect_predictors::{BankPredictor, predictors, section};
-use emberflow::model::open_packed;
+use emberflow::model::open_bundles;
 use emberflow::stats::Range;
 use emberflow::{Failure, progress};
 
@@ -65,7 +65,7 @@ struct Lab {
 pub fn command(args: &PredictorArgs) -> Result<(), Failure> {
     let repeat = &args.repeat;
     may_write(&repeat.output, "predictor", Some(&args.model), None)?;
-    let (container, facts) = (open_packed(&args.model)?, Facts::of(&args.model)?);
+    let (container, facts) = (open_bundles(&args.model)?, Facts::of(&args.model)?);
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let threads = match args.threads {
         Some(n) => usize::from(n),

@@ -7,7 +7,7 @@ use emberflow_kernels::{Cpu, DType, Row};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Role, TensorId};
 use emberflow_storage::arena::{Arena, Slot};
-use emberflow_storage::container::{Container, ROW_CHECKSUM, TensorEntry, TensorRows};
+use emberflow_storage::container::{Container, TensorEntry, TensorRows};
 
 use crate::error::Error;
 use crate::loader::{Loader, name_of};
@@ -77,8 +77,7 @@ fn at_once(role: Role) -> u32 {
 
 impl Embedding {
     /// Validates the table of `role` without reading it; `None` if the model has none, or uses it as
-    /// head, unless the head `streams`. Tables in older containers have no checksums, which are then computed from one full
-    /// read.
+    /// head, unless the head `streams`.
     pub fn open(
         layout: &Layout,
         c: &ModelConfig,
@@ -90,13 +89,15 @@ impl Embedding {
             return Ok(None);
         };
         let (entry, dtype) = Loader::of(container).table(TensorId::global(role), rows, d)?;
-        let rows = container.rows(entry, rows, dtype.row_bytes(d))?;
+        let row_len = dtype.row_bytes(d);
+        let rows = container.rows(entry, rows, row_len)?;
+        let read = TensorRows::most_read(container, entry, row_len);
         let table = ROLES.iter().take_while(|&&other| other != role).count() as u32;
         let mut table = Self {
             entry: entry.clone(),
             dtype,
             d,
-            reads: RowReads::new(layout, table, rows, at_once(role))?,
+            reads: RowReads::new(layout, table, rows, read, at_once(role))?,
             held: None,
             whole: !container.has_rows(entry),
         };
@@ -115,15 +116,11 @@ impl Embedding {
 
     /// Bytes of a table that are always resident, and bytes of the whole table.
     fn bytes_of(layout: &Layout, c: &ModelConfig, role: Role, streams: bool) -> Option<[u64; 2]> {
-        let [rows, d] = shape_of(c, role, streams)?;
+        let [_, d] = shape_of(c, role, streams)?;
         let entry = layout.container.tensor(&name_of(role, 0))?;
         let row_len = DType::from_code(entry.dtype)?.row_bytes(d);
-        let stored_len = row_len + ROW_CHECKSUM;
-        let checksums = match layout.container.is_outside() {
-            true => 0,
-            false => TensorRows::bytes_for(entry, rows as u64, row_len),
-        };
-        let always = checksums + RowReads::bytes_for(layout, stored_len, at_once(role));
+        let read = TensorRows::most_read(&layout.container, entry, row_len);
+        let always = RowReads::bytes_for(layout, read, at_once(role));
         let all = Arena::charge(1, entry.len as usize);
         Some(match layout.container.has_rows(entry) {
             true => [always, all],
@@ -177,7 +174,7 @@ impl Embedding {
         if let Some(held) = &self.held {
             let rows = &self.reads.rows;
             for (token, out) in tokens.zip(out.chunks_exact_mut(d)) {
-                let at = token as usize * rows.stored_len();
+                let at = token as usize * rows.stride();
                 decode(&held.as_slice()[at..at + rows.row_len()], out);
             }
             return Ok(());

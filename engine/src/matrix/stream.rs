@@ -225,7 +225,7 @@ impl MatrixStream {
             let name = self.names.iter().find(|(_, n)| **n == of.matrix);
             let name = name.map_or("", |(name, _)| name);
             let begin = matrix.place_of(0).offset;
-            emberflow_storage::Error::from(damaged.of(&self.path, name, begin)).into()
+            damaged.of(&self.path, name, begin).into()
         })
     }
 

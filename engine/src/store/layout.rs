@@ -288,8 +288,10 @@ fn open_source(container: &Container) -> Result<(FileSource, Align), Error> {
     }
     let direct = FileSource::from_file(again()?, label.clone(), container.base());
     let stride = container.geometry().stride;
-    let fits =
-        |align: u32| align.is_power_of_two() && align <= 4096 && stride.is_multiple_of(align);
+    let by_rows = container.banks().is_empty();
+    let fits = |align: u32| {
+        align.is_power_of_two() && align <= 4096 && (by_rows || stride.is_multiple_of(align))
+    };
     let source = match direct.dio_align() {
         Some(align) if !fits(align.offset) => {
             tracing::info!(

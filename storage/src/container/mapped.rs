@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{Error, Result};
+use super::layout::Extent;
 use super::reader::Container;
 use super::rows::TensorRows;
 use crate::io::Mapped;
@@ -98,7 +99,8 @@ impl MappedBundles {
     /// # Errors
     /// If the system refuses.
     pub fn release_row(&self, rows: &TensorRows, row: usize) -> Result<()> {
-        self.release_bytes(rows.offset_of(row), rows.stored_len())
+        let Extent { offset, len } = rows.read_of(row);
+        self.release_bytes(offset, len as usize)
     }
 
     fn release_bytes(&self, offset: u64, len: usize) -> Result<()> {
@@ -111,7 +113,8 @@ impl MappedBundles {
     /// # Errors
     /// If there is no such row, or its bytes are damaged.
     pub fn row(&self, container: &Container, rows: &TensorRows, row: usize) -> Result<&[u8]> {
-        let bytes = self.map.bytes(rows.offset_of(row), rows.stored_len());
+        let Extent { offset, len } = rows.read_of(row);
+        let bytes = self.map.bytes(offset, len as usize);
         container.check_row(rows, row, bytes.unwrap_or_default())
     }
 }

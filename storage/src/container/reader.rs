@@ -652,7 +652,8 @@ impl Container {
     pub fn resident_bytes(&self) -> u64 {
         let records = self.tensors.len() * 2 * TENSOR_RECORD + self.banks.len() * 2 * BANK_RECORD;
         let checksums = self.checksums.len() * CHECKSUM_RECORD + self.stripes.bytes();
-        (self.meta.capacity() + records + checksums) as u64
+        let places = size_of_val(&*self.layout.tensors) + size_of_val(&*self.layout.stripes);
+        (self.meta.capacity() + records + checksums + places) as u64
     }
 
     /// The layout.

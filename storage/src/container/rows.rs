@@ -5,22 +5,20 @@
 //! table     row 0 ‖ crc32 of row 0, u32 little endian ‖ row 1 ‖ crc32 of row 1 ‖ …
 //! ```
 //!
-//! The length of a tensor determines which of the two it is. A row of a table includes its checksum, so
-//! opening a table reads none of it and needs no memory. A matrix, as in older containers, is read once
-//! when it is opened, and the checksums of its rows stay in memory.
-
-use xxhash_rust::xxh3::Xxh3;
+//! The length of a tensor determines which of the two it is. A row of a table includes its checksum. A row of a
+//! matrix is read with the stripe that it is in, whose checksum the container has.
 
 use super::checksum;
 use super::error::{Error, Result};
 use super::format::TensorEntry;
 use super::layout::Extent;
 use super::reader::Container;
+use super::stripes::Stripes;
 
 /// Bytes of the checksum after a row of a table.
 pub const ROW_CHECKSUM: usize = size_of::<u32>();
 
-/// Location of a tensor's rows, and their checksums.
+/// Location of a tensor's rows.
 #[derive(Debug, Clone)]
 pub struct TensorRows {
     name: String,
@@ -29,8 +27,8 @@ pub struct TensorRows {
     row_len: usize,
     /// Bytes from one row to the next.
     stride: usize,
-    /// Checksums of a matrix; empty for a table.
-    checksums: Vec<u32>,
+    /// Of a matrix in a container.
+    stripes: Option<Stripes>,
 }
 
 /// Appends to `table` a row as tables store it: the row and its checksum.
@@ -63,13 +61,11 @@ impl TensorEntry {
 }
 
 impl Container {
-    /// The rows of a tensor of `rows` rows of `row_len` bytes. Does not read a table; reads a matrix
-    /// once, checks it, and stores a crc32 of each row to check later reads of single rows. A tensor in a file of another
-    /// format has no checksums; see [`Container::has_rows`].
+    /// The rows of a tensor of `rows` rows of `row_len` bytes. Reads nothing. A tensor in a file of another format has no
+    /// checksums; see [`Container::has_rows`].
     ///
     /// # Errors
-    /// If the tensor does not have that many rows of that length, reading fails, or the data are
-    /// damaged.
+    /// If the tensor does not have that many rows of that length.
     pub fn rows(&self, entry: &TensorEntry, rows: usize, row_len: usize) -> Result<TensorRows> {
         let Some(stride) = entry.row_stride(rows as u64, row_len) else {
             return Err(Error::Length {
@@ -79,42 +75,31 @@ impl Container {
                 found: entry.len,
             });
         };
-        let mut of = TensorRows {
+        let stripes = self.stripes(entry).filter(|of| {
+            // Of whole rows, as the entry's shape says.
+            stride == row_len && of.len == of.rows() as u64 * row_len as u64
+        });
+        if stride == row_len && stripes.is_none() && !self.is_outside() {
+            return Err(Error::Length {
+                path: self.path().to_path_buf(),
+                what: format!("rows of tensor {}", entry.name),
+                expected: self
+                    .stripes(entry)
+                    .map_or(0, |of| of.len / of.rows() as u64),
+                found: row_len as u64,
+            });
+        }
+        Ok(TensorRows {
             name: entry.name.clone(),
             offset: entry.offset,
             count: rows,
             row_len,
             stride,
-            checksums: Vec::new(),
-        };
-        if stride == row_len && !self.is_outside() {
-            of.checksums = self.checksums_of(entry, &of)?;
-        }
-        Ok(of)
+            stripes,
+        })
     }
 
-    /// Reads a matrix, checks it, and returns a checksum for each row.
-    fn checksums_of(&self, entry: &TensorEntry, rows: &TensorRows) -> Result<Vec<u32>> {
-        let extent = Extent {
-            offset: entry.offset,
-            len: entry.len,
-        };
-        let unit = u32::try_from(rows.row_len).unwrap_or(u32::MAX);
-        let mut hash = Xxh3::new();
-        let mut checksums = Vec::with_capacity(rows.count);
-        self.source()
-            .stream(extent, unit, &mut Vec::new(), |_, piece| {
-                hash.update(piece);
-                checksums.extend(piece.chunks_exact(rows.row_len).map(checksum));
-                Ok(())
-            })?;
-        let name = entry.name.clone();
-        rows.compare(self, name, entry.offset, entry.xxh3, hash.digest())?;
-        Ok(checksums)
-    }
-
-    /// Checks the [`TensorRows::stored_len`] bytes of a row that the caller has read, and returns the
-    /// row itself.
+    /// Checks the bytes of [`TensorRows::read_of`] a row, which the caller has read, and returns the row itself.
     ///
     /// # Errors
     /// If there is no such row, or its bytes are not those that were packed.
@@ -124,34 +109,46 @@ impl Container {
         row: usize,
         bytes: &'b [u8],
     ) -> Result<&'b [u8]> {
-        if row >= rows.count || bytes.len() != rows.stride {
+        let read = rows.read_of(row);
+        if row >= rows.count || bytes.len() as u64 != read.len {
             return Err(Error::Length {
                 path: self.path().to_path_buf(),
                 what: format!("row {row} of {} of tensor {}", rows.count, rows.name),
-                expected: rows.stride as u64,
+                expected: read.len,
                 found: bytes.len() as u64,
             });
         }
-        let (of_row, stored) = bytes.split_at(rows.row_len);
-        if self.is_outside() {
-            return self.check_unchanged(rows.offset).map(|()| of_row);
+        if let Some(stripes) = rows.stripes {
+            self.check_stripes(stripes, (row / stripes.rows()) as u64, bytes)?;
+            return Ok(&bytes[row % stripes.rows() * rows.stride..][..rows.row_len]);
         }
-        let stored = stored.first_chunk().map(|sum| u32::from_le_bytes(*sum));
-        let expected = stored.or_else(|| rows.checksums.get(row).copied());
-        let expected = expected.map_or(u64::MAX, u64::from);
-        let (name, offset) = (format!("{} (row {row})", rows.name), rows.offset_of(row));
-        rows.compare(self, name, offset, expected, checksum(of_row).into())?;
-        Ok(of_row)
+        let (of_row, stored) = bytes.split_at(rows.row_len);
+        let Some(stored) = stored.first_chunk() else {
+            return self.check_unchanged(rows.offset).map(|()| of_row);
+        };
+        let (expected, found) = (u32::from_le_bytes(*stored), checksum(of_row));
+        if expected == found {
+            return Ok(of_row);
+        }
+        Err(Error::TensorChecksum {
+            path: self.path().to_path_buf(),
+            name: format!("{} (row {row})", rows.name),
+            offset: read.offset,
+            expected: expected.into(),
+            found: found.into(),
+        })
     }
 }
 
 impl TensorRows {
-    /// Bytes that [`Container::rows`] allocates for the `rows` rows of `row_len` bytes of `entry`.
+    /// Most bytes that are read for a row of `row_len` bytes: its stripe, or the row and its checksum.
     #[must_use]
-    pub fn bytes_for(entry: &TensorEntry, rows: u64, row_len: usize) -> u64 {
-        match entry.row_stride(rows, row_len) {
-            Some(stride) if stride == row_len => rows * ROW_CHECKSUM as u64,
-            _ => 0,
+    pub fn most_read(container: &Container, entry: &TensorEntry, row_len: usize) -> usize {
+        let rows = entry.dims().first().copied().unwrap_or(0);
+        match (entry.row_stride(rows, row_len), container.stripes(entry)) {
+            (Some(stride), Some(of)) if stride == row_len => of.len.min(entry.len) as usize,
+            (Some(stride), _) => stride,
+            (None, _) => row_len,
         }
     }
 
@@ -161,36 +158,27 @@ impl TensorRows {
         self.row_len
     }
 
-    /// Bytes of a stored row, its checksum included: the input of [`Container::check_row`], and the
-    /// distance between two rows.
+    /// Bytes from one row to the next.
     #[must_use]
-    pub fn stored_len(&self) -> usize {
+    pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// First byte of a row in the container.
+    /// The bytes of the container to read for a row, for [`Container::check_row`]: of a table the row and its checksum, of a
+    /// matrix the stripe that it is in.
     #[must_use]
-    pub fn offset_of(&self, row: usize) -> u64 {
-        self.offset + row as u64 * self.stride as u64
-    }
-
-    fn compare(
-        &self,
-        container: &Container,
-        name: String,
-        offset: u64,
-        expected: u64,
-        found: u64,
-    ) -> Result<()> {
-        if expected == found {
-            return Ok(());
+    pub fn read_of(&self, row: usize) -> Extent {
+        let (first, count) = match self.stripes {
+            Some(stripes) => {
+                let first = row / stripes.rows() * stripes.rows();
+                let left = self.count.saturating_sub(first);
+                (first, stripes.rows().min(left))
+            }
+            None => (row, 1),
+        };
+        Extent {
+            offset: self.offset + first as u64 * self.stride as u64,
+            len: (count * self.stride) as u64,
         }
-        Err(Error::TensorChecksum {
-            path: container.path().to_path_buf(),
-            name,
-            offset,
-            expected,
-            found,
-        })
     }
 }

@@ -104,7 +104,7 @@ pub struct PackArgs {
     pub output: PathBuf,
     /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (its own blocks if every
     /// neuron is active, as with SiLU; else q4k for formats of up to 4.5 bits, q8 for everything else; q4k for
-    /// float checkpoints). keep: all formats of the checkpoint, whatever the model, and no neuron is skipped.
+    /// float checkpoints). keep: the checkpoint's blocks and floats, whatever the model, and no neuron is skipped.
     /// Other values put neurons in bundles. q4, q4k, q8, f16, f32: this format for all. q4c,
     /// q8c: likewise, with one scale per row, for NPUs; use q4c with --calibrate. auto:SIZE: a container of about
     /// this size, with more bits where they reduce the error most. auto, q4, q4k and q4c leave MXFP4 experts

@@ -21,12 +21,12 @@ use emberflow_storage::container::{
 use super::by_source::{decided, format_of};
 use super::layout::{state_of, to_json};
 use super::mix;
-use super::options::{PackOptions, is_float};
+use super::options::{PackOptions, is_float, is_float_name};
 use super::rounding::{self, RoundingErrors};
 use super::write::{MixedReport, PackReport, Progress, Share, encode_rows};
-use crate::Failure;
+use crate::{Failure, q4_k};
 
-/// Bytes of rows in f32 that are read at once. A matrix that is stored by columns is read once for each batch.
+/// Bytes of rows in f32 that are read at once. A copied matrix that is stored by columns is read once for each batch.
 const BATCH: usize = 64 << 20;
 
 /// Whether `pack` with these options stores a model's matrices row by row.
@@ -42,6 +42,8 @@ struct RowMatrix {
     rows: usize,
     cols: usize,
     dtype: DType,
+    /// Whether its rows are those that are multiplied in the checkpoint.
+    is_copied: bool,
     /// Each row is followed by its checksum.
     is_table: bool,
 }
@@ -52,7 +54,7 @@ impl RowMatrix {
     fn all(
         source: &dyn Checkpoint,
         options: &PackOptions,
-        own: impl Fn(TensorId) -> Option<DType>,
+        own: impl Fn(&TensorInfo) -> Option<DType>,
     ) -> Vec<Self> {
         let (c, floats) = (source.config(), is_float(source));
         let decided = decided(source, options);
@@ -65,7 +67,7 @@ impl RowMatrix {
                 },
                 false => info.clone(),
             };
-            let own = own(info.id).filter(|&own| keeps(options, info, own, floats));
+            let own = own(info).filter(|&own| keeps(options, info, own, floats));
             let dtype = own.unwrap_or_else(|| match info.id.role.is_bundled() {
                 true => format_by_rows(&by_rows, floats),
                 false => decided.dtype_of(info.id),
@@ -75,6 +77,7 @@ impl RowMatrix {
                 rows: by_rows.rows,
                 cols: by_rows.cols,
                 dtype,
+                is_copied: own.is_some(),
                 is_table: info.id.role.is_table(c.tied_head),
             }
         };
@@ -114,8 +117,7 @@ fn keeps(options: &PackOptions, info: &TensorInfo, own: DType, floats: bool) -> 
     let copied = match own {
         // Of integers in a format that products cannot read, too.
         DType::F32 | DType::F16 | DType::BF16 => {
-            let is_float = matches!(info.source_dtype.as_str(), "F32" | "F16" | "BF16");
-            is_float && (options.keep || !floats)
+            is_float_name(&info.source_dtype) && (options.keep || !floats)
         }
         _ => true,
     };
@@ -126,7 +128,8 @@ fn keeps(options: &PackOptions, info: &TensorInfo, own: DType, floats: bool) -> 
 fn spec(source: &dyn Checkpoint, matrices: &[RowMatrix]) -> Result<Spec, Failure> {
     let formats = matrices.iter().map(|of| (of.id.role, of.dtype, of.bytes()));
     // A quantizer's name for the whole is true of what is copied.
-    let stated = source.quantization().filter(|_| !is_float(source));
+    let copied = matrices.iter().all(|of| of.is_copied);
+    let stated = source.quantization().filter(|_| copied);
     let meta = ContainerMeta::of(source, Quant::of_matrices(formats, stated));
     let (geometry, bundle_dtype) = unpacked_geometry(source.config(), source.path())?;
     Ok(Spec {
@@ -145,9 +148,20 @@ fn spec(source: &dyn Checkpoint, matrices: &[RowMatrix]) -> Result<Spec, Failure
     })
 }
 
-/// The container that [`write`] would make of a model of which only the configuration is known.
+/// The container that [`write`] would make of a model of which only the configuration is known. Embedding and head are floats
+/// in nearly all quantized checkpoints; projections are where no other matrices but those of experts are quantized, in MXFP4.
 pub(super) fn described(source: &dyn Checkpoint, options: &PackOptions) -> Result<Spec, Failure> {
-    spec(source, &RowMatrix::all(source, options, |_| None))
+    let mut neurons = source.tensors().iter().filter(|of| of.id.role.is_bundled());
+    let in_floats = neurons.all(|of| is_float_name(&of.source_dtype) || of.source_dtype == "MXFP4");
+    let own = |of: &TensorInfo| {
+        let role = of.id.role;
+        let known = in_floats || !role.is_projection();
+        match of.source_dtype.as_str() {
+            "BF16" if known && (role.is_bundled() || mix::is_chosen(role)) => Some(DType::BF16),
+            _ => None,
+        }
+    };
+    spec(source, &RowMatrix::all(source, options, own))
 }
 
 /// Packs the checkpoint at `path`, which `source` is, into `output`.
@@ -160,7 +174,7 @@ pub(super) fn write(
 ) -> Result<PackReport, Failure> {
     let start = Instant::now();
     let from = unpacked(path)?;
-    let own = |id: TensorId| DType::from_code(from.tensor(&id.to_string())?.dtype);
+    let own = |of: &TensorInfo| DType::from_code(from.tensor(&of.id.to_string())?.dtype);
     let matrices = RowMatrix::all(source, options, own);
     let spec = spec(source, &matrices)?;
     let durable = Options {
@@ -168,7 +182,9 @@ pub(super) fn write(
     };
     let mut writer = Writer::create_with(output, spec, durable)?;
     let mut work = Work {
+        source,
         from: &from,
+        down: Vec::new(),
         workers: Workers::new(options.threads(), None),
         errors: RoundingErrors::default(),
         progress: Progress::new(matrices.iter().map(RowMatrix::bytes).sum(), progress),
@@ -240,7 +256,11 @@ fn formats(source: &dyn Checkpoint, matrices: &[RowMatrix]) -> MixedReport {
 
 /// A running pack.
 struct Work<'a> {
+    source: &'a dyn Checkpoint,
+    /// The same, for rows that are copied.
     from: &'a Container,
+    /// The Down matrix that is being converted.
+    down: Vec<f32>,
     workers: Workers,
     errors: RoundingErrors,
     progress: Progress<'a>,
@@ -289,20 +309,26 @@ impl Work<'_> {
         count: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), Failure> {
-        let own = DType::from_code(entry.dtype).unwrap_or(DType::F32);
-        let own_bytes = own.row_bytes(of.cols);
-        out.resize(count * own_bytes, 0);
-        self.from.read_tensor_rows(entry, first, out)?;
-        if own == of.dtype {
-            return Ok(());
+        let (cols, row_bytes) = (of.cols, of.dtype.row_bytes(of.cols));
+        out.resize(count * row_bytes, 0);
+        if of.is_copied {
+            return Ok(self.from.read_tensor_rows(entry, first, out)?);
         }
-        let (cpu, cols) = (Cpu::detect(), of.cols);
+        if of.dtype == DType::Q4k && of.id.role != Role::Down {
+            let mut rows = (first..).zip(out.chunks_exact_mut(row_bytes));
+            let read = |(row, out)| q4_k::read(self.source, of.id, row, cols, out);
+            if rows.try_fold(true, |all, row| Ok::<_, Failure>(all && read(row)?))? {
+                return Ok(());
+            }
+        }
         let mut values = vec![0.0; count * cols];
-        for (row, values) in out
-            .chunks_exact(own_bytes)
-            .zip(values.chunks_exact_mut(cols))
-        {
-            cpu.dequantize(Row::inline(own, cols, row), values);
+        if of.id.role == Role::Down {
+            if first == 0 {
+                self.read_down(of)?;
+            }
+            values.copy_from_slice(&self.down[first * cols..][..count * cols]);
+        } else {
+            self.source.read_rows(of.id, first, count, &mut values)?;
         }
         encode_rows(&self.workers, of.dtype, cols, None, &values, out).map_err(|reason| {
             Failure::Fault(format!(
@@ -312,12 +338,31 @@ impl Work<'_> {
                 of.dtype.name()
             ))
         })?;
-        let stored = out.chunks_exact(of.dtype.row_bytes(cols));
+        let cpu = Cpu::detect();
+        let stored = out.chunks_exact(row_bytes);
         let step = rounding::step(of.rows);
         for (row, (values, stored)) in (first..).zip(values.chunks_exact(cols).zip(stored)) {
             if row.is_multiple_of(step) {
                 let stored = Row::inline(of.dtype, cols, stored);
                 self.errors.add(cpu, values, stored);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the columns of a Down matrix, which checkpoints give neuron by neuron, as rows.
+    fn read_down(&mut self, of: &RowMatrix) -> Result<(), Failure> {
+        const NEURONS: usize = 64;
+        self.down.resize(of.rows * of.cols, 0.0);
+        let mut columns = vec![0.0; NEURONS * of.rows];
+        for first in (0..of.cols).step_by(NEURONS) {
+            let count = NEURONS.min(of.cols - first);
+            let columns = &mut columns[..count * of.rows];
+            self.source.read_rows(of.id, first, count, columns)?;
+            for (row, down) in self.down.chunks_exact_mut(of.cols).enumerate() {
+                for (n, value) in down[first..first + count].iter_mut().enumerate() {
+                    *value = columns[n * of.rows + row];
+                }
             }
         }
         Ok(())

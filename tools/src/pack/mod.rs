@@ -248,6 +248,11 @@ pub fn pack(
     let source = emberflow_models::open(checkpoint)?;
     let source = source.as_ref();
     if by_rows::applies(source, options) {
+        if options.sector.is_some() || options.scales != Prefer::Auto {
+            return Err(Failure::usage(
+                "--sector and --scales are for neurons in bundles, which this model has with --quant q4k or q8",
+            ));
+        }
         check_tokenizer(source)?;
         return by_rows::write(checkpoint, source, output, options, progress);
     }

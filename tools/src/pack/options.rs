@@ -166,7 +166,12 @@ impl PackOptions {
 /// Whether all tensors of the source are floats.
 pub(super) fn is_float(source: &dyn Checkpoint) -> bool {
     let mut types = source.tensors().iter().map(|t| t.source_dtype.as_str());
-    types.all(|name| matches!(name, "F32" | "F16" | "BF16"))
+    types.all(is_float_name)
+}
+
+/// Whether a type of the source's tensors is of floats.
+pub(super) fn is_float_name(name: &str) -> bool {
+    matches!(name, "F32" | "F16" | "BF16")
 }
 
 /// Whether a format rounds weights to 4 bits.

@@ -499,3 +499,38 @@ fn the_report_tells_the_rounding_error() {
         );
     }
 }
+
+/// What `plan` shows for a `config.json` is what `pack` makes, where the configuration says what is quantized.
+#[test]
+fn a_described_container_by_rows_is_the_packed_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("m.ember");
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+    let mut seen = 0;
+    for (name, options) in [
+        ("gpt_oss", PackOptions::as_source()),
+        ("gpt_oss", PackOptions::keep()),
+        ("qwen3", PackOptions::as_source()),
+    ] {
+        let folder = models.join(name);
+        let options = PackOptions {
+            force: true,
+            ..options
+        };
+        pack(&folder, &output, &options, &mut |_, _| {}).unwrap();
+        let packed = emberflow_storage::container::Container::open(&output).unwrap();
+        let planned = described(&folder.join("config.json"), &options).unwrap();
+        for entry in packed.tensors() {
+            let of = planned.tensor(&entry.name).unwrap();
+            // The fixtures are in f32, where a description assumes bf16.
+            let format = |code: u32| match DType::from_code(code).unwrap() {
+                DType::F32 | DType::BF16 => DType::F32,
+                other => other,
+            };
+            let [a, b] = [entry.dtype, of.dtype].map(format);
+            assert_eq!((a, entry.dims()), (b, of.dims()), "{name}: {}", entry.name);
+            seen += usize::from(a != DType::F32);
+        }
+    }
+    assert!(seen > 20, "{seen}");
+}

@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::inputs::{Inputs, Windows};
 use self::report::{BankReport, Trained};
 use crate::cli::{PredictorArg, SparsityArg, TrainPredictorArgs};
-use crate::model::{open_engine, open_model, open_packed};
+use crate::model::{open_bundles, open_engine, open_model};
 use crate::packed::Packed;
 use crate::rewrite::{self, Changed};
 use crate::windows::Source;
@@ -41,7 +41,7 @@ const FEWEST: [usize; 3] = [128, 16, 16];
 /// Runs the command.
 pub fn command(args: &TrainPredictorArgs) -> Result<(), Failure> {
     check(args)?;
-    let container = open_packed(&args.model)?;
+    let container = open_bundles(&args.model)?;
     let meta = ContainerMeta::parse(container.meta(), container.path())?;
     let c = meta.config;
     let text = Source::open(&args.file)?;

@@ -127,7 +127,8 @@ fn experts_in_mxfp4_take_statistics() {
         ]
         .concat(),
     );
-    let packed = call(&["pack", folder, "-o", &known, "--stats", &stats]);
+    let known_stats = ["pack", folder, "-o", &known, "--stats", &stats];
+    let packed = call(&[&known_stats[..], &bundles].concat());
     assert!(packed.status.success(), "{packed:?}");
     let run = |model: &str| {
         let bytes = std::fs::read(model).unwrap();

@@ -5,7 +5,7 @@
 //! superfluous reads.
 
 use emberflow_storage::arena::{Arena, ArenaOptions, Slot};
-use emberflow_storage::container::TensorRows;
+use emberflow_storage::container::{TensorRows, layout::Extent};
 
 use super::NeuronStore;
 use crate::error::Error;
@@ -25,8 +25,15 @@ pub(crate) struct RowReads {
 
 impl RowReads {
     /// Reads of the rows of table `table`, up to `at_once` of them at once.
-    pub fn new(layout: &Layout, table: u32, rows: TensorRows, at_once: u32) -> Result<Self, Error> {
-        let (slot_len, align) = layout.piece(rows.stored_len());
+    /// `read`: most bytes of one.
+    pub fn new(
+        layout: &Layout,
+        table: u32,
+        rows: TensorRows,
+        read: usize,
+        at_once: u32,
+    ) -> Result<Self, Error> {
+        let (slot_len, align) = layout.piece(read);
         let arrivals = Arena::new(at_once, slot_len, align, ArenaOptions::default())
             .map_err(emberflow_storage::Error::from)?;
         Ok(Self {
@@ -37,9 +44,9 @@ impl RowReads {
         })
     }
 
-    /// Bytes of [`RowReads::new`] for rows of `stored_len` bytes.
-    pub fn bytes_for(layout: &Layout, stored_len: usize, at_once: u32) -> u64 {
-        let (slot_len, _) = layout.piece(stored_len);
+    /// Bytes of [`RowReads::new`] for reads of at most `read` bytes.
+    pub fn bytes_for(layout: &Layout, read: usize, at_once: u32) -> u64 {
+        let (slot_len, _) = layout.piece(read);
         Arena::charge(at_once, slot_len)
     }
 
@@ -58,8 +65,8 @@ fn take_row(
     slot: &Slot,
     then: impl FnOnce(&[u8]),
 ) -> Result<(), Error> {
-    let shift = layout.shift_of(rows.offset_of(row as usize));
-    let bytes = &slot.as_slice()[shift..shift + rows.stored_len()];
+    let Extent { offset, len } = rows.read_of(row as usize);
+    let bytes = &slot.as_slice()[layout.shift_of(offset)..][..len as usize];
     then(layout.container.check_row(rows, row as usize, bytes)?);
     Ok(())
 }
@@ -91,8 +98,8 @@ impl RowReads {
                 self.arrivals.put(slot);
                 break;
             };
-            let offset = self.rows.offset_of(row as usize);
-            let part = store.layout.cover_of(offset, self.rows.stored_len());
+            let Extent { offset, len } = self.rows.read_of(row as usize);
+            let part = store.layout.cover_of(offset, len as usize);
             self.coming.push((number, row));
             let table = self.table;
             store.reads.part(Tag::Row { table, row }, part, slot, 0)?;
@@ -173,7 +180,8 @@ mod tests {
         let container = &store.layout.container;
         let entry = container.tensor("table").unwrap();
         let rows = container.rows(entry, TABLE_ROWS as usize, 20).unwrap();
-        RowReads::new(&store.layout, number, rows, at_once).unwrap()
+        let read = TensorRows::most_read(container, entry, 20);
+        RowReads::new(&store.layout, number, rows, read, at_once).unwrap()
     }
 
     fn ask(store: &mut NeuronStore, table: &mut RowReads, rows: &[u32]) {
