@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use emberflow_kernels::DType;
 use emberflow_models::config::ModelConfig;
-use emberflow_models::{Checkpoint, StoredTensor, StoredTensors};
+use emberflow_models::{Bands, Checkpoint, StoredTensor, StoredTensors};
 use emberflow_storage::container::{
     BundleGeometry, Container, Outside, OutsideTensors, Prefer, TensorSpec,
 };
@@ -25,7 +25,7 @@ impl Model {
     /// # Errors
     /// What [`emberflow_models::open`] returns, or an error of [`Model::open`].
     pub fn of_checkpoint(path: impl AsRef<Path>) -> Result<Self, Error> {
-        Self::open(unpacked(path.as_ref())?)
+        Self::open(unpacked(path.as_ref(), Bands::Small)?)
     }
 
     /// The first head for multi-token prediction of the checkpoint `path`, a model of one layer; `None` if it has none that is
@@ -43,7 +43,7 @@ impl Model {
         if same(&config) != same(of) || config.family != of.family {
             return Ok(None);
         }
-        let (mut container, quant) = container_of(source, path)?;
+        let (mut container, quant) = container_of(source, path, Bands::Small)?;
         container.take_meta();
         Ok(Some(Self {
             container,
@@ -56,17 +56,21 @@ impl Model {
 ///
 /// # Errors
 /// As [`Model::of_checkpoint`].
-pub fn unpacked(path: &Path) -> Result<Container, Error> {
-    Ok(container_of(emberflow_models::open(path)?, path)?.0)
+pub fn unpacked(path: &Path, bands: Bands) -> Result<Container, Error> {
+    Ok(container_of(emberflow_models::open(path)?, path, bands)?.0)
 }
 
 /// A container of the tensors of a checkpoint, and the formats of its weights.
-fn container_of(source: Box<dyn Checkpoint>, path: &Path) -> Result<(Container, Quant), Error> {
+fn container_of(
+    source: Box<dyn Checkpoint>,
+    path: &Path,
+    bands: Bands,
+) -> Result<(Container, Quant), Error> {
     let c = source.config().clone();
     let unknown = Quant::of_matrices(std::iter::empty(), None);
     let mut meta = ContainerMeta::of(source.as_ref(), unknown);
     let quantization = source.quantization();
-    let Some(tensors) = source.into_stored() else {
+    let Some(tensors) = source.into_stored(bands) else {
         return Err(Error::Unpacked {
             path: path.to_path_buf(),
             what: "a description without weights",

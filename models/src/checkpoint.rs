@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::names::TensorId;
 use crate::rules::TextRules;
-use crate::stored_tensors::StoredTensors;
+use crate::stored_tensors::{Bands, StoredTensors};
 
 /// One tensor of a checkpoint, as presented to callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,7 +164,8 @@ pub trait Checkpoint {
     fn fingerprint(&self) -> u64;
 
     /// The tensors alone, in the format in which they are multiplied; `None` if the source is not files.
-    fn into_stored(self: Box<Self>) -> Option<Box<dyn StoredTensors>> {
+    fn into_stored(self: Box<Self>, bands: Bands) -> Option<Box<dyn StoredTensors>> {
+        let _ = bands;
         None
     }
 }

@@ -46,7 +46,7 @@ pub use open::{
     describe, describe_text, files_of, is_mtp_head, mtp_head_beside, open, open_mtp_head,
 };
 pub use rules::TextRules;
-pub use stored_tensors::{StoredTensor, StoredTensors};
+pub use stored_tensors::{Bands, StoredTensor, StoredTensors};
 
 #[cfg(test)]
 mod testing;

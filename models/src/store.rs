@@ -35,7 +35,7 @@ use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::{Required, Role, TensorId, required};
 use crate::rules::TextRules;
-use crate::stored_tensors::StoredTensors;
+use crate::stored_tensors::{Bands, StoredTensors};
 
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -471,8 +471,8 @@ impl Checkpoint for Store {
         self.fingerprint
     }
 
-    fn into_stored(self: Box<Self>) -> Option<Box<dyn StoredTensors>> {
-        Some(self.into_rows())
+    fn into_stored(self: Box<Self>, bands: Bands) -> Option<Box<dyn StoredTensors>> {
+        Some(self.into_rows(bands))
     }
 }
 

@@ -31,6 +31,15 @@ impl StoredTensor {
     }
 }
 
+/// How many rows of a packed matrix that is stored transposed (GPTQ, AWQ) are decoded together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bands {
+    /// 4 MiB of them: while a model runs.
+    Small,
+    /// 256 MiB: to read each tensor once.
+    Large,
+}
+
 /// The tensors of a checkpoint, without its configuration and texts.
 pub trait StoredTensors: std::fmt::Debug + Send + Sync {
     /// All tensors, in the order of [`Checkpoint::tensors`](crate::Checkpoint::tensors).

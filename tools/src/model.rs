@@ -9,6 +9,7 @@ use emberflow_engine::lane::OpenLane;
 use emberflow_engine::memory::MemoryPlan;
 use emberflow_engine::planner::rates::Rates;
 use emberflow_engine::{Budget, Engine, Model, Options, demo_container, open_with_heads, unpacked};
+use emberflow_models::Bands;
 use emberflow_storage::Error;
 use emberflow_storage::container::Container;
 use emberflow_storage::io::IoChoice;
@@ -22,7 +23,7 @@ pub fn open_container(arg: &ModelArg) -> Result<Container, Failure> {
     match arg.named() {
         Named::File(path) => {
             if looks_like_checkpoint(path) {
-                return Ok(unpacked(path)?);
+                return Ok(unpacked(path, Bands::Small)?);
             }
             let no_model = |kind, why: &str| Failure::File {
                 path: path.to_owned(),

@@ -7,7 +7,7 @@ use emberflow_engine::unpacked;
 use emberflow_kernels::{Cpu, DType, Row, error_bound};
 use emberflow_models::config::ModelConfig;
 use emberflow_models::names::{Required, TensorId};
-use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_models::{Bands, Checkpoint, TensorInfo};
 use emberflow_storage::container::Container;
 use serde::Serialize;
 
@@ -273,7 +273,7 @@ fn compare_rows(
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<SourceResult, Failure> {
     same_model(container, packed, source)?;
-    let from = unpacked(source.path())?;
+    let from = unpacked(source.path(), Bands::Large)?;
     let mut check = Comparison::new(source, false, tell);
     let (cpu, mut batch, mut want) = (Cpu::detect(), Vec::new(), Vec::new());
     for entry in from.tensors() {

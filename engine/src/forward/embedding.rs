@@ -1,5 +1,5 @@
 //! The token embedding, and other tables of which a token reads few rows: per-layer inputs, n-grams.
-//! Rows stay on flash and are read on demand, each with its checksum. A table becomes resident only
+//! Rows stay on flash and are read on demand, each with a checksum of it or of its stripe. A table becomes resident only
 //! after everything else: the same memory holds thousands of neurons, each of which saves as many reads
 //! as a row. A tied embedding is also the head, and resident unless the head is read for every pass.
 
@@ -32,7 +32,7 @@ pub(crate) fn only_decoded(c: &ModelConfig) -> impl Iterator<Item = Role> {
 /// Sizes of tables in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddingBytes {
-    /// Always resident: row buffers, and the checksums of tables that have none.
+    /// Always resident: row buffers, and tables whose rows cannot be read one by one.
     pub always: u64,
     /// All rows of each table.
     pub all: [u64; 3],

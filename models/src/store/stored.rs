@@ -15,7 +15,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::file::DataFile;
 use crate::names::{Role, TensorId};
-use crate::stored_tensors::{StoredTensor, StoredTensors};
+use crate::stored_tensors::{Bands, StoredTensor, StoredTensors};
 
 /// The tensors of a store, without its configuration and texts.
 struct Stored {
@@ -97,8 +97,10 @@ fn is_multiplied(role: Role) -> bool {
 
 impl Store {
     /// Its tensors alone.
-    pub(super) fn into_rows(mut self) -> Box<dyn StoredTensors> {
-        self.band_bytes = 4 * READ_BYTES;
+    pub(super) fn into_rows(mut self, bands: Bands) -> Box<dyn StoredTensors> {
+        if bands == Bands::Small {
+            self.band_bytes = 4 * READ_BYTES;
+        }
         let about = &mut self.about;
         about.tokenizer_json = String::new();
         (about.chat_template, about.tool_template) = (None, None);

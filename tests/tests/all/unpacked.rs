@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use emberflow_engine::{Budget, Engine, Lab, Logits, Model, Options};
 use emberflow_kernels::{Cpu, Row};
+use emberflow_models::Bands;
 use emberflow_models::names::Role;
 use emberflow_tests::{Golden, all_logits, bits, fixtures, roomy, squeeze, table_on_flash};
 
@@ -134,7 +135,9 @@ fn converted_rows_are_those_of_the_checkpoint() {
                 continue;
             }
             let checkpoint = emberflow_models::open(&path).unwrap();
-            let stored = emberflow_models::open(&path).unwrap().into_stored();
+            let stored = emberflow_models::open(&path)
+                .unwrap()
+                .into_stored(Bands::Small);
             let stored = stored.unwrap();
             for (number, of) in stored.tensors().iter().enumerate() {
                 let row_bytes = of.dtype.row_bytes(of.cols);

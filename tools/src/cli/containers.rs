@@ -102,19 +102,18 @@ pub struct PackArgs {
     /// Container to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint (its own blocks if every
-    /// neuron is active, as with SiLU; else q4k for formats of up to 4.5 bits, q8 for everything else; q4k for
-    /// float checkpoints). keep: the checkpoint's blocks and floats, whatever the model, and no neuron is skipped.
-    /// Other values put neurons in bundles. q4, q4k, q8, f16, f32: this format for all. q4c,
-    /// q8c: likewise, with one scale per row, for NPUs; use q4c with --calibrate. auto:SIZE: a container of about
-    /// this size, with more bits where they reduce the error most. auto, q4, q4k and q4c leave MXFP4 experts
-    /// unchanged.
+    /// Format of FFN and attention weights. auto: at least the bits of the checkpoint. If every neuron is active, as
+    /// with SiLU, that is its own blocks; otherwise q4k for formats of up to 4.5 bits and q8 for others. Float
+    /// checkpoints become q4k. keep: the checkpoint's blocks and floats, whatever the model; no neuron is skipped.
+    /// Other values put neurons in bundles. q4, q4k, q8, f16, f32: this format for all. q4c, q8c: likewise, with
+    /// one scale per row, for NPUs; use q4c with --calibrate. auto:SIZE: a container of about this size, with more
+    /// bits where they reduce the error most. Only q8, q8c, f16 and f32 change MXFP4 experts.
     #[arg(long, value_name = "QUANT", default_value = "auto", value_parser = parse_quant)]
     pub quant: PackQuant,
     /// Format of the attention matrices; default: as --quant.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub attention_quant: Option<QuantArg>,
-    /// Format of embedding and output head. Default: with auto, as in the checkpoint (q8 for floats); q8
+    /// Format of embedding and output head. Default: with auto, as in the checkpoint (q8 if all of it is floats); q8
     /// with q4, q4k and q8, q8c with q4c; otherwise as --quant.
     #[arg(long, value_enum, value_name = "QUANT")]
     pub embedding_quant: Option<QuantArg>,

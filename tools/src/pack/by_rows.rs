@@ -13,7 +13,7 @@ use emberflow_engine::meta::{ContainerMeta, Order, Quant};
 use emberflow_engine::{unpacked, unpacked_geometry};
 use emberflow_kernels::{Cpu, DType, Row, Workers};
 use emberflow_models::names::{Role, TensorId};
-use emberflow_models::{Checkpoint, TensorInfo};
+use emberflow_models::{Bands, Checkpoint, TensorInfo};
 use emberflow_storage::container::{
     Container, Options, ROW_CHECKSUM, Spec, TensorEntry, TensorSpec, Unit, Writer, append_row,
 };
@@ -26,7 +26,7 @@ use super::rounding::{self, RoundingErrors};
 use super::write::{MixedReport, PackReport, Progress, Share, encode_rows};
 use crate::{Failure, q4_k};
 
-/// Bytes of rows in f32 that are read at once. A copied matrix that is stored by columns is read once for each batch.
+/// Bytes of rows in f32 that are read at once. A matrix that is stored by columns is read once for each batch.
 const BATCH: usize = 64 << 20;
 
 /// Whether `pack` with these options stores a model's matrices row by row.
@@ -100,6 +100,11 @@ impl RowMatrix {
     }
 }
 
+/// Whether tensors of a role are multiplied, or tables: not small ones, or lists of numbers.
+fn is_weight(role: Role) -> bool {
+    role.is_bundled() || mix::is_chosen(role)
+}
+
 /// The format of a matrix of an FFN, of which `info` has the rows that are multiplied.
 fn format_by_rows(info: &TensorInfo, floats: bool) -> DType {
     match info.source_dtype.as_str() {
@@ -128,7 +133,8 @@ fn keeps(options: &PackOptions, info: &TensorInfo, own: DType, floats: bool) -> 
 fn spec(source: &dyn Checkpoint, matrices: &[RowMatrix]) -> Result<Spec, Failure> {
     let formats = matrices.iter().map(|of| (of.id.role, of.dtype, of.bytes()));
     // A quantizer's name for the whole is true of what is copied.
-    let copied = matrices.iter().all(|of| of.is_copied);
+    let mut weights = matrices.iter().filter(|of| is_weight(of.id.role));
+    let copied = weights.all(|of| of.is_copied);
     let stated = source.quantization().filter(|_| copied);
     let meta = ContainerMeta::of(source, Quant::of_matrices(formats, stated));
     let (geometry, bundle_dtype) = unpacked_geometry(source.config(), source.path())?;
@@ -157,7 +163,7 @@ pub(super) fn described(source: &dyn Checkpoint, options: &PackOptions) -> Resul
         let role = of.id.role;
         let known = in_floats || !role.is_projection();
         match of.source_dtype.as_str() {
-            "BF16" if known && (role.is_bundled() || mix::is_chosen(role)) => Some(DType::BF16),
+            "BF16" if known && is_weight(role) => Some(DType::BF16),
             _ => None,
         }
     };
@@ -173,7 +179,7 @@ pub(super) fn write(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport, Failure> {
     let start = Instant::now();
-    let from = unpacked(path)?;
+    let from = unpacked(path, Bands::Large)?;
     let own = |of: &TensorInfo| DType::from_code(from.tensor(&of.id.to_string())?.dtype);
     let matrices = RowMatrix::all(source, options, own);
     let spec = spec(source, &matrices)?;
@@ -184,7 +190,6 @@ pub(super) fn write(
     let mut work = Work {
         source,
         from: &from,
-        down: Vec::new(),
         workers: Workers::new(options.threads(), None),
         errors: RoundingErrors::default(),
         progress: Progress::new(matrices.iter().map(RowMatrix::bytes).sum(), progress),
@@ -210,7 +215,7 @@ pub(super) fn write(
         bundle_bytes: 0,
         padding_share: 0.0,
         sector: geometry.sector,
-        sector_why: "rows are read with the sectors that hold them".into(),
+        sector_why: "rows are read with the stripes and sectors that hold them".into(),
         source_bits_per_weight: bits(infos.iter().map(|t| t.source_bytes).sum()),
         bits_per_weight: bits(matrices.iter().map(RowMatrix::bytes).sum()),
         order: Order::Original,
@@ -257,10 +262,8 @@ fn formats(source: &dyn Checkpoint, matrices: &[RowMatrix]) -> MixedReport {
 /// A running pack.
 struct Work<'a> {
     source: &'a dyn Checkpoint,
-    /// The same, for rows that are copied.
+    /// The same by rows.
     from: &'a Container,
-    /// The Down matrix that is being converted.
-    down: Vec<f32>,
     workers: Workers,
     errors: RoundingErrors,
     progress: Progress<'a>,
@@ -321,14 +324,15 @@ impl Work<'_> {
                 return Ok(());
             }
         }
+        let own = DType::from_code(entry.dtype).unwrap_or(DType::F32);
+        let own_bytes = own.row_bytes(cols);
+        out.resize(count * own_bytes, 0);
+        self.from.read_tensor_rows(entry, first, out)?;
+        let cpu = Cpu::detect();
         let mut values = vec![0.0; count * cols];
-        if of.id.role == Role::Down {
-            if first == 0 {
-                self.read_down(of)?;
-            }
-            values.copy_from_slice(&self.down[first * cols..][..count * cols]);
-        } else {
-            self.source.read_rows(of.id, first, count, &mut values)?;
+        let numbers = values.chunks_exact_mut(cols);
+        for (row, numbers) in out.chunks_exact(own_bytes).zip(numbers) {
+            cpu.dequantize(Row::inline(own, cols, row), numbers);
         }
         encode_rows(&self.workers, of.dtype, cols, None, &values, out).map_err(|reason| {
             Failure::Fault(format!(
@@ -338,31 +342,12 @@ impl Work<'_> {
                 of.dtype.name()
             ))
         })?;
-        let cpu = Cpu::detect();
         let stored = out.chunks_exact(row_bytes);
         let step = rounding::step(of.rows);
         for (row, (values, stored)) in (first..).zip(values.chunks_exact(cols).zip(stored)) {
             if row.is_multiple_of(step) {
                 let stored = Row::inline(of.dtype, cols, stored);
                 self.errors.add(cpu, values, stored);
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads the columns of a Down matrix, which checkpoints give neuron by neuron, as rows.
-    fn read_down(&mut self, of: &RowMatrix) -> Result<(), Failure> {
-        const NEURONS: usize = 64;
-        self.down.resize(of.rows * of.cols, 0.0);
-        let mut columns = vec![0.0; NEURONS * of.rows];
-        for first in (0..of.cols).step_by(NEURONS) {
-            let count = NEURONS.min(of.cols - first);
-            let columns = &mut columns[..count * of.rows];
-            self.source.read_rows(of.id, first, count, columns)?;
-            for (row, down) in self.down.chunks_exact_mut(of.cols).enumerate() {
-                for (n, value) in down[first..first + count].iter_mut().enumerate() {
-                    *value = columns[n * of.rows + row];
-                }
             }
         }
         Ok(())

@@ -163,10 +163,11 @@ impl PackOptions {
     }
 }
 
-/// Whether all tensors of the source are floats.
+/// Whether all weights of the source are floats; lists of numbers do not count.
 pub(super) fn is_float(source: &dyn Checkpoint) -> bool {
-    let mut types = source.tensors().iter().map(|t| t.source_dtype.as_str());
-    types.all(is_float_name)
+    let tensors = source.tensors().iter();
+    let mut weights = tensors.filter(|t| t.id.role != Role::TokenExperts);
+    weights.all(|t| is_float_name(&t.source_dtype))
 }
 
 /// Whether a type of the source's tensors is of floats.

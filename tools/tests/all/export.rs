@@ -44,7 +44,7 @@ fn assert_same_weights(first: &Path, second: &Path) {
     }
 }
 
-/// Matrices that lie by rows, also of a model without FFNs, through the program.
+/// Matrices that lie by rows, through the program.
 #[test]
 fn containers_by_rows_are_exported() {
     let dir = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn every_fixture_comes_back_bit_for_bit() {
         .flat_map(|folder| both.iter().map(move |how| (folder, how)));
     for (folder, how) in each {
         let dir = tempfile::tempdir().unwrap();
-        // MXFP4 and FP8 are rounded by rows.
+        // FP8 is rounded, and tables of numbers are no floats.
         if how.keep
             && emberflow_models::open(folder)
                 .unwrap()

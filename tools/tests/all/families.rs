@@ -43,8 +43,8 @@ const MODELS: [&str; 33] = [
     "qwen4_exp_fp8",
 ];
 
-/// The container equals its source, also with neurons sorted by the statistics that a profile of it found; a plan
-/// of `config.json` alone divides memory as that of the container does.
+/// The container equals its source, by rows and in bundles, also with neurons sorted by the statistics that a profile found; a
+/// plan of `config.json` alone divides memory as that of the container does.
 #[test]
 #[ignore = "long: `.ci/run long` runs it"]
 fn every_family_is_packed_verified_profiled_and_planned() {
@@ -59,8 +59,8 @@ fn every_family_is_packed_verified_profiled_and_planned() {
         let folder = root.join("tests/fixtures/models").join(name);
         let config = folder.join("config.json").display().to_string();
         let folder = folder.display().to_string();
-        let [plain, sorted, stats] =
-            ["ember", "sorted", "stats"].map(|ending| at(&format!("{name}.{ending}")));
+        let [plain, bundles, sorted, stats] =
+            ["ember", "bundles", "sorted", "stats"].map(|ending| at(&format!("{name}.{ending}")));
         let pack = |output: &str, more: &[&str]| {
             json(&[&["pack", &folder, "-o", output, "--json"], more].concat());
             let verified = json(&["verify", output, "--source", &folder, "--json"]);
@@ -68,21 +68,26 @@ fn every_family_is_packed_verified_profiled_and_planned() {
         };
         pack(&plain, &[]);
         let profile = ["-f", &at("text"), "-o", &stats, "--window", "32", "--json"];
-        let profile = json(&[&["profile", &plain], &profile[..]].concat());
+        pack(&bundles, &["--quant", "q4k"]);
+        let profile = json(&[&["profile", &bundles], &profile[..]].concat());
         // most tokens of these vocabularies are bytes
         let tokens = profile["tokens"].as_u64().unwrap();
         assert!((500..=600).contains(&tokens), "{name}: {profile}");
-        pack(&sorted, &["--stats", &stats]);
+        pack(&sorted, &["--quant", "q4k", "--stats", &stats]);
         let summary = &json(&["inspect", &sorted, "--json"])["meta"]["stats"];
         assert_eq!(summary["tokens"], tokens, "{name}: {summary}");
-        let described = plan(&config);
-        for packed in [&plain, &sorted] {
+        let of_bundles = plan_with(&config, &["--quant", "q4k"]);
+        let mut pairs = vec![(&of_bundles, &bundles), (&of_bundles, &sorted)];
+        // The other fixtures of quantized releases have floats of 32 bits beside FP8, releases of 16.
+        let by_rows = (!name.ends_with("_fp8")).then(|| plan(&config));
+        pairs.extend(by_rows.iter().map(|described| (described, &plain)));
+        for (described, packed) in pairs {
             let packed = plan(packed);
-            assert_eq!(parts(&described), parts(&packed), "{name}");
+            assert_eq!(parts(described), parts(&packed), "{name}");
             assert_eq!(described["quant"], packed["quant"], "{name}");
             // the process's own memory is measured
             let smallest = |plan: &Value| plan["smallest_bytes"].as_u64().unwrap();
-            let [a, b] = [&described, &packed].map(smallest);
+            let [a, b] = [described, &packed].map(smallest);
             assert!(a.abs_diff(b) <= 4 << 20, "{name}: {a} and {b}");
         }
     }
@@ -90,8 +95,12 @@ fn every_family_is_packed_verified_profiled_and_planned() {
 
 /// The plan of a model, in a budget that holds all of it.
 fn plan(model: &str) -> Value {
+    plan_with(model, &[])
+}
+
+fn plan_with(model: &str, more: &[&str]) -> Value {
     let options = ["--context", "100", "--memory", "64MiB", "--json"];
-    json(&[&["plan", model], &options[..]].concat())
+    json(&[&["plan", model], &options[..], more].concat())
 }
 
 /// A description is planned in the formats that are asked for.
@@ -118,10 +127,13 @@ fn a_description_is_planned_in_any_format() {
 }
 
 /// Bytes of the parts of memory that are not measured.
-fn parts(plan: &Value) -> [u64; 7] {
+fn parts(plan: &Value) -> [u64; 8] {
     let memory = &plan["plans"][0]["memory"];
-    let parts = ["fixed", "scales", "kv", "scratch", "gates", "stream", "hot"];
+    let parts = [
+        "fixed", "scales", "kv", "scratch", "gates", "stream", "hot", "tiles",
+    ];
     let parts = parts.map(|part| memory[part].as_u64().unwrap());
-    assert!(parts[0] > 0 && parts[3] > 0 && parts[6] > 0, "{memory}");
+    let ffn = parts[6] + parts[7];
+    assert!(parts[0] > 0 && parts[3] > 0 && ffn > 0, "{memory}");
     parts
 }
