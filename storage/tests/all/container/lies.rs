@@ -478,3 +478,36 @@ fn asking_beyond_the_end() {
         Error::Length { .. }
     );
 }
+
+/// The checksum of a stripe that is not that of its bytes: found when one of its rows is read, and by `verify`.
+#[test]
+fn stripe_of_other_bytes() {
+    let mut forger = Forger::new(full().bytes());
+    let neurons: u64 = full().spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
+    let at = forger.start(CHECKSUMS) + 8 * neurons as usize;
+    forger.bytes[at] ^= 1;
+    forger.seal();
+    let packed = Packed::new(&forger.bytes);
+    let container = Container::open(&packed.path).unwrap();
+    let entry = container.tensor("embed").unwrap();
+    let rows = container.rows(entry, 10, 28).unwrap();
+    let read = rows.read_of(3);
+    let bytes = &forger.bytes[read.offset as usize..][..read.len as usize];
+    let error = container.check_row(&rows, 3, bytes).unwrap_err();
+    assert_is!(error, Error::TensorChecksum { ref name, .. } if name == "embed");
+    let report = container.verify(&mut |_, _| {}).unwrap();
+    assert_eq!(report.problem_count, 1);
+    assert!(report.problems[0].what.contains("embed"), "{report:?}");
+}
+
+/// One checksum more than there are stripes.
+#[test]
+fn more_stripes_than_tensors_have() {
+    let error = refused(|f| {
+        let at = Forger::entry(CHECKSUMS) + 8;
+        let neurons: u64 = full().spec.banks.iter().map(|b| u64::from(b.neurons)).sum();
+        let stripes = full().spec.tensors.len() as u64;
+        f.put64(at, 8 * neurons + 4 * (stripes + 1));
+    });
+    assert_is!(error, Error::SectionPlace { .. });
+}
